@@ -1,0 +1,40 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: demo test test-all test-gpu lint format bench clean
+
+demo: $(VENV)/.ready  ## the library at work on a small network, trained on the spot
+	$(BIN)/python -m rbue.demo
+
+test: $(VENV)/.ready lint  ## everything that runs on a CPU in a few minutes
+	$(PYTEST) -n 2 -m "not slow and not gpu" --doctest-modules --doctest-glob='*.md' src tests docs README.md
+
+test-all: $(VENV)/.ready lint  ## the slow tests too
+	$(PYTEST) -n 2 -m "not gpu" --doctest-modules --doctest-glob='*.md' src tests docs README.md
+
+test-gpu:  ## kernels against the reference; needs a CUDA device and no installation
+	PYTHONPATH=src:. $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
+	PYTHONPATH=src:. $(PYTHON) benchmarks/kernel_check.py
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready  ## what random ReLUs cost on this CPU, against plain ones and against torch's own
+	$(BIN)/python benchmarks/cpu_forward.py
+
+# Rebuilt whenever the dependencies change. No uv or lock file: pip with a constraints file finds CPU wheels.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis

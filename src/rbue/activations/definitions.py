@@ -1,0 +1,74 @@
+"""DropReLU and RReLU (paper §3.2): ``x`` where ``x >= 0``, ``a * x`` with a random slope ``a`` elsewhere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Union
+
+from rbue.errors import InvalidInput
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidInput(f"{name} must be a finite number, not {value!r}.")
+
+
+@dataclass(frozen=True)
+class DropReLU:
+    """Keep each ReLU with probability ``q``, otherwise pass the input through (strategy I).
+
+    The slope for ``x < 0`` is ``a = 1 - Q`` with ``Q ~ Bernoulli(q)``: ``q=1`` is the plain network, ``q=0``
+    the linear one. The paper uses 0.8 to 0.95.
+
+    >>> DropReLU(q=0.9).mean_slope
+    0.1
+    """
+
+    q: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_number("q", self.q)
+        if not 0 <= self.q <= 1:
+            raise InvalidInput(f"q is the probability that a ReLU is kept and must lie in [0, 1], not {self.q}.")
+
+    @property
+    def mean_slope(self) -> float:
+        """``E[a] = 1 - q``."""
+        return round(1 - self.q, 15)
+
+    @property
+    def slope_variance(self) -> float:
+        """``Var[a] = q (1 - q)``."""
+        return self.q * (1 - self.q)
+
+
+@dataclass(frozen=True)
+class RReLU:
+    """Draw the slope of each negative input from ``U(lower, upper)`` (strategy II).
+
+    >>> round(RReLU().mean_slope, 4)
+    0.2292
+    """
+
+    lower: float = 1 / 8
+    upper: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        _check_number("lower", self.lower)
+        _check_number("upper", self.upper)
+        if not 0 <= self.lower < self.upper <= 1:
+            raise InvalidInput(f"RReLU needs 0 <= lower < upper <= 1, not lower={self.lower} and upper={self.upper}.")
+
+    @property
+    def mean_slope(self) -> float:
+        """``E[a] = (lower + upper) / 2``."""
+        return (self.lower + self.upper) / 2
+
+    @property
+    def slope_variance(self) -> float:
+        """``Var[a] = (upper - lower)**2 / 12``."""
+        return (self.upper - self.lower) ** 2 / 12
+
+
+Activation = Union[DropReLU, RReLU]  # noqa: UP007 (isinstance and documentation tools read it at run time)

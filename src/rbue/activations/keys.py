@@ -1,0 +1,29 @@
+"""The keys of all rows at all sites of a pass, in one go."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rbue import random_stream
+from rbue.activations.operator import plain_eager
+from rbue.activations.triton_support import triton_kernels
+
+
+def row_states(state: Tensor, samples: Tensor, images: Tensor) -> Tensor:
+    """The lanes ``(2, rows)`` after absorbing each row's sample and image number."""
+    return random_stream.absorb(random_stream.absorb(state.unsqueeze(-1), samples), images)
+
+
+def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -> Tensor:
+    """Keys of shape ``(2, sites, rows)``.
+
+    Args:
+        state: seed lanes, ``(2,)``.
+        samples: sample number of each row, ``(rows,)`` or ``(1,)``.
+        images: image number of each row, ``(rows,)``.
+        numbers: site numbers, ``(sites,)``.
+    """
+    kernels = triton_kernels() if images.is_cuda and plain_eager(images) else None
+    if kernels is not None:
+        return kernels.site_keys(state, samples, images, numbers)
+    return random_stream.absorb(row_states(state, samples, images).unsqueeze(1), numbers.unsqueeze(-1))

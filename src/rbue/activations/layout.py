@@ -1,0 +1,101 @@
+"""Which element of which image stands where in an activation's tensor.
+
+A key belongs to a *row*: one image in one sample. Usually row ``r`` is ``x[r]``. Two other cases occur inside
+networks: images cut into ``k`` patches along the first dimension, ``(rows * k, ...)``, and the first random
+site of a sampler, where one input row feeds ``repeat`` output rows (one for each sample, samples first).
+An element's number is its place in the row in logical order, whatever the memory format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from rbue import random_stream
+
+
+@dataclass(frozen=True)
+class ElementLayout:
+    """How ``rows`` keys spread over an input tensor, and the shape and memory order of the output."""
+
+    shape: tuple[int, ...]
+    rows: int
+    repeat: int
+    memory_format: torch.memory_format
+    dense: bool
+    device: torch.device
+
+    @classmethod
+    def of(cls, x: Tensor, rows: int, repeat: int = 1) -> ElementLayout:
+        """The layout of ``x`` under ``rows`` keys; ``rows / repeat`` must divide ``x.shape[0]``."""
+        memory_format, dense = torch.contiguous_format, x.is_contiguous()
+        for candidate, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+            if not dense and x.dim() == dims and x.is_contiguous(memory_format=candidate):
+                memory_format, dense = candidate, True
+        return cls(tuple(x.shape), rows, repeat, memory_format, dense, x.device)
+
+    @property
+    def patches(self) -> int:
+        """How many slices of the first dimension make one row."""
+        return self.shape[0] * self.repeat // self.rows
+
+    def _row_shape(self) -> tuple[int, ...]:
+        return (self.patches, *self.shape[1:])
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """The input as ``(1, rows / repeat, patches, ...)``, to broadcast against the output's rows."""
+        return x.unflatten(0, (1, self.rows // self.repeat, self.patches))
+
+    def rows_of_output(self, out: Tensor) -> Tensor:
+        """The output as ``(repeat, rows / repeat, patches, ...)``."""
+        return out.unflatten(0, (self.repeat, self.rows // self.repeat, self.patches))
+
+    def as_output(self, rows: Tensor) -> Tensor:
+        """The inverse of :meth:`rows_of_output`."""
+        return rows.flatten(0, 2)
+
+    def empty_output(self, dtype: torch.dtype) -> Tensor:
+        """An uninitialised output in the memory format of the input."""
+        shape = (self.shape[0] * self.repeat, *self.shape[1:])
+        return torch.empty(shape, dtype=dtype, device=self.device, memory_format=self.memory_format)
+
+    def broadcast_keys(self, keys: Tensor) -> Tensor:
+        """Keys ``(2, rows)`` shaped to broadcast against the output's rows."""
+        return keys.reshape(2, self.repeat, self.rows // self.repeat, *[1] * len(self.shape))
+
+    def table(self) -> Tensor:
+        """``mix(element)`` for one row, kept between calls, in the memory order of the input."""
+        return _row_table(self._row_shape(), self.memory_format, self.device)
+
+    def traced_table(self) -> Tensor:
+        """``mix(element)`` for one row, computed in place for tracers and compilers."""
+        row = self._row_shape()
+        count = 1
+        for size in row:
+            count = count * size
+        return random_stream.element_table(count, self.device).reshape(row)
+
+
+_longest_table: dict[torch.device, Tensor] = {}
+
+
+def _table_prefix(count: int, device: torch.device) -> Tensor:
+    table = _longest_table.get(device)
+    if table is None or len(table) < count:
+        table = random_stream.element_table(1 << (count - 1).bit_length() if count else 1, device)
+        _longest_table[device] = table
+    return table[:count]
+
+
+@lru_cache(maxsize=64)
+def _row_table(row_shape: tuple[int, ...], memory_format: torch.memory_format, device: torch.device) -> Tensor:
+    count = 1
+    for size in row_shape:
+        count *= size
+    table = _table_prefix(count, device).view(row_shape)
+    if memory_format is not torch.contiguous_format:
+        table = table.contiguous(memory_format=memory_format)
+    return table

@@ -1,0 +1,198 @@
+"""One operator for both random activations; the backend follows from where the tensor is and who is looking.
+
+* Traced, compiled, exported, vmapped or fake tensors: the plain formula of :mod:`.reference`, to be fused.
+* Eager ``float32`` on a CPU: the bit-mask form of :mod:`.cpu`.
+* Eager on a CUDA device with Triton: the fused kernels of :mod:`.triton_kernels`.
+* Everything else: the formula.
+
+All give the same masks bit for bit. For backward only the output is kept, which the next layer keeps anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rbue.activations import cpu, reference
+from rbue.activations.definitions import Activation, DropReLU
+from rbue.activations.layout import ElementLayout
+from rbue.activations.triton_support import triton_kernels
+from rbue.random_stream import bits
+
+
+def random_relu(
+    x: Tensor,
+    activation: Activation,
+    keys: Tensor,
+    *,
+    repeat: int = 1,
+    cap: float | None = None,
+    inplace: bool = False,
+) -> Tensor:
+    """Apply a random activation under given keys.
+
+    Args:
+        x: floating-point input; its first dimension is a multiple of ``rows / repeat``.
+        activation: what to draw.
+        keys: ``int32`` of shape ``(2, rows)``, one 64-bit key for each row.
+        repeat: copies of ``x`` to make, each with keys of its own (samples first). Not differentiable.
+        cap: upper bound of the output (6 for ReLU6).
+        inplace: write the result into ``x``.
+    """
+    if isinstance(activation, DropReLU) and activation.q in (0, 1) and repeat == 1:
+        return _certain(x, activation, cap, inplace)
+    if torch.is_grad_enabled() and x.requires_grad:
+        assert repeat == 1, "the sampler runs without gradients"
+        if inplace and plain_eager(x):
+            return _RandomReLUInPlace.apply(x, keys, activation, cap)
+        out: Tensor = _RandomReLU.apply(x, keys, activation, cap)
+        return x.copy_(out) if inplace else out
+    return _forward(x, keys, activation, cap, repeat, inplace, saved=False)
+
+
+def mean_relu(x: Tensor, activation: Activation, *, cap: float | None = None, inplace: bool = False) -> Tensor:
+    """The activation with its expected slope: ``x`` where ``x >= 0``, ``E[a] * x`` elsewhere."""
+    slope = activation.mean_slope
+    if slope in (0, 1):
+        return _certain(x, DropReLU(1 - slope), cap, inplace)
+    out = F.leaky_relu(x, slope, inplace=inplace)
+    return _capped(out, cap, inplace)
+
+
+def _certain(x: Tensor, activation: DropReLU, cap: float | None, inplace: bool) -> Tensor:
+    """DropReLU without randomness: plain ReLU (``q=1``) or the identity (``q=0``)."""
+    if activation.q == 1:
+        return _capped(F.relu(x, inplace=inplace), cap, inplace)
+    if cap is None:
+        # a new tensor, as every activation gives, with ReLU's zero gradient at 0
+        return x if inplace else _ZeroGradientAtZero.apply(x)
+    return _capped(x, cap, inplace)
+
+
+def _capped(x: Tensor, cap: float | None, inplace: bool) -> Tensor:
+    if cap is None:
+        return x
+    return F.hardtanh(x, -float("inf"), cap, inplace=inplace)
+
+
+def plain_eager(x: Tensor) -> bool:
+    """Whether ``x`` is an ordinary tensor that nobody traces or transforms."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def _words(keys: Tensor, layout: ElementLayout) -> Tensor:
+    """Random words by the formula, in the shape of the output."""
+    k1, k2 = layout.broadcast_keys(keys)
+    return layout.as_output(bits(layout.traced_table(), k1, k2))
+
+
+def _forward(
+    x: Tensor,
+    keys: Tensor,
+    activation: Activation,
+    cap: float | None,
+    repeat: int,
+    inplace: bool,
+    saved: bool,
+) -> Tensor:
+    layout = ElementLayout.of(x, keys.shape[-1], repeat)
+    if plain_eager(x):
+        if cpu.supports(x, layout):
+            return cpu.forward(x, activation, keys, layout, cap, inplace, saved)
+        kernels = triton_kernels()
+        if kernels is not None and kernels.supports(x, layout):
+            return kernels.forward(x, activation, keys, layout, cap, inplace)
+    if repeat > 1:
+        expanded = layout.empty_output(x.dtype)
+        layout.rows_of_output(expanded).copy_(layout.rows_of(x))
+        x = expanded
+    out = reference.forward(x, activation, _words(keys, layout), cap)
+    return x.copy_(out) if inplace else out
+
+
+def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: Activation, cap: float | None) -> Tensor:
+    layout = ElementLayout.of(out, 1 if keys is None else keys.shape[-1])
+    differentiable = torch.is_grad_enabled() and grad.requires_grad
+    if plain_eager(grad) and not differentiable:
+        if layout.dense and not grad.is_contiguous(memory_format=layout.memory_format):
+            grad = grad.contiguous(memory_format=layout.memory_format)
+        if cpu.supports(out, layout):
+            return cpu.backward(grad, out, activation, keys, layout, cap)
+        kernels = triton_kernels()
+        if kernels is not None and kernels.supports(out, layout):
+            return kernels.backward(grad, out, activation, keys, layout, cap)
+    words = None if keys is None else _words(keys, layout)
+    return reference.backward(grad, out, activation, words, cap)
+
+
+class _RandomReLU(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, keys: Tensor, activation: Activation, cap: float | None) -> Tensor:
+        return _forward(x, keys, activation, cap, 1, False, saved=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        _, keys, activation, cap = inputs
+        _save(ctx, output, keys, activation, cap)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        return _backward(grad, *_saved(ctx)), None, None, None
+
+
+class _RandomReLUInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, activation: Activation, cap: float | None) -> Tensor:
+        out = _forward(x, keys, activation, cap, 1, True, saved=True)
+        ctx.mark_dirty(x)
+        _save(ctx, out, keys, activation, cap)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        return _backward(grad, *_saved(ctx)), None, None, None
+
+
+def _save(ctx: Any, out: Tensor, keys: Tensor, activation: Activation, cap: float | None) -> None:
+    ctx.activation, ctx.cap, ctx.keys = activation, cap, None
+    if isinstance(activation, DropReLU):
+        ctx.save_for_backward(out)
+    elif plain_eager(out):
+        # Eight bytes an image; an attribute spares them the trip through saved-tensor hooks.
+        ctx.keys = keys
+        ctx.save_for_backward(out)
+    else:
+        ctx.save_for_backward(out, keys)
+
+
+def _saved(ctx: Any) -> tuple[Tensor, Tensor | None, Activation, float | None]:
+    out, *keys = ctx.saved_tensors
+    return out, keys[0] if keys else ctx.keys, ctx.activation, ctx.cap
+
+
+class _ZeroGradientAtZero(torch.autograd.Function):
+    """The identity, except that its gradient at ``±0`` is 0 as in ``torch.relu``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        return torch.where(out == 0, 0.0, grad)

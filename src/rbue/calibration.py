@@ -1,0 +1,173 @@
+"""Temperature scaling: one number that makes confidence match accuracy without changing any decision."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rbue.errors import InvalidInput, RbueWarning
+from rbue.metrics import _checks
+
+Inputs = Literal["probs", "logits"]
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Divide log-probabilities (or logits) by one temperature and normalise again: ``softmax(z / T)``.
+
+    For stochastic networks ``z`` is the log of the mean probabilities, so the samples are averaged first.
+    A probability of 0 stays 0, and the order of the classes never changes.
+
+    Attributes:
+        value: The temperature ``T``; above 1 it lowers the confidence, below 1 it raises it.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.1, 0.9]])
+        >>> temperature = Temperature.fit(probs, torch.tensor([0, 0, 1, 1]))
+        >>> round(temperature.value, 3)
+        2.0
+        >>> temperature(probs)[0]
+        tensor([0.7500, 0.2500])
+    """
+
+    value: float
+
+    LOWEST: ClassVar[float] = 1e-2
+    """The least temperature ``fit`` returns."""
+    HIGHEST: ClassVar[float] = 1e2
+    """The greatest temperature ``fit`` returns."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a temperature."""
+        if isinstance(self.value, bool) or not isinstance(self.value, Real):
+            raise InvalidInput(f"value is {self.value!r}; give the temperature as a number above 0.")
+        if not (math.isfinite(self.value) and self.value > 0):
+            raise InvalidInput(f"value is {self.value}; give a finite temperature above 0.")
+
+    @classmethod
+    def fit(cls, values: Tensor, labels: Tensor, inputs: Inputs = "probs") -> Temperature:
+        """Find the temperature with the least mean negative log-likelihood on held-out data.
+
+        ``NLL(β) = mean[ln Σ_c exp(β z_c) - β z_y]`` is convex in ``β = 1/T``, so its derivative
+        ``mean[E_β[z] - z_y]`` has at most one sign change; a safeguarded Newton iteration in ``ln β`` and in
+        float64 finds it.
+
+        Without a sign change between ``LOWEST`` and ``HIGHEST`` the nearer bound is returned, with a
+        warning: ``LOWEST`` where sharper is always better (every image right), ``HIGHEST`` where flatter is
+        (predictions no better than chance). Where no temperature changes the NLL (every prediction uniform),
+        1 is returned, with a warning. Images whose true class has probability 0 have an infinite NLL at every
+        temperature; they are left out, with a warning.
+
+        Args:
+            values: Probabilities or logits, ``(B, C)`` or ``(B, C, ...)``.
+            labels: Class numbers, ``(B,)`` or ``(B, ...)``.
+            inputs: Whether ``values`` are "probs" or "logits".
+        """
+        scores = _log_scores(values, inputs).detach()
+        labels = _checks.labels_of(labels, values, inputs)
+        possible = ~scores.gather(1, labels[:, None]).squeeze(1).isneginf()
+        if not bool(possible.any()):
+            raise InvalidInput(
+                f"all {len(labels)} images give their true class probability 0; no temperature can help."
+            )
+        if not bool(possible.all()):
+            left_out = int((~possible).sum())
+            _warn(f"{left_out} of {len(labels)} images give their true class probability 0 and are left out.")
+            scores, labels = scores[possible], labels[possible]
+        ruled_out = scores.isneginf()
+        if bool((scores.amax(dim=1) == scores.masked_fill(ruled_out, math.inf).amin(dim=1)).all()):
+            _warn("every prediction is uniform, so that no temperature changes the NLL: 1.0 is kept.")
+            return cls(1.0)
+
+        # Measured from the true class, whose own term is then exactly 0, no rounding can hide the sign of the
+        # slope. 0·(-inf) is NaN: a ruled-out class has weight 0 at every temperature and must add nothing.
+        margins = scores - scores.gather(1, labels[:, None])
+        finite = margins.masked_fill(ruled_out, 0.0)
+
+        def slope_and_curvature(log_beta: float) -> tuple[float, float]:
+            """Derivative of the NLL by ``β``, and the derivative of that by ``ln β``."""
+            beta = math.exp(log_beta)
+            weights = (margins * beta).softmax(dim=1)
+            mean = (weights * finite).sum(dim=1)
+            variance = (weights * (finite - mean[:, None]).square()).sum(dim=1)
+            return mean.mean().item(), beta * variance.mean().item()
+
+        low, high = -math.log(cls.HIGHEST), -math.log(cls.LOWEST)
+        if slope_and_curvature(high)[0] <= 0:
+            _warn(f"a lower temperature is always better here; {cls.LOWEST}, the lower bound, is used.")
+            return cls(cls.LOWEST)
+        if slope_and_curvature(low)[0] >= 0:
+            _warn(f"a higher temperature is always better here; {cls.HIGHEST}, the upper bound, is used.")
+            return cls(cls.HIGHEST)
+
+        log_beta = 0.0
+        for _ in range(200):
+            slope, curvature = slope_and_curvature(log_beta)
+            low, high = (log_beta, high) if slope < 0 else (low, log_beta)
+            newton = log_beta - slope / curvature if curvature > 0 else math.inf
+            # Where the slope is flat a Newton step leaves the bracket; its middle is then the better guess.
+            following = newton if low <= newton <= high else (low + high) / 2
+            step, log_beta = abs(following - log_beta), following
+            if step < 1e-12:
+                break
+        return cls(math.exp(-log_beta))
+
+    def __call__(self, values: Tensor, inputs: Inputs = "probs") -> Tensor:
+        """Return calibrated probabilities of the shape and dtype of ``values``.
+
+        Args:
+            values: Probabilities or logits, ``(B, C)`` or ``(B, C, ...)``.
+            inputs: Whether ``values`` are "probs" or "logits".
+        """
+        rows = (_log_scores(values, inputs) / self.value).softmax(dim=1)
+        shape = (values.shape[0], *values.shape[2:], values.shape[1])
+        return rows.reshape(shape).movedim(-1, 1).to(values.dtype)
+
+
+def cross_fit(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -> Tensor:
+    """Calibrate every image with a temperature fitted on the other folds, when there is no held-out set.
+
+    Args:
+        probs: Class probabilities ``(B, C)`` or ``(B, C, ...)``.
+        labels: Class numbers ``(B,)`` or ``(B, ...)``.
+        folds: Into how many parts the images are dealt at random; from 2 to ``B``.
+        seed: Decides which image goes to which fold.
+
+    Returns:
+        Calibrated probabilities of the shape and dtype of ``probs``.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.8, 0.2]]).repeat(10, 1)
+        >>> cross_fit(probs, torch.tensor([0, 0, 1, 1]).repeat(10)).shape
+        torch.Size([40, 2])
+    """
+    _checks.probabilities_and_labels(probs, labels)
+    images = probs.shape[0]
+    if images < 2:
+        raise InvalidInput(f"probs has shape {tuple(probs.shape)}, that is {images} image; give at least 2.")
+    _checks.whole_number(folds, "folds", least=2, most=images)
+    generator = torch.Generator().manual_seed(_checks.whole_number(seed, "seed", least=0))
+    fold = (torch.randperm(images, generator=generator) % folds).to(probs.device)
+    calibrated = torch.empty_like(probs)
+    for k in range(folds):
+        inside = fold == k
+        calibrated[inside] = Temperature.fit(probs[~inside], labels[~inside])(probs[inside])
+    return calibrated
+
+
+def _log_scores(values: Tensor, inputs: str) -> Tensor:
+    if inputs == "probs":
+        return _checks.probabilities(values).double().log()
+    if inputs == "logits":
+        return _checks.logits_of(values).double()
+    raise InvalidInput(f'inputs is {inputs!r}; give "probs" or "logits".')
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"Temperature.fit: {message}", RbueWarning, stacklevel=3)

@@ -1,0 +1,25 @@
+"""ReLU call sites: find them in any network, make them random, put them back."""
+
+from rbue.call_sites.conversion import Conversion, NotFoldable, conversion_of, convert, mode, revert, seed
+from rbue.call_sites.draws import Draw
+from rbue.call_sites.scope import running
+from rbue.call_sites.table import Placement, Site, SiteTable
+from rbue.call_sites.tracing import evaluating, innermost, sites
+
+__all__ = [
+    "Conversion",
+    "Draw",
+    "NotFoldable",
+    "Placement",
+    "Site",
+    "SiteTable",
+    "conversion_of",
+    "convert",
+    "evaluating",
+    "innermost",
+    "mode",
+    "revert",
+    "running",
+    "seed",
+    "sites",
+]

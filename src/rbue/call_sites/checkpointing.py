@@ -1,0 +1,148 @@
+"""Give activation checkpointing the same masks when it computes a block a second time.
+
+``torch.utils.checkpoint`` runs a block again during backward, long after the network's forward has ended. Both of its
+implementations are wrapped, once, so that a block remembers where in which pass it ran first. Blocks that meet no
+converted network pass through unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import checkpoint
+
+from rbue.call_sites.draws import Draw
+from rbue.call_sites.interception import SiteMode
+from rbue.call_sites.scope import Scope, running
+
+_installed = False
+
+
+def install() -> None:
+    """Teach ``torch.utils.checkpoint`` about random sites; a second call does nothing.
+
+    Should torch rename these two entry points, a checkpointed block raises a clear error when it runs again (see
+    :mod:`rbue.call_sites.scope`) instead of silently computing with plain ReLUs.
+    """
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    if hasattr(checkpoint, "_checkpoint_without_reentrant_generator"):
+        _wrap_without_reentrant()
+    if hasattr(checkpoint, "CheckpointFunction"):
+        _wrap_reentrant()
+
+
+def _wrap_without_reentrant() -> None:
+    original = checkpoint._checkpoint_without_reentrant_generator
+
+    def generator(fn: Callable, preserve: Any, context_fn: Callable, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            context_fn = _with_memory(context_fn)
+        return original(fn, preserve, context_fn, *args, **kwargs)
+
+    checkpoint._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
+
+
+def _with_memory(context_fn: Callable) -> Callable:
+    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+        memory = _Memory()
+        first, again = context_fn()
+        return _Both(memory.recording, first), _Both(memory.replaying, again)
+
+    return contexts
+
+
+def _wrap_reentrant() -> None:
+    original = checkpoint.CheckpointFunction.forward
+
+    def forward(ctx: Any, run_function: Callable, *args: Any) -> Any:
+        memory = _Memory()
+        ran = False
+
+        def run(*inputs: Any) -> Any:
+            nonlocal ran
+            context = memory.replaying() if ran else memory.recording()
+            ran = True
+            with context:
+                return run_function(*inputs)
+
+        return original(ctx, run, *args)
+
+    checkpoint.CheckpointFunction.forward = staticmethod(forward)  # type: ignore[method-assign]
+
+
+class _Both(AbstractContextManager):
+    """A new context of ours around a given one, at every entry."""
+
+    def __init__(self, ours: Callable[[], AbstractContextManager], given: AbstractContextManager) -> None:
+        self.ours, self.given = ours, given
+        self.stacks: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        stack.enter_context(self.ours())
+        stack.enter_context(self.given)
+        self.stacks.append(stack)
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        return self.stacks.pop().__exit__(*exception)
+
+
+class _Memory:
+    """The place a block is called from, and the draws of converted networks that it calls itself, in order."""
+
+    def __init__(self) -> None:
+        modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, SiteMode)]
+        self.draws: list[Draw] = []
+        self.position: int | None = None  # None while recording
+        self.place: tuple[Scope, Any] | None = None
+        scope = running.scope
+        if scope is not None and modes and modes[-1].scope is scope:
+            self.place = Scope(scope.token, dict(scope.counts), scope.path), modes[-1].handler
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        outer, running.memories = running.memories, (*running.memories, self)
+        try:
+            yield
+        finally:
+            running.memories = outer
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        outer_scope, outer, outer_position = running.scope, running.memories, self.position
+        running.memories, self.position = (*outer, self), 0
+        try:
+            if self.place is None:
+                yield
+            else:
+                scope, handler = self.place
+                running.scope = Scope(scope.token, dict(scope.counts), scope.path)
+                with SiteMode(running.scope, handler):
+                    yield
+        finally:
+            running.scope, running.memories, self.position = outer_scope, outer, outer_position
+
+    def replay(self) -> Draw:
+        assert self.position is not None
+        self.position += 1
+        return self.draws[self.position - 1]
+
+
+def recorded(draw: Callable[[], Draw]) -> Draw:
+    """A draw for a network called now: the remembered one if a checkpointed block is being run again."""
+    memories = running.memories
+    if not memories:
+        return draw()
+    replayed = [memory.replay() for memory in memories if memory.position is not None]
+    found = replayed[0] if replayed else draw()
+    for memory in memories:
+        if memory.position is None:
+            memory.draws.append(found)
+    return found

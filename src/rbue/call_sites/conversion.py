@@ -1,0 +1,246 @@
+"""Make the ReLUs of a network random, in place, and put them back."""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbue import random_stream
+from rbue.activations import Activation, DropReLU, RReLU, mean_relu, random_relu
+from rbue.call_sites import checkpointing, draws, scope, tracing
+from rbue.call_sites.forms import ReluCall
+from rbue.call_sites.interception import SiteMode
+from rbue.call_sites.prefix import SharingMode, is_unsampled
+from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
+from rbue.errors import ConversionError, InvalidInput, RbueWarning
+
+MODES = ("random", "mean", "plain")
+
+
+class Conversion:
+    """What a converted network carries: the activation, its sites, and how to run with them."""
+
+    def __init__(self, activation: Activation, sites: SiteTable, chosen: frozenset | None, paths: list[str]):
+        self.token = uuid.uuid4().hex
+        self.activation = activation
+        self.sites = sites
+        self.chosen = chosen  # None: every site, also those the example did not reach
+        self.mode = "random"
+        self.path_words = {path: path_word(path) for path in paths}
+        self.positions = {(site.path, site.call): site.index for site in sites}
+        self.warned: set[tuple[str, int]] = set()
+        self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes
+
+    def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run the network's own ``forward`` with its ReLUs made random."""
+        if self.mode == "plain":
+            return forward(network, *args, **kwargs)
+        place = scope.Scope(self.token)
+        mode: SiteMode
+        if self.mode == "mean":
+            mode = SiteMode(place, self._mean)
+        else:
+            draw = self._draw(network, args, kwargs)
+            handler = _RandomSites(self, network, draw)
+            shared = draw.repeat > 1
+            mode = SharingMode(place, handler, draw, (args, kwargs)) if shared else SiteMode(place, handler)
+        outer = scope.running.scope
+        scope.running.scope = place
+        try:
+            with mode:
+                out = forward(network, *args, **kwargs)
+        finally:
+            scope.running.scope = outer
+        if not place.counts:
+            raise ConversionError(
+                f"{type(network).__name__} ran without meeting a ReLU, so nothing was random; rbue.sites(model, "
+                "example) lists what can be found."
+            )
+        return out
+
+    def is_random(self, path: str, call: int) -> bool:
+        """Whether this site is to be random; warn, once, about one that no placement decided on."""
+        if self.chosen is None or (path, call) in self.chosen:
+            return True
+        if (path, call) not in self.positions and (path, call) not in self.warned:
+            self.warned.add((path, call))
+            _warn_unreached(path, call)
+        return False
+
+    def _mean(self, call: ReluCall, path: str, number: int, proceed: Callable[[], Any]) -> Any:
+        if not self.is_random(path, number):
+            return proceed()
+        return mean_relu(call.x, self.activation, cap=call.cap, inplace=call.inplace)
+
+    def _draw(self, network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> draws.Draw:
+        given = scope.running.draws
+        if given is not None and given[0] == self.token:
+            return given[1]
+        x = scope.first_tensor([args, kwargs])
+        if x is None:
+            raise InvalidInput("a converted network needs a tensor with a batch dimension among its inputs.")
+        return checkpointing.recorded(lambda: draws.direct_draw(network, x))
+
+
+@torch.compiler.disable
+def _warn_unreached(path: str, call: int) -> None:
+    name = Site(0, path, call, "", ()).name
+    warnings.warn(
+        f"the ReLU at {name} was not reached by the example given to convert, so it stays plain; use "
+        "where='all' or an example that reaches it.",
+        RbueWarning,
+        stacklevel=2,
+    )
+
+
+class _RandomSites:
+    """The handler of one pass: every chosen ReLU with the keys of its rows."""
+
+    def __init__(self, conversion: Conversion, network: nn.Module, draw: draws.Draw) -> None:
+        self.conversion = conversion
+        self.draw = draw
+        self.known = draw.site_keys(network.get_buffer(draws.SITES))
+
+    def __call__(self, call: ReluCall, path: str, number: int, proceed: Callable[[], Any]) -> Any:
+        if not self.conversion.is_random(path, number) or call.x.numel() == 0:
+            return proceed()
+        x = call.x
+        keys, repeat = self._keys(path, number), 1
+        if self.draw.repeat > 1 and is_unsampled(x):
+            repeat = self.draw.repeat
+        if x.shape[0] % (self.draw.rows // repeat):
+            if self.draw.samples.shape[0] > 1:
+                raise NotFoldable(path)
+            states = self.draw.renumbered(x.shape[0]).row_states()
+            keys = random_stream.absorb(states, self._number(path, number))
+        keys = keys.to(x.device)
+        if repeat > 1 and call.inplace:
+            out = random_relu(x, self.conversion.activation, keys, repeat=repeat, cap=call.cap)
+            return x.set_(out)  # type: ignore[call-overload] # the old name sees the samples too
+        return random_relu(x, self.conversion.activation, keys, repeat=repeat, cap=call.cap, inplace=call.inplace)
+
+    def _number(self, path: str, number: int) -> Tensor:
+        word = site_number(self.conversion.path_words[path], number)
+        return random_stream.number(word, self.draw.images.device)
+
+    def _keys(self, path: str, number: int) -> Tensor:
+        position = self.conversion.positions.get((path, number))
+        if position is not None:
+            return self.known[:, position]
+        return random_stream.absorb(self.draw.row_states(), self._number(path, number))
+
+
+class NotFoldable(ConversionError):
+    """Samples cannot be stacked along the batch, because a site's first dimension is not the batch."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"the first dimension at the ReLU in {path or 'the network'} is not the batch.")
+
+
+def convert(model: nn.Module, activation: Activation, where: Placement = "all", example: Any = None) -> nn.Module:
+    """Make the ReLUs of a network random, in place, and return the network.
+
+    Every spelling is found: ``nn.ReLU``, ``F.relu``, ``torch.relu``, ``x.relu()``, the in-place forms,
+    ``clamp(min=0)``, ``threshold(0, 0)``, and ReLU6 or ``hardtanh(0, c)`` with the cap kept. Parameters, hooks and
+    state-dict keys stay as they are. The result is random in training and in evaluation mode; each call draws
+    new bits (see :func:`seed`). Converting again replaces the earlier conversion. ``deepcopy`` the network
+    first if you want to keep a plain one.
+
+    **Train or fine-tune the network with its random ReLUs.** A network trained with plain ReLUs has never seen
+    them: converting it without training costs accuracy, more so the smaller ``q`` and the more sites.
+
+    Args:
+        model: the network; a ``torch.compile``, ``DataParallel`` or DDP wrapper around it is fine.
+        activation: ``DropReLU(q)`` or ``RReLU(lower, upper)``.
+        where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices, a name pattern such as
+            ``"layer4.*"``, or a function of a :class:`~rbue.call_sites.table.Site`.
+        example: an input (a tensor, a tuple of arguments or a dict of keyword arguments). Needed for every
+            placement except ``"all"``. Sites it does not reach are random under ``"all"`` and plain, with a
+            warning, otherwise.
+
+    Raises:
+        ConversionError: no ReLU was found, or part of the network cannot be seen (scripted or traced code).
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> x = torch.randn(2, 4)
+    >>> net = convert(net, DropReLU(q=0.5), example=x)
+    >>> bool((net(x) == net(x)).all())
+    False
+    """
+    if not isinstance(activation, (DropReLU, RReLU)):
+        raise InvalidInput(f"activation must be DropReLU(q) or RReLU(lower, upper), not {activation!r}.")
+    network = tracing.innermost(model)
+    tracing.refuse_unseen_parts(network)
+    everything = isinstance(where, str) and where == "all"
+    if example is None:
+        if not everything:
+            raise InvalidInput(f"where={where!r} needs an example input to find the call sites; pass example=x.")
+        found, chosen = SiteTable(()), None
+    else:
+        found = tracing.sites(network, example)
+        chosen = None if everything else choose(found, where)
+    if scope.CONVERSION in network.__dict__:
+        revert(network)
+    paths = [path for path, _ in network.named_modules()]
+    conversion = Conversion(activation, found, chosen, paths)
+    start = int(torch.randint(1 << 62, (), dtype=torch.int64))
+    draws.attach_buffers(network, [site.number for site in found], start)
+    scope.follow(network, conversion.token)
+    network.__dict__[scope.CONVERSION] = conversion
+    checkpointing.install()
+    return model
+
+
+def revert(model: nn.Module) -> nn.Module:
+    """Give a converted network its plain ReLUs back, in place, and return it."""
+    network = tracing.innermost(model)
+    conversion = conversion_of(network)
+    del network.__dict__[scope.CONVERSION]
+    scope.unfollow(network, conversion.token)
+    draws.detach_buffers(network)
+    return model
+
+
+def seed(model: nn.Module, value: int) -> None:
+    """Restart the random bits of plain calls: the next ``model(x)`` is sample 0 of this seed, then 1, ...
+
+    The calls draw the same samples as ``predict(model, x, seed=value)`` with the default image numbers.
+    """
+    network = tracing.innermost(model)
+    conversion_of(network)
+    draws.set_seed(network, random_stream.check_seed(value))
+
+
+@contextmanager
+def mode(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """Run a converted network in another mode inside a ``with`` block.
+
+    ``"random"`` draws; ``"mean"`` replaces each random slope by its expectation, one deterministic pass;
+    ``"plain"`` is the unconverted network.
+    """
+    if name not in MODES:
+        raise InvalidInput(f"mode must be one of {', '.join(MODES)}, not {name!r}.")
+    conversion = conversion_of(tracing.innermost(model))
+    before = conversion.mode
+    conversion.mode = name
+    try:
+        yield model
+    finally:
+        conversion.mode = before
+
+
+def conversion_of(network: nn.Module) -> Conversion:
+    """The conversion a network carries, or an error that says how to make one."""
+    found = network.__dict__.get(scope.CONVERSION)
+    if found is None:
+        raise ConversionError(
+            f"{type(network).__name__} is not converted; call rbue.convert(model, rbue.DropReLU(q=0.9), "
+            "example=x) first."
+        )
+    return found

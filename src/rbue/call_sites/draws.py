@@ -1,0 +1,101 @@
+"""Which rows of a pass are which sample of which image, and the keys that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rbue import random_stream
+from rbue.activations import row_states, site_keys
+
+SEED, STEP, SITES = "_rbue_seed", "_rbue_step", "_rbue_sites"
+"""Non-persistent buffers of a converted network: seed lanes, calls so far, site numbers."""
+
+
+@dataclass
+class RowSizes:
+    """Bytes a row of the largest tensor before the first random site, and after it."""
+
+    unsampled: int = 0
+    sampled: int = 0
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The numbers of the rows of one pass.
+
+    Attributes:
+        state: seed lanes, ``int32`` of shape ``(2,)``.
+        samples: sample number of each row, shape ``(rows,)`` or ``(1,)``.
+        images: image number of each row, shape ``(rows,)``.
+        repeat: how many samples share each input row until the first random site (1: none do).
+        sizes: where a pass that shares rows notes its largest tensors.
+    """
+
+    state: Tensor
+    samples: Tensor
+    images: Tensor
+    repeat: int = 1
+    sizes: RowSizes | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the pass has after its first random site."""
+        return self.images.shape[0]
+
+    def row_states(self) -> Tensor:
+        """The lanes of each row, ``(2, rows)``; a site number completes them to keys."""
+        return row_states(self.state, self.samples, self.images)
+
+    def site_keys(self, numbers: Tensor) -> Tensor:
+        """The keys of each row at each of the numbered sites, ``(2, sites, rows)``."""
+        return site_keys(self.state, self.samples, self.images, numbers)
+
+    def renumbered(self, rows: int) -> Draw:
+        """The same sample for ``rows`` rows that are not the images of the batch."""
+        return Draw(self.state, self.samples[:1], _count(rows, self.images.device))
+
+
+def _count(rows: int, device: torch.device) -> Tensor:
+    return torch.arange(rows, dtype=torch.int32, device=device)
+
+
+def direct_draw(network: nn.Module, x: Tensor) -> Draw:
+    """The draw of a plain call: the sample number counts calls, the image number counts rows.
+
+    Processes of a distributed run, and replicas of ``DataParallel``, number their rows apart: with equal
+    shares of a batch the masks are those of one process with the whole batch.
+    """
+    step = network.get_buffer(STEP)
+    sample = step.clone().reshape(1)
+    step.add_(1)
+    rows = x.shape[0]
+    images = _count(rows, x.device)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        images = images + torch.distributed.get_rank() * rows
+    if getattr(network, "_is_replica", False):
+        images = images + ((x.device.index or 0) << 24)
+    return Draw(network.get_buffer(SEED), sample, images)
+
+
+def attach_buffers(network: nn.Module, numbers: list[int], seed: int) -> None:
+    """Give a network its stream state, on the device its first parameter or buffer is on."""
+    tensor = next(iter(network.parameters()), next(iter(network.buffers()), torch.empty(0)))
+    words = torch.tensor([random_stream.signed32(n) for n in numbers], dtype=torch.int32, device=tensor.device)
+    network.register_buffer(SITES, words, persistent=False)
+    network.register_buffer(SEED, random_stream.seed_state(seed, tensor.device), persistent=False)
+    network.register_buffer(STEP, torch.zeros((), dtype=torch.int32, device=tensor.device), persistent=False)
+
+
+def detach_buffers(network: nn.Module) -> None:
+    """Undo :func:`attach_buffers`."""
+    for name in (SEED, STEP, SITES):
+        delattr(network, name)
+
+
+def set_seed(network: nn.Module, seed: int) -> None:
+    """Restart the stream of plain calls in place, so that captured graphs see it too."""
+    network.get_buffer(SEED).copy_(random_stream.seed_state(seed))
+    network.get_buffer(STEP).zero_()

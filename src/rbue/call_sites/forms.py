@@ -1,0 +1,148 @@
+"""The spellings of ReLU: which torch calls are one, and how to read their arguments.
+
+``clamp``, ``threshold`` and ``hardtanh`` count only with the bounds that make them a ReLU: zero below and
+nothing, or a cap, above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class ReluCall:
+    """One application of ReLU, whatever its spelling."""
+
+    form: str
+    x: Tensor
+    inplace: bool
+    cap: float | None
+
+
+_Arguments = Mapping[str, Any]
+_Reader = Callable[[_Arguments], "tuple[bool, float | None] | None"]
+
+
+def _never_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    return False, None
+
+
+def _always_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    return True, None
+
+
+def _relu(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    return bool(arguments.get("inplace", False)), None
+
+
+def _relu6(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    return bool(arguments.get("inplace", False)), 6.0
+
+
+def _is_zero(value: object) -> bool:
+    return isinstance(value, (int, float)) and value == 0
+
+
+def _clamp(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    low, high = arguments.get("min"), arguments.get("max")
+    if not _is_zero(low) or "out" in arguments:
+        return None
+    if high is None:
+        return False, None
+    return (False, float(high)) if isinstance(high, (int, float)) and high > 0 else None
+
+
+def _clamp_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    found = _clamp(arguments)
+    return None if found is None else (True, found[1])
+
+
+def _threshold(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    if not _is_zero(arguments.get("threshold")) or not _is_zero(arguments.get("value")):
+        return None
+    return bool(arguments.get("inplace", False)), None
+
+
+def _threshold_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    return None if _threshold(arguments) is None else (True, None)
+
+
+def _hardtanh(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    low, high = arguments.get("min_val", -1.0), arguments.get("max_val", 1.0)
+    if not _is_zero(low) or not high > 0:
+        return None
+    return bool(arguments.get("inplace", False)), float(high)
+
+
+def _hardtanh_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
+    found = _hardtanh(arguments)
+    return None if found is None else (True, found[1])
+
+
+_X = ("input",)
+_INPLACE = ("input", "inplace")
+_MIN_MAX = ("input", "min", "max")
+_THRESHOLD = ("input", "threshold", "value", "inplace")
+_HARDTANH = ("input", "min_val", "max_val", "inplace")
+
+FORMS: dict[Callable, tuple[str, Sequence[str], _Reader]] = {
+    F.relu: ("F.relu", _INPLACE, _relu),
+    F.relu_: ("F.relu_", _X, _always_inplace),
+    torch.relu: ("torch.relu", _X, _never_inplace),
+    torch.relu_: ("torch.relu_", _X, _always_inplace),
+    Tensor.relu: ("Tensor.relu", _X, _never_inplace),
+    Tensor.relu_: ("Tensor.relu_", _X, _always_inplace),
+    torch.clamp: ("torch.clamp", _MIN_MAX, _clamp),
+    torch.clamp_: ("torch.clamp_", _MIN_MAX, _clamp_inplace),
+    torch.clip: ("torch.clip", _MIN_MAX, _clamp),
+    torch.clip_: ("torch.clip_", _MIN_MAX, _clamp_inplace),
+    torch.clamp_min: ("torch.clamp_min", _MIN_MAX, _clamp),
+    torch.clamp_min_: ("torch.clamp_min_", _MIN_MAX, _clamp_inplace),
+    Tensor.clamp: ("Tensor.clamp", _MIN_MAX, _clamp),
+    Tensor.clamp_: ("Tensor.clamp_", _MIN_MAX, _clamp_inplace),
+    Tensor.clip: ("Tensor.clip", _MIN_MAX, _clamp),
+    Tensor.clip_: ("Tensor.clip_", _MIN_MAX, _clamp_inplace),
+    Tensor.clamp_min: ("Tensor.clamp_min", _MIN_MAX, _clamp),
+    Tensor.clamp_min_: ("Tensor.clamp_min_", _MIN_MAX, _clamp_inplace),
+    F.threshold: ("F.threshold", _THRESHOLD, _threshold),
+    F.threshold_: ("F.threshold_", _THRESHOLD, _threshold_inplace),  # type: ignore[attr-defined]
+    torch.threshold: ("torch.threshold", _THRESHOLD, _threshold),
+    torch.threshold_: ("torch.threshold_", _THRESHOLD, _threshold_inplace),
+    F.relu6: ("F.relu6", _INPLACE, _relu6),
+    F.hardtanh: ("F.hardtanh", _HARDTANH, _hardtanh),
+    F.hardtanh_: ("F.hardtanh_", _HARDTANH, _hardtanh_inplace),
+}
+"""Each spelling: its name, the names of its positional arguments, and how to read ``(inplace, cap)``."""
+
+
+def read_call(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCall | None:
+    """The ReLU that this torch call is, or None if it is something else."""
+    entry = FORMS.get(func)
+    if entry is None:
+        return None
+    form, names, reader = entry
+    arguments = dict(kwargs)
+    for name, value in zip(names, args, strict=False):
+        arguments[name] = value
+    x = arguments.get("input", arguments.get("self"))
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return None
+    found = reader(arguments)
+    return None if found is None else ReluCall(form, x, *found)
+
+
+OTHER_ACTIVATIONS: dict[Callable, str] = {
+    function: function.__name__
+    for function in (
+        F.gelu, F.silu, F.elu, F.selu, F.celu, F.leaky_relu, F.prelu, F.rrelu, F.mish, F.softplus, F.hardswish,
+        F.hardsigmoid, F.tanh, F.sigmoid, F.glu, F.logsigmoid, torch.tanh, torch.sigmoid, Tensor.tanh,
+        Tensor.sigmoid,
+    )
+}  # fmt: skip
+"""Activations that are not ReLU, to name them when a network has no ReLU at all."""

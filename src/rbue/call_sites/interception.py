@@ -1,0 +1,39 @@
+"""See every ReLU of a forward pass, in whatever spelling, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.overrides import TorchFunctionMode
+
+from rbue.call_sites.forms import ReluCall, read_call
+from rbue.call_sites.scope import Scope, running
+
+
+class ReluHandler(Protocol):
+    """What to do with a ReLU: ``path`` and ``number`` name its site, ``proceed`` runs it as written."""
+
+    def __call__(self, call: ReluCall, path: str, number: int, proceed: Callable[[], Any]) -> Any:
+        """Return the value of the ReLU."""
+
+
+class SiteMode(TorchFunctionMode):
+    """Hand the ReLUs of one scope to a handler; leave every other call alone.
+
+    torch takes this mode off while a call is being handled, so the ``torch.relu`` inside ``F.relu`` is not
+    seen again. Of two nested networks only the inner one is the running scope, so each ReLU has one owner.
+    """
+
+    def __init__(self, scope: Scope, handler: ReluHandler) -> None:
+        super().__init__()
+        self.scope = scope
+        self.handler = handler
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = read_call(func, args, kwargs) if running.scope is self.scope else None
+        if call is None:
+            return func(*args, **kwargs)
+        path = self.scope.path
+        return self.handler(call, path, self.scope.next_call(), lambda: func(*args, **kwargs))

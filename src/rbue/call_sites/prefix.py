@@ -1,0 +1,115 @@
+"""Run what comes before the first random site once for all samples.
+
+A sampler hands the network ``B`` rows and wants ``S * B``. Up to the first random ReLU all samples are equal, so
+the rows stay ``B``; that ReLU turns them into ``S * B``. A tensor from before it that later meets sampled rows (a
+skip connection, a dense concatenation) is repeated on the spot. Tensors are marked as they flow, so that a weight
+or a constant that happens to have ``B`` rows is not taken for a batch.
+
+This is a shortcut the network's code can defeat (by remembering its batch size, say), so the sampler checks it
+against the plain way before it relies on it: see :mod:`rbue.sampling.passes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rbue.call_sites.draws import Draw
+from rbue.call_sites.forms import read_call
+from rbue.call_sites.interception import ReluHandler, SiteMode
+from rbue.call_sites.scope import Scope, running
+
+_MARK = "_rbue_mark"
+_serial = count()
+
+
+def is_unsampled(x: Tensor) -> bool:
+    """Whether ``x`` still has one row for all samples."""
+    return getattr(x, _MARK, (None, True))[1] is False
+
+
+def repeat_rows(x: Tensor, times: int) -> Tensor:
+    """``times`` copies of ``x`` along its first dimension, in the same memory format."""
+    channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    shape = (times * x.shape[0], *x.shape[1:])
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
+    out.unflatten(0, (times, x.shape[0])).copy_(x)
+    return out
+
+
+class SharingMode(SiteMode):
+    """A :class:`SiteMode` whose pass begins with one row an image and ends with one a sample and image."""
+
+    def __init__(self, scope: Scope, handler: ReluHandler, draw: Draw, inputs: Any) -> None:
+        super().__init__(scope, handler)
+        self.repeat = draw.repeat
+        self.sizes = draw.sizes
+        self.images = draw.rows // draw.repeat
+        self.serial = next(_serial)
+        for x in _tensors(inputs):
+            if x.dim() and x.shape[0] == self.images:
+                self._mark(x, False)
+
+    def _mark(self, x: Tensor, sampled: bool) -> None:
+        setattr(x, _MARK, (self.serial, sampled))
+        if self.sizes is not None:
+            rows = self.images * (self.repeat if sampled else 1)
+            name = "sampled" if sampled else "unsampled"
+            setattr(self.sizes, name, max(getattr(self.sizes, name), x.nbytes // rows))
+
+    def _sampled(self, x: Tensor) -> bool | None:
+        """True or False for a tensor that carries the batch, None for any other."""
+        serial, sampled = getattr(x, _MARK, (None, None))
+        return sampled if serial == self.serial else None
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        states = [self._sampled(x) for x in _tensors((args, kwargs))]
+        sampled = any(state is True for state in states)
+        if sampled and any(state is False for state in states):
+            if _writes_first(func) and isinstance(args[0], Tensor) and self._sampled(args[0]) is False:
+                args[0].set_(repeat_rows(args[0], self.repeat))  # type: ignore[call-overload]
+                self._mark(args[0], True)
+            args, kwargs = self._repeated(args), self._repeated(kwargs)
+        call = read_call(func, args, kwargs) if running.scope is self.scope else None
+        if call is None:
+            out = func(*args, **kwargs)
+        else:
+            rows = call.x.shape[0]
+            path, number = self.scope.path, self.scope.next_call()
+            out = self.handler(call, path, number, lambda: func(*args, **kwargs))
+            sampled = sampled or out.shape[0] != rows
+        if sampled or any(state is False for state in states):
+            for x in _tensors(out):
+                self._mark(x, sampled)
+        return out
+
+    def _repeated(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return repeat_rows(value, self.repeat) if self._sampled(value) is False else value
+        if isinstance(value, dict):
+            return {key: self._repeated(item) for key, item in value.items()}
+        if type(value) in (tuple, list):
+            return type(value)(self._repeated(item) for item in value)
+        return value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _writes_first(func: Callable) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))

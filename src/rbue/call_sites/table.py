@@ -1,0 +1,118 @@
+"""The ReLU call sites of a network as a table, and the choice among them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Union, overload
+
+from rbue.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Site:
+    """One application of ReLU: the ``call``-th one inside the module at ``path``."""
+
+    index: int
+    path: str
+    call: int
+    form: str
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """``path`` for a module's first ReLU, ``path[1]`` for its second, and so on."""
+        path = self.path or "(root)"
+        return path if self.call == 0 else f"{path}[{self.call}]"
+
+    @property
+    def number(self) -> int:
+        """The site's number in the random stream; it depends on the name alone."""
+        return site_number(path_word(self.path), self.call)
+
+
+def path_word(path: str) -> int:
+    """A 32-bit word for a module path."""
+    return zlib.crc32(path.encode())
+
+
+def site_number(word: int, call: int) -> int:
+    """The stream's site number for the ``call``-th ReLU inside the module with this path word."""
+    return (word + call * 0x9E3779B9) & 0xFFFFFFFF
+
+
+class SiteTable(Sequence[Site]):
+    """The call sites of a network in the order they run. Iterate over it, index it, or print it."""
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        self._sites = tuple(sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    @overload
+    def __getitem__(self, index: int) -> Site: ...
+    @overload
+    def __getitem__(self, index: slice) -> SiteTable: ...
+    def __getitem__(self, index: int | slice) -> Site | SiteTable:
+        found = self._sites[index]
+        return SiteTable(found) if isinstance(found, tuple) else found
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._sites)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SiteTable) and self._sites == other._sites
+
+    def __hash__(self) -> int:
+        return hash(self._sites)
+
+    def __repr__(self) -> str:
+        rows = [("index", "site", "form", "shape")]
+        rows += [(str(s.index), s.name, s.form, "x".join(map(str, s.shape))) for s in self]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join(lines)
+
+
+Placement = Union[str, int, Sequence[int], Callable[[Site], bool]]  # noqa: UP007 (shown in documentation)
+
+
+def choose(sites: SiteTable, where: Placement) -> frozenset[tuple[str, int]]:
+    """The (path, call) pairs that a placement picks.
+
+    Args:
+        sites: what there is to choose from.
+        where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices (negative ones count from the
+            end), a name pattern such as ``"layer4.*"``, or a function of a :class:`Site`.
+    """
+    if callable(where):
+        picked = [site for site in sites if where(site)]
+    elif isinstance(where, str):
+        picked = _by_word(sites, where)
+    else:
+        indices = [where] if isinstance(where, int) else list(where)
+        picked = [_by_index(sites, index) for index in indices]
+    if not picked:
+        raise InvalidInput(f"where={where!r} picks none of the {len(sites)} ReLU call sites:\n{sites!r}")
+    return frozenset((site.path, site.call) for site in picked)
+
+
+def _by_word(sites: SiteTable, word: str) -> list[Site]:
+    if word == "all":
+        return list(sites)
+    if word == "first":
+        return [sites[0]]
+    if word == "last":
+        return [sites[-1]]
+    return [site for site in sites if fnmatchcase(site.name, word) or fnmatchcase(site.path, word)]
+
+
+def _by_index(sites: SiteTable, index: int) -> Site:
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise InvalidInput(f"a site index must be an integer, not {index!r}.")
+    if not -len(sites) <= index < len(sites):
+        raise InvalidInput(f"there is no site {index}: the network has {len(sites)} (0 to {len(sites) - 1}).")
+    return sites[index]

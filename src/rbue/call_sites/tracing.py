@@ -1,0 +1,154 @@
+"""Find the ReLU call sites of a network by running it once on an example."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbue.call_sites import scope as scopes
+from rbue.call_sites.forms import OTHER_ACTIVATIONS, ReluCall
+from rbue.call_sites.interception import SiteMode
+from rbue.call_sites.table import Site, SiteTable
+from rbue.errors import ConversionError, InvalidInput
+
+
+def sites(model: nn.Module, example: Any) -> SiteTable:
+    """List the ReLU call sites of a network, in the order they run.
+
+    The network runs once in evaluation mode without gradients and is left as it was.
+
+    Args:
+        model: the network; it need not be converted.
+        example: an input: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+
+    Returns:
+        A table with one row per application of ReLU: index, module path, form and output shape.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> sites(net, torch.zeros(2, 4))
+    index  site  form    shape
+    0      1     F.relu  2x8
+    """
+    network = innermost(model)
+    refuse_unseen_parts(network)
+    found, others = record(network, example)
+    if not found:
+        raise ConversionError(_no_site_message(network, others))
+    return found
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The network inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` wrappers."""
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"the network must be a torch.nn.Module, not {type(model).__name__}.")
+    while True:
+        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def refuse_unseen_parts(network: nn.Module) -> None:
+    """Raise if part of the network runs where its ReLUs cannot be seen."""
+    for path, module in network.named_modules():
+        name = path or "the network"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ConversionError(
+                f"{name} is a scripted or traced module whose ReLUs cannot be reached; convert the network "
+                "before torch.jit, or use the original Python module."
+            )
+        if isinstance(module, nn.DataParallel) and module is not network:
+            raise ConversionError(
+                f"{name} is a DataParallel inside the network, which runs in threads of its own; wrap the whole "
+                "network in DataParallel instead."
+            )
+        for label in _scripted_functions(module):
+            raise ConversionError(
+                f"{name} calls the scripted function {label}, whose ReLUs cannot be reached; use the Python "
+                "function without torch.jit.script."
+            )
+
+
+def _scripted_functions(module: nn.Module) -> Iterator[str]:
+    for label, value in vars(module).items():
+        if isinstance(value, torch.jit.ScriptFunction):
+            yield label
+    forward = scopes.plain_class(module).forward
+    code, namespace = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    for label in code.co_names if code else ():
+        if isinstance(namespace.get(label), torch.jit.ScriptFunction):
+            yield label
+
+
+def record(network: nn.Module, example: Any) -> tuple[SiteTable, list[str]]:
+    """Run the example; return the call sites and the names of other activations met."""
+    found: list[Site] = []
+    others: list[str] = []
+
+    def note(call: ReluCall, path: str, number: int, proceed: Callable[[], Any]) -> Any:
+        out = proceed()
+        found.append(Site(len(found), path, number, call.form, tuple(out.shape)))
+        return out
+
+    class Recorder(SiteMode):
+        def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            if func in OTHER_ACTIVATIONS:
+                others.append(OTHER_ACTIVATIONS[func])
+            return super().__torch_function__(func, types, args, kwargs)
+
+    token = uuid.uuid4().hex
+    scope = scopes.Scope(token)
+    outer = scopes.running.scope
+    scopes.follow(network, token)
+    try:
+        # A conversion on the network itself would run its own scope; only nested ones should.
+        conversion = network.__dict__.pop(scopes.CONVERSION, None)
+        scopes.running.scope = scope
+        with evaluating(network), torch.no_grad(), Recorder(scope, note):
+            call_with(network.forward, example)
+    finally:
+        scopes.running.scope = outer
+        if conversion is not None:
+            network.__dict__[scopes.CONVERSION] = conversion
+        scopes.unfollow(network, token)
+    return SiteTable(found), sorted(set(others))
+
+
+def call_with(function: Callable, example: Any) -> Any:
+    """Call with a tensor, a tuple of positional or a dict of keyword arguments."""
+    if isinstance(example, Tensor):
+        return function(example)
+    if isinstance(example, dict):
+        return function(**example)
+    if isinstance(example, (tuple, list)):
+        return function(*example)
+    raise InvalidInput(
+        f"example must be a tensor, a tuple of arguments or a dict of keyword arguments, not {type(example).__name__}."
+    )
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode; afterwards each has the flag it had before."""
+    flags = [(module, module.training) for module in network.modules()]
+    for module, _ in flags:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def _no_site_message(network: nn.Module, others: list[str]) -> str:
+    kind = type(network).__name__
+    if others:
+        return f"{kind} has no ReLU call site to make random; it uses {', '.join(others)} instead."
+    return f"{kind} has no ReLU call site to make random, and no other known activation either."

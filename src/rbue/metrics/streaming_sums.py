@@ -1,0 +1,261 @@
+"""torchmetrics classes whose state is a few sums: its size does not grow with the number of images.
+
+``MetricCollection`` lets metrics with equally named and, after one batch, equal states share them for good.
+Hence every class that sums something else has a state name of its own: otherwise ``Accuracy`` and
+``TopKAccuracy``, both right on all of the first batch, would become one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from rbue.errors import InvalidInput
+from rbue.metrics import _checks
+from rbue.metrics.calibration_error import BinSums, Reliability, bin_sums
+from rbue.metrics.classification import hits
+from rbue.metrics.diversity import disagreement_sums, jsd_sums
+from rbue.metrics.information import entropy, mutual_information
+from rbue.metrics.proper_scores import log_losses, squared_errors
+
+
+class _SumMetric(Metric):
+    """A sum over images and their number; ``compute`` is the quotient."""
+
+    is_differentiable = False
+    full_state_update = False
+    images: Tensor
+
+    def __init__(self, total_name: str, *, shape: tuple[int, ...] = (), **settings: Any) -> None:
+        super().__init__(**settings)
+        self._total_name = total_name
+        self.add_state(total_name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("images", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def _add(self, total: Tensor, images: int) -> None:
+        so_far: Tensor = getattr(self, self._total_name)
+        # Not in place: the lazy (S, S) states start as a single zero.
+        setattr(self, self._total_name, so_far + total.detach().to(so_far.device))
+        self.images = self.images + images
+
+    def compute(self) -> Tensor:
+        """Return the mean over all images seen since the last ``reset``."""
+        _require_images(self, self.images)
+        mean: Tensor = getattr(self, self._total_name) / self.images
+        return mean
+
+
+class Accuracy(_SumMetric):
+    """Streaming form of ``rbue.metrics.accuracy``.
+
+    Example:
+        >>> metric = Accuracy()
+        >>> metric.update(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        >>> metric.update(torch.tensor([[0.2, 0.8], [0.7, 0.3]]), torch.tensor([1, 0]))
+        >>> metric.compute().item()
+        0.75
+    """
+
+    higher_is_better = True
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("hits", **settings)
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Take in one batch."""
+        right = hits(probs, labels)
+        self._add(right.sum(), right.numel())
+
+
+class TopKAccuracy(_SumMetric):
+    """Streaming form of ``rbue.metrics.top_k_accuracy``."""
+
+    higher_is_better = True
+
+    def __init__(self, k: int = 5, **settings: Any) -> None:
+        self.k = _checks.whole_number(k, "k")
+        super().__init__(f"top_{k}_hits", **settings)
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Take in one batch."""
+        right = hits(probs, labels, self.k)
+        self._add(right.sum(), right.numel())
+
+
+class NLL(_SumMetric):
+    """Streaming form of ``rbue.metrics.nll``."""
+
+    higher_is_better = False
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("log_loss_sum", **settings)
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Take in one batch."""
+        losses = log_losses(probs, labels)
+        self._add(losses.sum(), losses.numel())
+
+
+class Brier(_SumMetric):
+    """Streaming form of ``rbue.metrics.brier``."""
+
+    higher_is_better = False
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("squared_error_sum", **settings)
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Take in one batch."""
+        errors = squared_errors(probs, labels)
+        self._add(errors.sum(), errors.numel())
+
+
+class PredictiveEntropy(_SumMetric):
+    """Mean over images of ``rbue.metrics.entropy``, streaming."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("entropy_sum", **settings)
+
+    def update(self, probs: Tensor) -> None:
+        """Take in one batch of mean probabilities."""
+        values = entropy(probs)
+        self._add(values.sum(), values.numel())
+
+
+class MutualInformation(_SumMetric):
+    """Mean over images of ``rbue.metrics.mutual_information``, streaming."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("mutual_information_sum", **settings)
+
+    def update(self, samples: Tensor) -> None:
+        """Take in the samples ``(S, B, C, ...)`` of one batch."""
+        values = mutual_information(samples)
+        self._add(values.sum(), values.numel())
+
+
+class _PairMetric(_SumMetric):
+    """An ``(S, S)`` sum over images; without ``num_samples`` the first batch says what ``S`` is."""
+
+    higher_is_better = True
+
+    def __init__(self, total_name: str, num_samples: int | None, **settings: Any) -> None:
+        if num_samples is not None:
+            _checks.whole_number(num_samples, "num_samples", least=2)
+        self.num_samples = num_samples
+        super().__init__(total_name, shape=(num_samples, num_samples) if num_samples else (), **settings)
+
+    def forward(self, samples: Tensor) -> Any:
+        """Take in one batch and return its own matrix."""
+        # torchmetrics resets the state before it calls `update` here, so `update` could not compare.
+        self._check_num_samples(samples)
+        return super().forward(samples)
+
+    def _check_num_samples(self, samples: Tensor) -> None:
+        known = getattr(self, self._total_name).shape
+        if known and isinstance(samples, Tensor) and samples.ndim and samples.shape[0] != known[0]:
+            raise InvalidInput(
+                f"samples has shape {tuple(samples.shape)}, that is {samples.shape[0]} samples; "
+                f"this {type(self).__name__} compares {known[0]}: call reset(), or make one for each number."
+            )
+
+
+class JSD(_PairMetric):
+    """Streaming form of ``rbue.metrics.jsd``.
+
+    Args:
+        num_samples: The number ``S`` of samples. Left out, the first batch decides it; give it when the
+            metric is synchronised over processes of which one may see no batch.
+        **settings: Passed on to ``torchmetrics.Metric``.
+
+    Example:
+        >>> metric = JSD()
+        >>> metric.update(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+        >>> metric.update(torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]]))
+        >>> metric.compute()
+        tensor([[0.0000, 0.3466],
+                [0.3466, 0.0000]], dtype=torch.float64)
+    """
+
+    def __init__(self, num_samples: int | None = None, **settings: Any) -> None:
+        super().__init__("jsd_sum", num_samples, **settings)
+
+    def update(self, samples: Tensor) -> None:
+        """Take in the samples ``(S, B, C, ...)`` of one batch."""
+        self._check_num_samples(samples)
+        self._add(*jsd_sums(samples))
+
+
+class Disagreement(_PairMetric):
+    """Streaming form of ``rbue.metrics.disagreement``; the arguments are those of ``JSD``."""
+
+    def __init__(self, num_samples: int | None = None, **settings: Any) -> None:
+        super().__init__("disagreement_sum", num_samples, **settings)
+
+    def update(self, samples: Tensor) -> None:
+        """Take in the samples ``(S, B, C, ...)`` of one batch."""
+        self._check_num_samples(samples)
+        self._add(*disagreement_sums(samples))
+
+
+class _BinnedError(Metric):
+    """The sums of a reliability diagram, which ``ECE`` and ``MCE`` may share."""
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+    bin_counts: Tensor
+    bin_confidence: Tensor
+    bin_correct: Tensor
+
+    def __init__(self, bins: int = 30, **settings: Any) -> None:
+        self.bins = _checks.whole_number(bins, "bins")
+        super().__init__(**settings)
+        self.add_state("bin_counts", torch.zeros(bins, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("bin_confidence", torch.zeros(bins, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("bin_correct", torch.zeros(bins, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Take in one batch."""
+        counts, confidence, correct = bin_sums(probs.detach(), labels, self.bins)
+        device = self.bin_counts.device
+        self.bin_counts = self.bin_counts + counts.to(device)
+        self.bin_confidence = self.bin_confidence + confidence.to(device)
+        self.bin_correct = self.bin_correct + correct.to(device)
+
+    def reliability(self) -> Reliability:
+        """Return the reliability diagram of all images seen by this process."""
+        _require_images(self, self.bin_counts.sum())
+        return BinSums(self.bin_counts, self.bin_confidence, self.bin_correct).reliability()
+
+
+class ECE(_BinnedError):
+    """Streaming form of ``rbue.metrics.ece``.
+
+    Example:
+        >>> metric = ECE(bins=30)
+        >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))
+        >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([1]))
+        >>> round(metric.compute().item(), 4)
+        0.3
+    """
+
+    def compute(self) -> Tensor:
+        """Return the expected calibration error of all images seen since the last ``reset``."""
+        return self.reliability().ece
+
+
+class MCE(_BinnedError):
+    """Streaming form of ``rbue.metrics.mce``."""
+
+    def compute(self) -> Tensor:
+        """Return the maximum calibration error of all images seen since the last ``reset``."""
+        return self.reliability().mce
+
+
+def _require_images(metric: Metric, images: Tensor) -> None:
+    if not int(images):
+        raise InvalidInput(f"{type(metric).__name__} has seen 0 images; call update(...) before compute().")

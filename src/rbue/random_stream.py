@@ -1,0 +1,198 @@
+"""Stateless random bits: ``(seed, sample, image, site, element) -> 32 bits``.
+
+Nothing here has a hidden state. The bits of one element of one activation depend only on five numbers, so
+sample ``k`` of image ``i`` is the same whatever the batch size, the chunking, the memory format, the device
+or the number of processes, in eager, compiled, vmapped and exported form.
+
+Two steps lead from the five numbers to the bits:
+
+1. *Key.* Two 32-bit lanes absorb the words ``seed_low, seed_high, sample, image, site`` one after the other,
+   ``lane <- mix(lane ^ word)``. The lanes start from different constants, so together they are a 64-bit key
+   ``(k1, k2)``. One key serves a whole feature map.
+2. *Bits.* With ``t = mix(element)``, the element's place in logical ``C, H, W`` order::
+
+       h = (t ^ k1) * 0x9E3779B1
+       h = h ^ (h >>> 15)
+       h = (h ^ k2) * 0x85EBCA77
+
+   ``t`` does not depend on the key. It is one table for all sites, images and samples, which leaves six
+   cheap integer operations an element. The multiplications carry upwards, so the high bits are the good
+   ones: a consumer compares the whole signed word (:func:`threshold`) or takes its top bits
+   (:func:`odd_words`).
+
+Each element has a hash of its own. Sharing one between neighbours would tie the stream to a memory layout,
+cost more than it saves on a CPU, and cut a probability to 16 bits; kernels save the same work by holding
+``t`` in registers across images.
+
+All arithmetic is modulo 2**32; ``>>>`` is the logical shift. Words travel as ``int32`` tensors. Changing any
+constant here changes every result: raise :data:`VERSION` with it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rbue.errors import InvalidInput
+
+VERSION = 1
+"""Version of the stream. It is written into every result; equal versions mean equal bits."""
+
+LANE_START = (0x243F6A88, 0x13198A2E)
+"""Where the two key lanes start: the first and third word of the fraction of pi."""
+
+MIX_MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
+BITS_MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)
+
+_WORD = 0xFFFFFFFF
+
+
+def signed32(word: int) -> int:
+    """The ``int32`` with the same bits as ``word`` modulo 2**32.
+
+    >>> signed32(0xFFFFFFFF), signed32(5)
+    (-1, 5)
+    """
+    word &= _WORD
+    return word - (1 << 32) if word & 0x80000000 else word
+
+
+def multiply(x: Tensor, constant: int) -> Tensor:
+    """``x * constant`` modulo 2**32, for ``int32`` words or ``int64`` words in ``[0, 2**32)``.
+
+    The constant is taken as a signed word, so the ``int64`` product stays below 2**63 in magnitude.
+    """
+    product = x * signed32(constant)
+    return product & _WORD if x.dtype == torch.int64 else product
+
+
+def shift_right(x: Tensor, by: int) -> Tensor:
+    """The logical shift of words."""
+    if x.dtype == torch.int64:
+        return x >> by
+    # torch shifts int32 arithmetically; copies of the sign bit would cancel the top bits in the xor.
+    return (x >> by) & ((1 << (32 - by)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """Scramble words one-to-one, each output bit depending on every input bit."""
+    x = multiply(x ^ shift_right(x, 16), MIX_MULTIPLIERS[0])
+    x = multiply(x ^ shift_right(x, 15), MIX_MULTIPLIERS[1])
+    return x ^ shift_right(x, 15)
+
+
+def mix_int(word: int) -> int:
+    """:func:`mix` of one Python integer, as an unsigned word."""
+    word &= _WORD
+    word = ((word ^ (word >> 16)) * MIX_MULTIPLIERS[0]) & _WORD
+    word = ((word ^ (word >> 15)) * MIX_MULTIPLIERS[1]) & _WORD
+    return word ^ (word >> 15)
+
+
+def check_seed(seed: int) -> int:
+    """Return ``seed`` if it is an integer of at most 64 bits, else raise."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InvalidInput(f"seed must be an integer, not {seed!r}.")
+    if not 0 <= seed < 1 << 64:
+        raise InvalidInput(f"seed must lie in [0, 2**64), not {seed}.")
+    return seed
+
+
+def seed_lanes(seed: int) -> tuple[int, int]:
+    """The two lanes after absorbing a 64-bit seed, as signed 32-bit integers."""
+    check_seed(seed)
+    low, high = seed & _WORD, seed >> 32
+    first, second = (signed32(mix_int(mix_int(start ^ low) ^ high)) for start in LANE_START)
+    return first, second
+
+
+def seed_state(seed: int | Tensor, device: torch.device | str | None = None) -> Tensor:
+    """The two lanes after absorbing the seed, as an ``int32`` tensor of shape ``(2,)``.
+
+    A tensor seed (one integer, read as 64 bits) stays on its device and may be traced, captured or vmapped.
+    """
+    if not isinstance(seed, Tensor):
+        return torch.tensor(seed_lanes(seed), dtype=torch.int32, device=device)
+    if seed.is_floating_point() or seed.dtype == torch.bool or seed.dim():
+        raise InvalidInput(f"a seed tensor must hold one integer, not shape {tuple(seed.shape)} of {seed.dtype}.")
+    wide = seed.to(torch.int64)
+    start = torch.tensor(LANE_START, dtype=torch.int64, device=seed.device)
+    return to_int32(mix(mix(start ^ (wide & _WORD)) ^ ((wide >> 32) & _WORD)))
+
+
+def to_int32(x: Tensor) -> Tensor:
+    """The low 32 bits of integers as ``int32``, without relying on how a cast treats overflow."""
+    if x.dtype == torch.int32:
+        return x
+    half = 1 << 31
+    return (((x.to(torch.int64) & _WORD) ^ half) - half).to(torch.int32)
+
+
+def number(value: int | Tensor, device: torch.device | None = None) -> Tensor:
+    """A sample, image or site number as ``int32`` word(s), reduced modulo 2**32."""
+    if isinstance(value, Tensor):
+        return to_int32(value)
+    return torch.full((), signed32(value), dtype=torch.int32, device=device)
+
+
+def working_words(x: Tensor) -> Tensor:
+    """``int32`` words in the type to compute in: themselves, or ``int64`` inside a compiled CPU graph.
+
+    Compiled CPU code multiplies ``int32`` as C++ does, where overflow is undefined and does go wrong; the
+    ``int64`` form never overflows. Eager kernels and GPU code wrap around as they should.
+    """
+    if torch.compiler.is_compiling() and x.device.type == "cpu":
+        return x.to(torch.int64) & _WORD
+    return x
+
+
+def absorb(state: Tensor, word: Tensor) -> Tensor:
+    """Let the lanes take in a word that broadcasts against them; ``int32`` in and out."""
+    return to_int32(mix(working_words(state) ^ working_words(word)))
+
+
+def bits(table: Tensor, k1: Tensor, k2: Tensor) -> Tensor:
+    """The random ``int32`` words of elements with ``table = mix(element)`` under the key ``(k1, k2)``.
+
+    The reference every backend is tested against. The arguments broadcast.
+    """
+    h = multiply(working_words(table) ^ working_words(k1), BITS_MULTIPLIERS[0])
+    h = h ^ shift_right(h, 15)
+    return to_int32(multiply(h ^ working_words(k2), BITS_MULTIPLIERS[1]))
+
+
+def bits_into(out: Tensor, scratch: Tensor, table: Tensor, k1: Tensor, k2: Tensor) -> Tensor:
+    """:func:`bits` written into ``out`` by way of ``scratch``: the eager form, the same words.
+
+    Large CPU tensors cost page faults when they are allocated, so the caller says where to work.
+    """
+    torch.bitwise_xor(table, k1, out=out)
+    out.mul_(signed32(BITS_MULTIPLIERS[0]))
+    torch.bitwise_right_shift(out, 15, out=scratch)
+    out.bitwise_xor_(scratch.bitwise_and_((1 << 17) - 1)).bitwise_xor_(k2)
+    return out.mul_(signed32(BITS_MULTIPLIERS[1]))
+
+
+def element_table(count: int, device: torch.device | str | None = None) -> Tensor:
+    """``mix(0), ..., mix(count - 1)``; a shorter table is a prefix of a longer one."""
+    return to_int32(mix(working_words(torch.arange(count, dtype=torch.int32, device=device))))
+
+
+def threshold(probability: float) -> int:
+    """The ``int32`` ``t`` with ``P(word < t) = probability``, to within 2**-32, for a probability below 1.
+
+    ``t`` is even, so that ``word < t`` equals ``(word >> 1) - t // 2 < 0``, which cannot overflow. A
+    probability of 1 has no 32-bit threshold; callers treat it apart.
+
+    >>> threshold(0.0) == -(2**31), threshold(0.5)
+    (True, 0)
+    """
+    return 2 * min(round(probability * (1 << 31)), (1 << 31) - 1) - (1 << 31)
+
+
+def odd_words(words: Tensor) -> Tensor:
+    """The top 23 bits of each word as an odd integer in ``(-2**23, 2**23)``, in ``float32``, exactly.
+
+    ``0.5 + odd / 2**24`` is uniform on the open interval ``(0, 1)`` and its mean is 1/2 exactly.
+    """
+    return ((words >> 8) | 1).to(torch.float32)

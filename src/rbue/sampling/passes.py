@@ -1,0 +1,189 @@
+"""Run many samples of many images through a converted network in few passes.
+
+Samples are stacked along the batch (samples first), as many rows as the memory budget allows. Images are split
+before samples, so that what comes before the first random site runs once for an image, however many samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from rbue import random_stream
+from rbue.call_sites import Draw, NotFoldable, conversion_of, innermost, mode, running
+from rbue.call_sites.draws import RowSizes
+from rbue.call_sites.prefix import repeat_rows
+from rbue.errors import RbueError
+
+CPU_BUDGET = 256 << 20
+GPU_SHARE = 0.25
+_LIVE_TENSORS = 4
+"""A pass holds about this many tensors of the largest size at once."""
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """What is known about a network's passes on inputs of one shape."""
+
+    share: bool
+    sizes: RowSizes
+
+    def cost(self, images: int, samples: int) -> int:
+        """Bytes of activations that a pass holds at once, roughly."""
+        sampled = images * samples
+        if not self.share:
+            return _LIVE_TENSORS * sampled * max(self.sizes.unsampled, self.sizes.sampled)
+        return _LIVE_TENSORS * (images * self.sizes.unsampled + sampled * self.sizes.sampled)
+
+
+class StackedPasses:
+    """Stochastic passes of one network on inputs of one shape."""
+
+    def __init__(self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None) -> None:
+        self.model = model
+        self.conversion = conversion_of(innermost(model))
+        self.state = random_stream.seed_state(seed, x.device)
+        self.compiled = _is_compiled(model)
+        key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled)
+        if key not in self.conversion.plans:
+            self.conversion.plans[key] = self._make_plan(x)
+        self.plan: PassPlan = self.conversion.plans[key]
+        self.budget = _default_budget(x.device) if memory is None else memory
+
+    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
+        work = [(slice(0, len(x)), slice(0, len(samples)))]
+        while work:
+            batch, stack = work.pop()
+            cost = self.plan.cost(batch.stop - batch.start, stack.stop - stack.start)
+            single = (batch.stop - batch.start) * (stack.stop - stack.start) == 1
+            if cost > self.budget and not single:
+                work += self._split(batch, stack)
+                continue
+            try:
+                out = self._pass(x[batch], samples[stack], images[batch], self.plan.share)
+            except NotFoldable:
+                if stack.stop - stack.start == 1:
+                    raise
+                work += [(batch, slice(k, k + 1)) for k in reversed(range(stack.start, stack.stop))]
+            except RuntimeError as error:
+                if single or not _is_out_of_memory(error):
+                    raise
+                self.budget = min(self.budget, cost) / 2
+                _release_cached(x.device)
+                work.append((batch, stack))
+            else:
+                yield batch, stack, out
+
+    def _split(self, batch: slice, stack: slice) -> list[tuple[slice, slice]]:
+        """Two smaller pieces of work, the one to do first at the end: fewer images, or fewer samples of one."""
+        samples = stack.stop - stack.start
+        if batch.stop - batch.start > 1:
+            cut = batch.start + max(1, int(self.budget // self.plan.cost(1, samples)))
+            return [(slice(cut, batch.stop), stack), (slice(batch.start, cut), stack)]
+        cut = stack.start + samples // 2
+        return [(batch, slice(cut, stack.stop)), (batch, slice(stack.start, cut))]
+
+    def _pass(self, x: Tensor, samples: Tensor, images: Tensor, share: bool, sizes: RowSizes | None = None) -> Tensor:
+        stack, batch = len(samples), len(x)
+        draw = Draw(
+            self.state,
+            samples.repeat_interleave(batch),
+            images.repeat(stack),
+            repeat=stack if share and stack > 1 else 1,
+            sizes=sizes,
+        )
+        # The network gets rows of its own: one that works in place must not change the caller's tensor.
+        rows = x.clone() if draw.repeat > 1 else repeat_rows(x, stack)
+        before, running.draws = running.draws, (self.conversion.token, draw)
+        try:
+            with torch.no_grad():
+                out = class_scores(self.model(rows))
+        finally:
+            running.draws = before
+        if out.shape[0] != stack * batch:
+            raise RbueError(
+                f"the network returned {out.shape[0]} rows for {stack * batch} inputs; rbue needs one row for each."
+            )
+        return out.unflatten(0, (stack, batch))
+
+    def _make_plan(self, x: Tensor) -> PassPlan:
+        """Find out whether sharing the prefix gives what stacking at the input gives, and what rows cost."""
+        two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
+        numbers = torch.arange(2, dtype=torch.int32, device=x.device)
+        if not self.compiled:
+            sizes = RowSizes(unsampled=x[:1].nbytes)
+            try:
+                expected = self._pass(two, numbers, numbers, share=False)
+                shared = self._pass(two, numbers, numbers, share=True, sizes=sizes)
+            except Exception:
+                # Whatever a network's code says to rows that multiply on the way, the plain way remains; an
+                # error of its own shows again there.
+                pass
+            else:
+                if _agree(shared, expected):
+                    return PassPlan(True, sizes)
+        meter = _Meter()
+        with torch.no_grad(), mode(self.model, "plain"), meter:
+            innermost(self.model)(x[:1].clone())
+        return PassPlan(False, RowSizes(unsampled=max(meter.largest, x[:1].nbytes)))
+
+
+def _agree(shared: Tensor, expected: Tensor) -> bool:
+    if shared.shape != expected.shape:
+        return False
+    precision = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 3e-2
+    return float((shared - expected).abs().max()) <= precision * float(expected.abs().max())
+
+
+class _Meter(TorchFunctionMode):
+    """Notes the largest tensor that any call returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.largest = max(self.largest, out.nbytes)
+        return out
+
+
+def class_scores(output: Any) -> Tensor:
+    """The tensor of class scores in a network's output: itself, its ``.logits``, or its ``"logits"``/``"out"``."""
+    for name in ("logits", "out"):
+        if isinstance(output, dict) and name in output:
+            output = output[name]
+        elif not isinstance(output, Tensor) and hasattr(output, name):
+            output = getattr(output, name)
+    if not isinstance(output, Tensor):
+        raise RbueError(
+            f"the network returned {type(output).__name__}; rbue needs a tensor, or an object or dict with 'logits'."
+        )
+    return output
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return innermost(model) is not model or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def _default_budget(device: torch.device) -> float:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return GPU_SHARE * free
+    return CPU_BUDGET
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def _release_cached(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,198 @@
+"""``rbue.predict``: many random passes in, one :class:`~rbue.prediction.Prediction` out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbue import random_stream
+from rbue.call_sites import conversion_of, evaluating, innermost, mode
+from rbue.errors import InvalidInput
+from rbue.prediction import Prediction, RunningStatistics, concatenate
+from rbue.sampling.adaptive import Adaptive
+from rbue.sampling.passes import StackedPasses
+from rbue.sampling.progress import SampleProgress
+
+
+def predict(
+    model: nn.Module,
+    x: Tensor | Iterable[Any],
+    samples: int = 100,
+    seed: int = 0,
+    index: Tensor | None = None,
+    outputs: str = "logits",
+    adaptive: Adaptive | None = None,
+    return_samples: bool = False,
+    progress: bool = False,
+    memory: int | None = None,
+) -> Prediction:
+    """Predict with uncertainty: the mean and the spread of many random passes (paper §3.3).
+
+    The network runs in evaluation mode (BatchNorm uses its running statistics) with its ReLUs random; afterwards
+    every module has the training flag it had before. Sample ``k`` of image ``i`` is the same whatever the batch
+    size and the memory budget. Memory does not grow with ``samples`` unless ``return_samples`` asks for them.
+
+    Args:
+        model: a network made random by :func:`rbue.convert`.
+        x: a batch ``(B, ...)``, or a loader that yields batches, or tuples whose first entry is one.
+        samples: number of passes; with ``adaptive``, the most an image may get.
+        seed: 64-bit seed of the draws.
+        index: the numbers of the images, shape ``(B,)``. Default 0 to B-1; a loader counts on.
+        outputs: what the network returns: ``"logits"`` or ``"probs"``, of shape ``(B, C, ...)``, or an object or
+            dict with ``logits``. A single logit is a two-class problem and goes through the sigmoid.
+        adaptive: stop early for images whose answer has settled.
+        return_samples: keep the raw probabilities ``(S, B, C, ...)`` in ``prediction.samples``.
+        progress: show a progress bar.
+        memory: budget in bytes for activations. Default: 256 MiB on a CPU, a quarter of the free memory on a GPU;
+            less after an out-of-memory error.
+
+    >>> from rbue import DropReLU, convert
+    >>> _ = torch.manual_seed(0)
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> prediction = predict(convert(net, DropReLU(0.8)), torch.randn(5, 4), samples=20)
+    >>> prediction.probs.shape, prediction.label.shape, int(prediction.samples_used[0])
+    (torch.Size([5, 3]), torch.Size([5]), 20)
+    """
+    _check_settings(samples, outputs, adaptive, return_samples)
+    random_stream.check_seed(seed)
+    network = innermost(model)
+    conversion_of(network)
+    parts: list[Prediction] = []
+    start = 0
+    bar = SampleProgress(samples, len(x) if isinstance(x, Tensor) else None) if progress else nullcontext()
+    with evaluating(network), mode(model, "random"), bar as report:
+        for batch in _batches(x):
+            _check_batch(batch, network)
+            numbers = _image_numbers(index, start, batch, whole=isinstance(x, Tensor))
+            passes = StackedPasses(model, batch, seed, memory)
+            plan = [samples] if adaptive is None else adaptive.rounds(samples)
+            parts.append(_predict_batch(passes, batch, numbers, plan, outputs, adaptive, return_samples, seed, report))
+            start += len(batch)
+    if not parts:
+        raise InvalidInput("the loader gave no batch; there is nothing to predict.")
+    if index is not None and len(index) != start:
+        raise InvalidInput(f"index numbers {len(index)} images, but the loader gave {start}.")
+    return parts[0] if len(parts) == 1 else concatenate(parts)
+
+
+def _predict_batch(
+    passes: StackedPasses,
+    x: Tensor,
+    images: Tensor,
+    plan: list[int],
+    outputs: str,
+    adaptive: Adaptive | None,
+    return_samples: bool,
+    seed: int,
+    report: SampleProgress | None,
+) -> Prediction:
+    statistics = RunningStatistics(len(x), x.device)
+    active = torch.arange(len(x), device=x.device)
+    kept: Tensor | None = None
+    done = 0
+    for target in plan:
+        numbers = torch.arange(done, target, dtype=torch.int32, device=x.device)
+        for batch, stack, out in passes(x[active], numbers, images[active]):
+            probs = probabilities(out, outputs)
+            statistics.add(active[batch], probs)
+            if return_samples:
+                if kept is None:
+                    kept = probs.new_empty((target, len(x), *probs.shape[2:]))
+                kept[stack, batch] = probs
+            if report is not None:
+                report.advance(probs.shape[0] * probs.shape[1])
+        done = target
+        if adaptive is not None and target != plan[-1]:
+            settled = adaptive.settled(statistics, active, len(plan))
+            if report is not None:
+                report.skip(int(settled.sum()) * (plan[-1] - target))
+            active = active[~settled]
+            if len(active) == 0:
+                break
+    result = statistics.prediction(seed, kept)
+    _check_finite(result.probs)
+    return result
+
+
+def probabilities(out: Tensor, outputs: str) -> Tensor:
+    """Network outputs ``(s, b, C, ...)`` as class probabilities; one column becomes two classes."""
+    if out.dim() == 2:
+        out = out.unsqueeze(2)
+    out = out.float() if out.dtype in (torch.float16, torch.bfloat16) else out
+    single = out.shape[2] == 1
+    if outputs == "logits":
+        if single:
+            return torch.cat([torch.sigmoid(-out), torch.sigmoid(out)], dim=2)
+        return torch.softmax(out, dim=2)
+    if single:
+        out = torch.cat([1 - out, out], dim=2)
+    total = out.sum(2)
+    off = float((total - 1).abs().max())
+    if off > 1e-3 or float(out.min()) < -1e-6:
+        raise InvalidInput(
+            f"outputs='probs', but the network's outputs are not probabilities: a row sums to {1 + off:.4g} or has a "
+            f"negative entry ({float(out.min()):.4g}); use outputs='logits'."
+        )
+    return out
+
+
+def _batches(x: Tensor | Iterable[Any]) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+        return
+    if isinstance(x, (str, bytes, dict)) or not isinstance(x, Iterable):
+        raise InvalidInput(f"x must be a tensor or a loader of tensors, not {type(x).__name__}.")
+    for batch in x:
+        first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+        if not isinstance(first, Tensor):
+            raise InvalidInput(
+                f"a loader must yield tensors, or tuples whose first entry is one, not {type(first).__name__}."
+            )
+        yield first
+
+
+def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool) -> Tensor:
+    count = len(batch)
+    if index is None:
+        return torch.arange(start, start + count, dtype=torch.int64, device=batch.device).to(torch.int32)
+    index = torch.as_tensor(index)
+    if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
+        raise InvalidInput(f"index must be a vector of integers, not shape {tuple(index.shape)} of {index.dtype}.")
+    if (whole and len(index) != count) or len(index) < start + count:
+        raise InvalidInput(f"index numbers {len(index)} images, but there are {start + count}.")
+    part = index[start : start + count]
+    if int(part.min()) < 0 or int(part.max()) >= 1 << 32:
+        raise InvalidInput(f"index must lie in [0, 2**32), but goes from {int(part.min())} to {int(part.max())}.")
+    return random_stream.to_int32(part.to(batch.device))
+
+
+def _check_settings(samples: int, outputs: str, adaptive: Adaptive | None, return_samples: bool) -> None:
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise InvalidInput(f"samples must be a positive integer, not {samples!r}.")
+    if outputs not in ("logits", "probs"):
+        raise InvalidInput(f"outputs must be 'logits' or 'probs', not {outputs!r}.")
+    if adaptive is not None and not isinstance(adaptive, Adaptive):
+        raise InvalidInput(f"adaptive must be rbue.Adaptive(tolerance=..., confidence=...), not {adaptive!r}.")
+    if adaptive is not None and return_samples:
+        raise InvalidInput("return_samples needs the same number of samples for every image; use adaptive=None.")
+
+
+def _check_batch(x: Tensor, network: nn.Module) -> None:
+    if x.dim() == 0 or x.numel() == 0:
+        raise InvalidInput(f"x must hold at least one image, but its shape is {tuple(x.shape)}.")
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        bad = (~torch.isfinite(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1))).any(1).nonzero()[0]
+        raise InvalidInput(f"x holds NaN or infinity, first in image {int(bad)}; clean the input.")
+    parameter = next(network.parameters(), None)
+    if parameter is not None and parameter.device != x.device:
+        raise InvalidInput(f"x is on {x.device} but the network is on {parameter.device}; move one to the other.")
+
+
+def _check_finite(probs: Tensor) -> None:
+    if not bool(torch.isfinite(probs).all()):
+        bad = (~torch.isfinite(probs.flatten(1))).any(1).nonzero()[0]
+        raise InvalidInput(f"the network returned NaN or infinity, first for image {int(bad)}.")

@@ -1,0 +1,167 @@
+"""Bad inputs: every message names the offending value."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from rbue import metrics
+from rbue.errors import InvalidInput
+
+PROBS = torch.tensor([[0.7, 0.3], [0.4, 0.6]])
+LABELS = torch.tensor([0, 1])
+SAMPLES = torch.stack([PROBS, PROBS.flip(0)])
+LABELLED = [
+    metrics.accuracy,
+    lambda probs, labels: metrics.top_k_accuracy(probs, labels, k=1),
+    metrics.ece,
+    metrics.adaptive_ece,
+    metrics.mce,
+    metrics.reliability,
+    metrics.nll,
+    metrics.brier,
+]
+SAMPLED = [metrics.expected_entropy, metrics.mutual_information, metrics.jsd, metrics.disagreement]
+SCORED = [metrics.auroc, metrics.aupr, metrics.fpr95, metrics.aurc, metrics.risk_coverage]
+
+
+def refuses(said, call, *args, **kwargs):
+    with pytest.raises(InvalidInput, match=re.escape(said)) as caught:
+        call(*args, **kwargs)
+    message = str(caught.value)
+    assert message.endswith(".")
+    assert ";" in message, "says what was wrong and, after the semicolon, what to do"
+
+
+BAD_PROBS = [
+    (PROBS.numpy(), "is a ndarray"),
+    (torch.tensor([[1, 0], [0, 1]]), "torch.int64"),
+    (torch.tensor([0.5, 0.5]), "(2,)"),
+    (torch.empty(0, 2), "(0, 2)"),
+    (torch.empty(2, 0), "(2, 0)"),
+    (torch.tensor([[0.5, 0.5], [math.nan, 0.5]]), "1 NaN, the first at (1, 0)"),
+    (torch.tensor([[0.5, 0.5], [0.5, math.inf]]), "inf at (1, 1)"),
+    (torch.tensor([[0.5, 0.5], [-math.inf, 0.5]]), "-inf at (1, 0)"),
+    (torch.tensor([[0.5, 0.5], [-0.25, 1.25]]), "-0.25"),
+    (torch.tensor([[0.5, 0.5], [3.5, 0.5]]), "3.5"),
+    (torch.tensor([[0.5, 0.5], [0.5, 0.25]]), "0.75"),
+    (torch.tensor([[0.5, 0.5], [0.5, 0.501]]), "1.001"),
+]
+
+
+@pytest.mark.parametrize(("probs", "said"), BAD_PROBS)
+@pytest.mark.parametrize("call", [*LABELLED, lambda probs, labels: metrics.entropy(probs)])
+def test_bad_probabilities(call, probs, said):
+    refuses(said, call, probs, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([0, 1], "is a list"),
+        (torch.tensor([0.0, 1.0]), "torch.float32"),
+        (torch.tensor([True, False]), "torch.bool"),
+        (torch.tensor([0, 1, 1]), "(3,)"),
+        (torch.tensor([[0], [1]]), "(2, 1)"),
+        (torch.tensor([0, 2]), "holds 2"),
+        (torch.tensor([-1, 0]), "holds -1"),
+        (torch.zeros(2, dtype=torch.long, device="meta"), "labels on meta"),
+    ],
+)
+@pytest.mark.parametrize("call", LABELLED)
+def test_bad_labels(call, labels, said):
+    refuses(said, call, PROBS, labels)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (SAMPLES.tolist(), "is a list"),
+        (PROBS, "(2, 2)"),
+        (SAMPLES.long(), "torch.int64"),
+        (SAMPLES[:0], "(0, 2, 2)"),
+        (SAMPLES[:, :0], "(2, 0, 2)"),
+        (SAMPLES * 2, "1.4"),
+        (SAMPLES / 2, "0.5"),
+        (SAMPLES.masked_fill(SAMPLES > 0.65, math.nan), "2 NaN, the first at (0, 0, 0)"),
+    ],
+)
+@pytest.mark.parametrize("call", SAMPLED)
+def test_bad_samples(call, samples, said):
+    refuses(said, call, samples)
+
+
+@pytest.mark.parametrize("call", [metrics.jsd, metrics.disagreement])
+def test_one_sample_has_no_pair(call):
+    refuses("(1, 2, 2), that is 1 sample", call, SAMPLES[:1])
+
+
+@pytest.mark.parametrize("call", [metrics.mean_pairwise, metrics.max_pairwise])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (4,), (2, 2, 2)])
+def test_bad_matrices(call, shape):
+    refuses(str(shape), call, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("call", [metrics.ece, metrics.mce, metrics.adaptive_ece, metrics.reliability])
+@pytest.mark.parametrize("bins", [0, -3, 2.5, True, "30"])
+def test_bad_bins(call, bins):
+    refuses(f"bins is {bins!r}", call, PROBS, LABELS, bins=bins)
+
+
+@pytest.mark.parametrize("k", [0, 3, 1.0])
+def test_bad_k(k):
+    refuses(f"k is {k}", metrics.top_k_accuracy, PROBS, LABELS, k=k)
+
+
+@pytest.mark.parametrize(
+    ("scores", "flags", "said"),
+    [
+        ([0.1, 0.2], torch.tensor([True, False]), "is a list"),
+        (torch.tensor([1, 2]), torch.tensor([True, False]), "torch.int64"),
+        (torch.rand(2), [True, False], "is a list"),
+        (torch.rand(2), torch.tensor([True]), "(1,)"),
+        (torch.rand(0), torch.rand(0).bool(), "(0,)"),
+        (torch.tensor([0.5, math.nan]), torch.tensor([True, False]), "the first at (1,)"),
+        (torch.rand(2), torch.tensor([0, 2]), "holds 2"),
+        (torch.rand(2), torch.tensor([0.5, 1.0]), "holds 0.5"),
+        (torch.rand(2), torch.ones(2, dtype=torch.bool, device="meta"), "on meta"),
+    ],
+)
+@pytest.mark.parametrize("call", SCORED)
+def test_bad_scores(call, scores, flags, said):
+    refuses(said, call, scores, flags)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_rounding_of_the_dtype_is_forgiven(dtype):
+    probs = torch.randn(200, 300, generator=torch.Generator().manual_seed(0)).softmax(1).to(dtype)
+    assert metrics.entropy(probs).isfinite().all()
+    assert metrics.nll(probs, torch.zeros(200, dtype=torch.long)).isfinite()
+
+
+def test_a_probability_above_one_by_rounding_is_in_the_last_bin():
+    probs = torch.tensor([[1.00001, 0.0]])
+    assert metrics.reliability(probs, torch.tensor([0]), bins=4).counts.tolist() == [0, 0, 0, 1]
+    assert metrics.entropy(probs).item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_every_integer_dtype_is_a_label(dtype):
+    assert metrics.accuracy(PROBS, LABELS.to(dtype)).item() == 1.0
+
+
+def test_numpy_integers_are_whole_numbers():
+    assert metrics.ece(PROBS, LABELS, bins=np.int64(30)) == metrics.ece(PROBS, LABELS)
+
+
+def test_inputs_are_left_as_they_were():
+    probs, labels, samples = PROBS.clone(), LABELS.clone(), SAMPLES.clone()
+    for call in LABELLED:
+        call(probs, labels)
+    for call in SAMPLED:
+        call(samples)
+    assert torch.equal(probs, PROBS)
+    assert torch.equal(labels, LABELS)
+    assert torch.equal(samples, SAMPLES)

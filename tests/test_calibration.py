@@ -1,0 +1,226 @@
+import math
+import re
+import warnings
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from rbue import metrics
+from rbue.calibration import Temperature, cross_fit
+from rbue.errors import InvalidInput, RbueWarning
+
+
+def overconfident(images=2000, classes=5, factor=3.0, seed=0, dtype=torch.float64):
+    """Labels drawn from ``softmax(z)``, predictions ``softmax(factor·z)``: the true temperature is factor."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(images, classes, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    return (factor * logits).to(dtype), labels
+
+
+def reference_temperature(logits, labels):
+    """The same minimum by a search that knows no derivatives."""
+
+    def loss(log_t):
+        return torch.nn.functional.cross_entropy(logits.double() / math.exp(log_t), labels).item()
+
+    bounds = (math.log(0.01), math.log(100))
+    best = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-10})
+    return math.exp(best.x)
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.0, 3.0, 20.0])
+def test_fit_finds_the_minimum_scipy_finds(factor):
+    logits, labels = overconfident(factor=factor)
+    fitted = Temperature.fit(logits, labels, inputs="logits").value
+    assert fitted == pytest.approx(reference_temperature(logits, labels), rel=1e-5)
+    assert fitted == pytest.approx(factor, rel=0.1)
+
+
+def test_the_derivative_vanishes_at_the_fit():
+    logits, labels = overconfident()
+    beta = torch.tensor(1 / Temperature.fit(logits, labels, inputs="logits").value, dtype=torch.float64)
+    beta.requires_grad_()
+    (slope,) = torch.autograd.grad(torch.nn.functional.cross_entropy(beta * logits, labels), beta)
+    assert abs(slope.item()) < 1e-12
+
+
+def test_probabilities_and_logits_give_the_same():
+    logits, labels = overconfident()
+    probs = logits.softmax(1)
+    from_logits = Temperature.fit(logits, labels, inputs="logits")
+    from_probs = Temperature.fit(probs, labels)
+    assert from_probs.value == pytest.approx(from_logits.value, rel=1e-9)
+    torch.testing.assert_close(from_probs(probs), from_probs(logits, inputs="logits"))
+
+
+def test_applying_is_the_softmax_of_the_scaled_logits():
+    logits, _ = overconfident(images=7)
+    torch.testing.assert_close(Temperature(2.5)(logits, inputs="logits"), (logits / 2.5).softmax(1))
+    probs = logits.softmax(1)
+    torch.testing.assert_close(Temperature(1.0)(probs), probs)
+    powers = probs**0.4
+    torch.testing.assert_close(Temperature(2.5)(probs), powers / powers.sum(1, keepdim=True))
+
+
+def test_it_calibrates():
+    logits, labels = overconfident(images=5000)
+    half = slice(0, 2500), slice(2500, None)
+    probs = logits.softmax(1)
+    calibrated = Temperature.fit(probs[half[0]], labels[half[0]])(probs[half[1]])
+    held_out = labels[half[1]]
+    assert metrics.ece(calibrated, held_out) < 0.3 * metrics.ece(probs[half[1]], held_out)
+    assert metrics.nll(calibrated, held_out) < metrics.nll(probs[half[1]], held_out)
+    assert metrics.accuracy(calibrated, held_out) == metrics.accuracy(probs[half[1]], held_out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_shape_and_dtype_are_kept(dtype):
+    logits, labels = overconfident(images=60, dtype=dtype)
+    images = logits.unflatten(0, (5, 3, 4)).movedim(3, 1)
+    folded = labels.unflatten(0, (5, 3, 4))
+    flat = Temperature.fit(logits, labels, inputs="logits")
+    deep = Temperature.fit(images, folded, inputs="logits")
+    assert deep.value == pytest.approx(flat.value, rel=1e-12)
+    out = deep(images, inputs="logits")
+    assert out.shape == images.shape
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.movedim(1, 3).flatten(0, 2), flat(logits, inputs="logits"))
+
+
+def test_zero_probabilities_stay_zero():
+    probs = torch.tensor([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.9, 0.1, 0.0], [0.0, 0.7, 0.3]])
+    labels = torch.tensor([0, 0, 1, 1])
+    temperature = Temperature.fit(probs, labels)
+    assert temperature.value > 1
+    out = temperature(probs)
+    assert torch.equal(out == 0, probs == 0)
+    torch.testing.assert_close(out.sum(1), torch.ones(4))
+    # A class that is impossible everywhere changes nothing.
+    logits = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    labels = torch.tensor([0, 1, 1])
+    without = Temperature.fit(logits, labels, inputs="logits")
+    padded = torch.cat([logits, torch.full((3, 1), -math.inf)], 1)
+    assert Temperature.fit(padded, labels, inputs="logits").value == pytest.approx(without.value)
+
+
+def test_images_with_an_impossible_label_are_left_out():
+    probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [1.0, 0.0]], dtype=torch.float64)
+    labels = torch.tensor([0, 0, 1, 1, 1])
+    with pytest.warns(RbueWarning, match="1 of 5 images"):
+        assert Temperature.fit(probs, labels).value == pytest.approx(2.0)
+    with pytest.raises(InvalidInput, match="all 1 images"):
+        Temperature.fit(probs[4:], labels[4:])
+
+
+@pytest.mark.parametrize("strength", [1e-3, 0.1, 1.0, 5.0, 30.0])
+def test_all_right_ends_at_the_lower_bound(strength):
+    logits = torch.eye(5, dtype=torch.float64) * strength
+    # The right class is never the first in the row sum, so rounding has every chance to flip the sign.
+    logits[:, 0] -= 0.1 * strength
+    with pytest.warns(RbueWarning, match=r"0\.01, the lower bound"):
+        assert Temperature.fit(logits[1:], torch.arange(1, 5), inputs="logits").value == Temperature.LOWEST
+
+
+def test_worse_than_chance_ends_at_the_upper_bound():
+    probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    with pytest.warns(RbueWarning, match=r"100\.0, the upper bound"):
+        assert Temperature.fit(probs, torch.tensor([1, 0])).value == Temperature.HIGHEST
+
+
+def test_uniform_predictions_keep_temperature_one():
+    with pytest.warns(RbueWarning, match="every prediction is uniform"):
+        assert Temperature.fit(torch.full((4, 3), 1 / 3), torch.tensor([0, 1, 2, 0])).value == 1.0
+
+
+def test_ordinary_data_give_no_warning():
+    logits, labels = overconfident(images=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Temperature.fit(logits, labels, inputs="logits")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 30), st.integers(2, 6), st.floats(0.05, 50))
+@example(6, 6, 6, 25.4140625)  # the slope becomes exactly 0 on the way
+def test_no_other_temperature_is_better(seed, images, classes, factor):
+    logits, labels = overconfident(images, classes, factor, seed)
+
+    def loss(temperature):
+        return torch.nn.functional.cross_entropy(logits / temperature, labels).item()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RbueWarning)
+        fitted = Temperature.fit(logits, labels, inputs="logits").value
+    assert Temperature.LOWEST <= fitted <= Temperature.HIGHEST
+    for other in (0.01, 0.1, 1.0, 10.0, 100.0, fitted * 1.01, fitted / 1.01):
+        if Temperature.LOWEST <= other <= Temperature.HIGHEST:
+            assert loss(fitted) <= loss(other) + 1e-12
+
+
+def test_cross_fit_uses_only_the_other_fold():
+    logits, labels = overconfident(images=101)
+    probs = logits.softmax(1)
+    calibrated = cross_fit(probs, labels, folds=2, seed=3)
+    assert calibrated.shape == probs.shape
+    # Every image was calibrated by one of two temperatures: p ∝ probs^(1/T) gives T back.
+    top = probs.topk(2, 1).indices
+
+    def log_odds(values):
+        high, low = values.gather(1, top).log().unbind(1)
+        return high - low
+
+    temperatures = log_odds(probs) / log_odds(calibrated)
+    groups = temperatures.mul(1e6).round().unique()
+    assert len(groups) == 2
+    for value in groups / 1e6:
+        inside = (temperatures - value).abs() < 1e-5
+        assert inside.sum() in (50, 51)
+        expected = Temperature.fit(probs[~inside], labels[~inside]).value
+        assert value.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_cross_fit_depends_on_the_seed_alone():
+    logits, labels = overconfident(images=100)
+    probs = logits.softmax(1)
+    state = torch.random.get_rng_state()
+    assert torch.equal(cross_fit(probs, labels, seed=1), cross_fit(probs, labels, seed=1))
+    assert not torch.equal(cross_fit(probs, labels, seed=1), cross_fit(probs, labels, seed=2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+PROBS = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
+LABELS = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Temperature(0.0), "value is 0.0"),
+        (lambda: Temperature(-1.0), "value is -1.0"),
+        (lambda: Temperature(math.inf), "value is inf"),
+        (lambda: Temperature(math.nan), "value is nan"),
+        (lambda: Temperature("2"), "value is '2'"),
+        (lambda: Temperature.fit(PROBS * 2, LABELS), "1.8"),
+        (lambda: Temperature.fit(PROBS, LABELS + 1), "holds 2"),
+        (lambda: Temperature.fit(PROBS, LABELS.float()), "torch.float32"),
+        (lambda: Temperature.fit(PROBS, LABELS, inputs="scores"), "inputs is 'scores'"),
+        (lambda: Temperature.fit(PROBS[0], LABELS, inputs="logits"), "(2,)"),
+        (lambda: Temperature.fit(PROBS[:0], LABELS[:0], inputs="logits"), "(0, 2)"),
+        (lambda: Temperature.fit(PROBS / 0, LABELS, inputs="logits"), "inf as the largest value of row 0"),
+        (lambda: Temperature.fit(PROBS * math.nan, LABELS, inputs="logits"), "4 NaN"),
+        (lambda: Temperature(1.0)(torch.full((1, 2), -math.inf), inputs="logits"), "-inf as the largest"),
+        (lambda: Temperature(1.0)(PROBS, inputs="log"), "inputs is 'log'"),
+        (lambda: cross_fit(PROBS, LABELS, folds=1), "folds is 1"),
+        (lambda: cross_fit(PROBS, LABELS, folds=3), "folds is 3"),
+        (lambda: cross_fit(PROBS[:1], LABELS[:1]), "(1, 2), that is 1 image"),
+        (lambda: cross_fit(PROBS, LABELS, seed=-1), "seed is -1"),
+        (lambda: cross_fit(PROBS * 2, LABELS), "1.8"),
+    ],
+)
+def test_bad_inputs(call, said):
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        call()
