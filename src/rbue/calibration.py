@@ -14,6 +14,8 @@ from torch import Tensor
 from rbue.errors import InvalidInput, RbueWarning
 from rbue.metrics import _checks
 
+__all__ = ["Temperature", "cross_fit"]
+
 Inputs = Literal["probs", "logits"]
 
 

@@ -28,6 +28,8 @@ from torch import Tensor
 from rbue.errors import InvalidInput
 from rbue.metrics import _checks
 
+__all__ = ["SimulatedVariance", "drop_relu", "drop_relu_paper", "dropout", "rrelu", "simulate"]
+
 Kind = Literal["drop_relu", "rrelu", "dropout"]
 
 # Elements of float64 drawn at a time by `simulate`: 1 Mi of them are 8 MiB.

@@ -17,7 +17,7 @@ from torch.utils import checkpoint
 
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.interception import SiteMode
-from rbue.call_sites.scope import Scope, running
+from rbue.call_sites.scope import Scope, current_scope, running, suspended
 
 _installed = False
 
@@ -98,13 +98,12 @@ class _Memory:
     """The place a block is called from, and the draws of converted networks that it calls itself, in order."""
 
     def __init__(self) -> None:
-        modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, SiteMode)]
         self.draws: list[Draw] = []
         self.position: int | None = None  # None while recording
         self.place: tuple[Scope, Any] | None = None
-        scope = running.scope
-        if scope is not None and modes and modes[-1].scope is scope:
-            self.place = Scope(scope.token, dict(scope.counts), scope.path), modes[-1].handler
+        if current_scope() is not None:
+            mode = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, SiteMode)][-1]
+            self.place = mode.scope.copy(), mode.handler
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -116,18 +115,17 @@ class _Memory:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        outer_scope, outer, outer_position = running.scope, running.memories, self.position
+        outer, outer_position = running.memories, self.position
         running.memories, self.position = (*outer, self), 0
         try:
             if self.place is None:
                 yield
             else:
                 scope, handler = self.place
-                running.scope = Scope(scope.token, dict(scope.counts), scope.path)
-                with SiteMode(running.scope, handler):
+                with suspended(current_scope()), SiteMode(scope.copy(), handler):
                     yield
         finally:
-            running.scope, running.memories, self.position = outer_scope, outer, outer_position
+            running.memories, self.position = outer, outer_position
 
     def replay(self) -> Draw:
         assert self.position is not None

@@ -39,9 +39,11 @@ class Conversion:
 
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run the network's own ``forward`` with its ReLUs made random."""
+        outer = scope.current_scope()
         if self.mode == "plain":
-            return forward(network, *args, **kwargs)
-        place = scope.Scope(self.token)
+            with scope.suspended(outer):  # its ReLUs are not those of a network around it either
+                return forward(network, *args, **kwargs)
+        place = scope.Scope(network, self.token)
         mode: SiteMode
         if self.mode == "mean":
             mode = SiteMode(place, self._mean)
@@ -50,19 +52,20 @@ class Conversion:
             handler = _RandomSites(self, network, draw)
             shared = draw.repeat > 1
             mode = SharingMode(place, handler, draw, (args, kwargs)) if shared else SiteMode(place, handler)
-        outer = scope.running.scope
-        scope.running.scope = place
-        try:
-            with mode:
-                out = forward(network, *args, **kwargs)
-        finally:
-            scope.running.scope = outer
-        if not place.counts:
+        with scope.suspended(outer), mode:
+            out = forward(network, *args, **kwargs)
+        if outer is not None:
+            outer.holds_converted = True
+        if not place.counts and not place.holds_converted and not self.sites:
             raise ConversionError(
                 f"{type(network).__name__} ran without meeting a ReLU, so nothing was random; rbue.sites(model, "
                 "example) lists what can be found."
             )
         return out
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        checkpointing.install()  # a pickled network may arrive in a process that has converted none
 
     def is_random(self, path: str, call: int) -> bool:
         """Whether this site is to be random; warn, once, about one that no placement decided on."""
@@ -190,7 +193,8 @@ def convert(model: nn.Module, activation: Activation, where: Placement = "all", 
     paths = [path for path, _ in network.named_modules()]
     conversion = Conversion(activation, found, chosen, paths)
     start = int(torch.randint(1 << 62, (), dtype=torch.int64))
-    draws.attach_buffers(network, [site.number for site in found], start)
+    with torch.inference_mode(False):  # they count calls outside it too
+        draws.attach_buffers(network, [site.number for site in found], start)
     scope.follow(network, conversion.token)
     network.__dict__[scope.CONVERSION] = conversion
     checkpointing.install()

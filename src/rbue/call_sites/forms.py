@@ -1,7 +1,8 @@
 """The spellings of ReLU: which torch calls are one, and how to read their arguments.
 
 ``clamp``, ``threshold`` and ``hardtanh`` count only with the bounds that make them a ReLU: zero below and
-nothing, or a cap, above.
+nothing, or a cap, above. A ReLU of a single number has no rows to be random in, and one that writes to ``out=`` names
+a tensor of the caller's: both are left as they are.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _is_zero(value: object) -> bool:
 
 def _clamp(arguments: _Arguments) -> tuple[bool, float | None] | None:
     low, high = arguments.get("min"), arguments.get("max")
-    if not _is_zero(low) or "out" in arguments:
+    if not _is_zero(low):
         return None
     if high is None:
         return False, None
@@ -131,7 +132,7 @@ def read_call(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCal
     for name, value in zip(names, args, strict=False):
         arguments[name] = value
     x = arguments.get("input", arguments.get("self"))
-    if not isinstance(x, Tensor) or not x.is_floating_point():
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or arguments.get("out") is not None:
         return None
     found = reader(arguments)
     return None if found is None else ReluCall(form, x, *found)

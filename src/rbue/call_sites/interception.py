@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch.overrides import TorchFunctionMode
-
 from rbue.call_sites.forms import ReluCall, read_call
-from rbue.call_sites.scope import Scope, running
+from rbue.call_sites.scope import Scope, ScopeMode
 
 
 class ReluHandler(Protocol):
@@ -18,21 +16,20 @@ class ReluHandler(Protocol):
         """Return the value of the ReLU."""
 
 
-class SiteMode(TorchFunctionMode):
+class SiteMode(ScopeMode):
     """Hand the ReLUs of one scope to a handler; leave every other call alone.
 
     torch takes this mode off while a call is being handled, so the ``torch.relu`` inside ``F.relu`` is not
-    seen again. Of two nested networks only the inner one is the running scope, so each ReLU has one owner.
+    seen again. Of two nested networks the outer one is suspended, so each ReLU has one owner.
     """
 
     def __init__(self, scope: Scope, handler: ReluHandler) -> None:
-        super().__init__()
-        self.scope = scope
+        super().__init__(scope)
         self.handler = handler
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        call = read_call(func, args, kwargs) if running.scope is self.scope else None
+        call = None if self.scope.suspended else read_call(func, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
         path = self.scope.path

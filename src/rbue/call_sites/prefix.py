@@ -21,7 +21,7 @@ from torch import Tensor
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.forms import read_call
 from rbue.call_sites.interception import ReluHandler, SiteMode
-from rbue.call_sites.scope import Scope, running
+from rbue.call_sites.scope import Scope
 
 _MARK = "_rbue_mark"
 _serial = count()
@@ -76,7 +76,7 @@ class SharingMode(SiteMode):
                 args[0].set_(repeat_rows(args[0], self.repeat))  # type: ignore[call-overload]
                 self._mark(args[0], True)
             args, kwargs = self._repeated(args), self._repeated(kwargs)
-        call = read_call(func, args, kwargs) if running.scope is self.scope else None
+        call = None if self.scope.suspended else read_call(func, args, kwargs)
         if call is None:
             out = func(*args, **kwargs)
         else:

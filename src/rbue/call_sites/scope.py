@@ -5,17 +5,21 @@ Every module that may apply a ReLU itself is given a subclass of its own class, 
 innermost (the user's hooks run outside it), survives ``deepcopy``, pickling and ``DataParallel`` replicas, and
 is ordinary code to a compiler. The instances keep their parameters, buffers and hooks untouched.
 
-A :class:`Scope` follows one forward pass of one network. The running scope is held per thread.
+A :class:`Scope` follows one forward pass of one network, in one thread.
 """
 
 from __future__ import annotations
 
 import threading
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from rbue.errors import ConversionError
 
@@ -27,12 +31,18 @@ CONVERSION = "_rbue_conversion"
 
 
 class Scope:
-    """The place of one forward pass: the current module path and how many ReLUs each path has applied."""
+    """The place of one forward pass: the current module path and how many ReLUs each path has applied.
 
-    def __init__(self, token: str, counts: dict[str, int] | None = None, path: str = "") -> None:
+    ``owner`` tells the pass of a network from that of its copies, which share the token.
+    """
+
+    def __init__(self, owner: nn.Module, token: str, counts: dict[str, int] | None = None, path: str = "") -> None:
+        self.owner = owner
         self.token = token
         self.path = path
         self.counts: dict[str, int] = {} if counts is None else counts
+        self.suspended = False  # while another converted network runs inside
+        self.holds_converted = False  # whether one ever did
 
     def next_call(self) -> int:
         """Count one more ReLU at the current path; return how many came before."""
@@ -40,11 +50,69 @@ class Scope:
         self.counts[self.path] = number + 1
         return number
 
+    def copy(self) -> Scope:
+        """The same place, to be continued apart."""
+        return Scope(self.owner, self.token, dict(self.counts), self.path)
 
-class _Running(threading.local):
-    scope: Scope | None = None
-    draws: Any = None  # (token, Draw) that a sampler hands to the network it runs
-    memories: tuple = ()  # what checkpointed blocks remember: see rbue.call_sites.checkpointing
+
+class ScopeMode(TorchFunctionMode):
+    """A torch-function mode for one scope. It is also the record of which scope runs in this thread."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__()
+        self.scope = scope
+
+
+def current_scope() -> Scope | None:
+    """The scope of the innermost network running in this thread, unless it is suspended.
+
+    Read from torch's own stack of modes and not from a thread-local: a compiler knows it on both sides of a graph
+    break.
+    """
+    for position in reversed(range(torch._C._len_torch_function_stack())):
+        mode = torch._C._get_function_stack_at(position)
+        if isinstance(mode, ScopeMode):
+            return None if mode.scope.suspended else mode.scope
+    return None
+
+
+@contextmanager
+def suspended(scope: Scope | None) -> Iterator[None]:
+    """Nothing that runs inside belongs to ``scope``."""
+    if scope is None:
+        yield
+        return
+    scope.suspended = True
+    try:
+        yield
+    finally:
+        scope.suspended = False
+
+
+class _Running:
+    """What a thread's sampler and checkpointed blocks hand to the networks that they run."""
+
+    def __init__(self) -> None:
+        # Not a subclass of threading.local: torch.compile reads and writes the wrong attributes of one.
+        self._local = threading.local()
+
+    @property
+    def draws(self) -> Any:
+        """``(token, Draw)`` of a sampler."""
+        return getattr(self._local, "draws", None)
+
+    @draws.setter
+    def draws(self, value: Any) -> None:
+        self._local.draws = value
+
+    @property
+    def memories(self) -> tuple:
+        """What checkpointed blocks remember: see :mod:`rbue.call_sites.checkpointing`."""
+        return getattr(self._local, "memories", ())
+
+    @memories.setter
+    def memories(self, value: tuple) -> None:
+        self._local.memories = value
 
 
 running = _Running()
@@ -61,14 +129,15 @@ _followed_classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
+    @wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         conversion = self.__dict__.get(CONVERSION)
-        scope = running.scope
-        if conversion is not None and (scope is None or scope.token != conversion.token):
+        scope = current_scope()
+        if conversion is not None and (scope is None or scope.owner is not self):
             return conversion.run(self, base.forward, args, kwargs)
         path = None if scope is None else self.__dict__.get(PATHS, {}).get(scope.token)
         if scope is None or path is None:
-            if scope is None and not torch.compiler.is_compiling() and in_backward():
+            if scope is None and not torch.compiler.is_compiling() and in_backward() and not running.memories:
                 raise ConversionError(
                     f"{type(self).__name__} was run again during backward without its random bits: this kind of "
                     "activation checkpointing is not supported; use torch.utils.checkpoint.checkpoint."
@@ -93,7 +162,46 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
         "__doc__": base.__doc__,
         "_rbue_base": base,
     }
+    if issubclass(base, torch.fx.GraphModule):
+        namespace |= _graph_module_methods(base)
     return type(base.__name__, (base,), namespace)
+
+
+def _graph_module_methods(base: type[torch.fx.GraphModule]) -> dict[str, Callable]:
+    """What a GraphModule does in its own way: it copies by rebuilding, and writes its code into its class."""
+
+    def deepcopy_(self: torch.fx.GraphModule, memo: dict) -> nn.Module:
+        return _adopt(base.__deepcopy__(self, memo), *deepcopy(_ours(self), memo))
+
+    def reduce(self: torch.fx.GraphModule, protocol: Any) -> tuple:
+        return _rebuild_graph_module, (*base.__reduce__(self), _ours(self))
+
+    def recompile(self: torch.fx.GraphModule) -> Any:
+        self.__class__, followed = base, type(self)
+        try:
+            return base.recompile(self)
+        finally:
+            self.__class__ = followed
+
+    return {"__deepcopy__": deepcopy_, "__reduce_ex__": reduce, "recompile": recompile}
+
+
+def _ours(module: nn.Module) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
+    attributes = {name: value for name, value in module.__dict__.items() if name.startswith("_rbue_")}
+    buffers = {name: value for name, value in module._buffers.items() if name.startswith("_rbue_")}
+    return attributes, buffers
+
+
+def _adopt(module: nn.Module, attributes: dict[str, Any], buffers: dict[str, torch.Tensor | None]) -> nn.Module:
+    module.__dict__.update(attributes)
+    for name, value in buffers.items():
+        module.register_buffer(name, value, persistent=False)
+    module.__class__ = followed_class(type(module))
+    return module
+
+
+def _rebuild_graph_module(rebuild: Callable, args: tuple, ours: tuple) -> nn.Module:
+    return _adopt(rebuild(*args), *ours)
 
 
 def in_backward() -> bool:

@@ -92,9 +92,15 @@ def choose(sites: SiteTable, where: Placement) -> frozenset[tuple[str, int]]:
         picked = [site for site in sites if where(site)]
     elif isinstance(where, str):
         picked = _by_word(sites, where)
+    elif isinstance(where, int):
+        picked = [_by_index(sites, where)]
+    elif isinstance(where, Iterable):
+        picked = [_by_index(sites, index) for index in where]
     else:
-        indices = [where] if isinstance(where, int) else list(where)
-        picked = [_by_index(sites, index) for index in indices]
+        raise InvalidInput(
+            "where must be 'all', 'first', 'last', an index, a list of indices, a name pattern or a function, "
+            f"not {where!r}."
+        )
     if not picked:
         raise InvalidInput(f"where={where!r} picks none of the {len(sites)} ReLU call sites:\n{sites!r}")
     return frozenset((site.path, site.call) for site in picked)

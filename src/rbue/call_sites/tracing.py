@@ -64,6 +64,16 @@ def refuse_unseen_parts(network: nn.Module) -> None:
                 f"{name} is a scripted or traced module whose ReLUs cannot be reached; convert the network "
                 "before torch.jit, or use the original Python module."
             )
+        if "forward" in vars(module) and module is network:
+            raise ConversionError(
+                f"{type(network).__name__} has a forward set on the instance ({module.forward!r}), which goes around "
+                "the conversion; define it in the class instead."
+            )
+        if _is_fused_relu(module):
+            raise ConversionError(
+                f"{name} is an nn.{type(module).__name__} with nonlinearity='relu', whose ReLUs run inside one fused "
+                "call and cannot be reached; use nonlinearity='tanh' or write the recurrence with F.relu."
+            )
         if isinstance(module, nn.DataParallel) and module is not network:
             raise ConversionError(
                 f"{name} is a DataParallel inside the network, which runs in threads of its own; wrap the whole "
@@ -74,6 +84,12 @@ def refuse_unseen_parts(network: nn.Module) -> None:
                 f"{name} calls the scripted function {label}, whose ReLUs cannot be reached; use the Python "
                 "function without torch.jit.script."
             )
+
+
+def _is_fused_relu(module: nn.Module) -> bool:
+    if isinstance(module, nn.RNNBase):
+        return module.mode == "RNN_RELU"
+    return isinstance(module, nn.RNNCell) and module.nonlinearity == "relu"
 
 
 def _scripted_functions(module: nn.Module) -> Iterator[str]:
@@ -103,22 +119,32 @@ def record(network: nn.Module, example: Any) -> tuple[SiteTable, list[str]]:
                 others.append(OTHER_ACTIVATIONS[func])
             return super().__torch_function__(func, types, args, kwargs)
 
-    token = uuid.uuid4().hex
-    scope = scopes.Scope(token)
-    outer = scopes.running.scope
-    scopes.follow(network, token)
+    recording = _Recording(lambda scope: Recorder(scope, note))
+    before = network.__dict__.get(scopes.CONVERSION)
+    scopes.follow(network, recording.token)
+    network.__dict__[scopes.CONVERSION] = recording
     try:
-        # A conversion on the network itself would run its own scope; only nested ones should.
-        conversion = network.__dict__.pop(scopes.CONVERSION, None)
-        scopes.running.scope = scope
-        with evaluating(network), torch.no_grad(), Recorder(scope, note):
-            call_with(network.forward, example)
+        with evaluating(network), torch.no_grad():
+            call_with(network._call_impl, example)  # with its hooks, but not compiled
     finally:
-        scopes.running.scope = outer
-        if conversion is not None:
-            network.__dict__[scopes.CONVERSION] = conversion
-        scopes.unfollow(network, token)
+        scopes.unfollow(network, recording.token)
+        del network.__dict__[scopes.CONVERSION]
+        if before is not None:
+            network.__dict__[scopes.CONVERSION] = before
     return SiteTable(found), sorted(set(others))
+
+
+class _Recording:
+    """Stands in for a conversion while the example runs."""
+
+    def __init__(self, make_mode: Callable[[scopes.Scope], SiteMode]) -> None:
+        self.token = uuid.uuid4().hex
+        self.make_mode = make_mode
+
+    def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        scope = scopes.Scope(network, self.token)
+        with scopes.suspended(scopes.current_scope()), self.make_mode(scope):
+            return forward(network, *args, **kwargs)
 
 
 def call_with(function: Callable, example: Any) -> Any:

@@ -93,7 +93,7 @@ class StackedPasses:
         stack, batch = len(samples), len(x)
         draw = Draw(
             self.state,
-            samples.repeat_interleave(batch),
+            samples if stack == 1 else samples.repeat_interleave(batch),
             images.repeat(stack),
             repeat=stack if share and stack > 1 else 1,
             sizes=sizes,

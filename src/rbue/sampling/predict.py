@@ -184,12 +184,12 @@ def _check_settings(samples: int, outputs: str, adaptive: Adaptive | None, retur
 def _check_batch(x: Tensor, network: nn.Module) -> None:
     if x.dim() == 0 or x.numel() == 0:
         raise InvalidInput(f"x must hold at least one image, but its shape is {tuple(x.shape)}.")
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        bad = (~torch.isfinite(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1))).any(1).nonzero()[0]
-        raise InvalidInput(f"x holds NaN or infinity, first in image {int(bad)}; clean the input.")
     parameter = next(network.parameters(), None)
     if parameter is not None and parameter.device != x.device:
         raise InvalidInput(f"x is on {x.device} but the network is on {parameter.device}; move one to the other.")
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        bad = (~torch.isfinite(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1))).any(1).nonzero()[0]
+        raise InvalidInput(f"x holds NaN or infinity, first in image {int(bad)}; clean the input.")
 
 
 def _check_finite(probs: Tensor) -> None:

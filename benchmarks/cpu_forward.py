@@ -1,0 +1,130 @@
+"""What random ReLUs cost on a CPU: against plain ReLU and against torch's own random numbers, in one run.
+
+    python benchmarks/cpu_forward.py [--trials 15] [--out results/cpu_forward.json]
+
+Goals: a stochastic forward pass within 1.15x of the plain one for ResNet-18 (batch 32, 32x32) and within 1.5x for a
+16-32-64 CNN (batch 128); 100 samples with `last` placement within 1.3x of one forward pass of ResNet-18; memory
+of 1,000 samples within 1.05x of 10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rbue
+from harness import facts, medians, write_json
+from networks import ResNet18, SmallCNN
+
+plain_relu = F.relu
+
+
+def bernoulli_relu(x: Tensor, inplace: bool = False) -> Tensor:
+    """DropReLU as most people would write it, with torch's own random numbers."""
+    return torch.where(torch.rand_like(x) < 0.9, plain_relu(x), x)
+
+
+def torch_rrelu(x: Tensor, inplace: bool = False) -> Tensor:
+    return F.rrelu(x, 1 / 8, 1 / 3, training=True)
+
+
+def with_relu(network: nn.Module, relu: Callable) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        with mock.patch.object(F, "relu", relu):
+            return network(x)
+
+    return run
+
+
+def forward_passes(network: nn.Module, x: Tensor, trials: int) -> dict[str, float]:
+    """Milliseconds of one pass, plain and in four random forms."""
+    drop = rbue.convert(copy.deepcopy(network), rbue.DropReLU(0.9), example=x)
+    rrelu = rbue.convert(copy.deepcopy(network), rbue.RReLU(), example=x)
+    peers = {"torch.rand formula": bernoulli_relu, "torch F.rrelu": torch_rrelu}
+    variants: dict[str, Callable[[], Any]] = {
+        "plain ReLU": lambda: network(x),
+        "rbue DropReLU": lambda: drop(x),
+        "rbue RReLU": lambda: rrelu(x),
+    }
+    for name, relu in peers.items():
+        variants[name] = partial(with_relu(network, relu), x)
+    return {name: 1e3 * seconds for name, seconds in medians(variants, trials).items()}
+
+
+def last_placement(network: nn.Module, x: Tensor, trials: int) -> dict[str, float]:
+    """Milliseconds of one plain pass and of 100 samples with only the last ReLU random."""
+    last = rbue.convert(copy.deepcopy(network), rbue.DropReLU(0.9), where="last", example=x)
+    variants = {"plain ReLU": lambda: network(x), "100 samples, last": lambda: rbue.predict(last, x, samples=100)}
+    return {name: 1e3 * seconds for name, seconds in medians(variants, trials).items()}
+
+
+def sampling_memory(samples: int) -> int:
+    """Peak resident KiB of a fresh process that draws this many samples."""
+    run = subprocess.run(
+        [sys.executable, __file__, "--memory", str(samples)], capture_output=True, text=True, check=True
+    )
+    return int(run.stdout)
+
+
+def measure_memory(samples: int) -> None:
+    torch.manual_seed(0)
+    network, x = SmallCNN().eval(), torch.randn(128, 3, 32, 32)
+    rbue.convert(network, rbue.DropReLU(0.9), example=x)
+    rbue.predict(network, x, samples=samples)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def ratios(times: dict[str, float]) -> dict[str, float]:
+    return {name: round(value / times["plain ReLU"], 3) for name, value in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("results/cpu_forward.json"))
+    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory:
+        measure_memory(options.memory)
+        return
+    torch.manual_seed(0)
+    content: dict[str, Any] = {"facts": facts(), "trials": options.trials, "milliseconds": {}, "ratio_to_plain": {}}
+    with torch.no_grad():
+        small, resnet = SmallCNN().eval(), ResNet18().eval()
+        runs = {
+            "16-32-64 CNN, batch 128": forward_passes(small, torch.randn(128, 3, 32, 32), 3 * options.trials),
+            "ResNet-18, batch 32": forward_passes(resnet, torch.randn(32, 3, 32, 32), options.trials),
+            "ResNet-18, batch 32, last": last_placement(resnet, torch.randn(32, 3, 32, 32), options.trials),
+        }
+    table = Table("network", "variant", "milliseconds", "ratio")
+    for name, times in runs.items():
+        content["milliseconds"][name] = {variant: round(value, 2) for variant, value in times.items()}
+        content["ratio_to_plain"][name] = ratios(times)
+        for variant, value in times.items():
+            table.add_row(name, variant, f"{value:.1f}", f"{value / times['plain ReLU']:.2f}")
+        table.add_section()
+    peaks = {samples: sampling_memory(samples) for samples in (10, 1000)}
+    content["peak_KiB_by_samples"] = peaks
+    content["memory_1000_over_10"] = round(peaks[1000] / peaks[10], 3)
+    table.add_row("16-32-64 CNN", "memory of 1,000 samples over 10", "", f"{content['memory_1000_over_10']:.2f}")
+    Console().print(table)
+    write_json(options.out, content)
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

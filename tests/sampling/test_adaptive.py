@@ -1,0 +1,126 @@
+"""Adaptive stopping keeps the confidence it states."""
+
+import pytest
+import torch
+from networks import build
+from scipy import stats
+
+import rbue
+from rbue.errors import InvalidInput
+from rbue.prediction import RunningStatistics
+from rbue.sampling.adaptive import student_quantile
+
+
+@pytest.mark.parametrize("freedom", [15, 31, 63, 255])
+@pytest.mark.parametrize("probability", [0.9, 0.975, 0.995, 0.9995])
+def test_student_quantile_against_scipy(probability, freedom):
+    assert student_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=2e-3)
+
+
+def simulate(draw, rule, limit, images=600):
+    """Feed made-up samples to the rule; return the statistics and when each image stopped."""
+    plan = rule.rounds(limit)
+    statistics = RunningStatistics(images, torch.device("cpu"))
+    active, done = torch.arange(images), 0
+    for target in plan:
+        statistics.add(active, draw(target - done, active))
+        done = target
+        if target != plan[-1]:
+            active = active[~rule.settled(statistics, active, len(plan))]
+        if not len(active):
+            break
+    return statistics
+
+
+@pytest.mark.parametrize("gap", [0.02, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("spread", [0.3, 2.0])
+def test_label_and_mean_hold_at_the_stated_confidence(gap, spread):
+    """Two-class samples with a known mean; heavy spreads give nearly Bernoulli samples."""
+    confidence, tolerance, images = 0.95, 0.03, 600
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count, rows):
+        noise = torch.randn(count, len(rows), generator=generator, dtype=torch.float64) * spread
+        p = torch.sigmoid(noise + gap * 4)
+        return torch.stack([p, 1 - p], dim=2)
+
+    truth = float(draw(200_000, torch.zeros(1))[..., 0].mean())
+    found = simulate(draw, rbue.Adaptive(tolerance, confidence), 1024, images)
+    stopped = found.count < 1024
+    mean = found.mean[:, 0]
+    wrong_label = ((mean < 0.5) & stopped).double().mean()
+    off_mean = (((mean - truth).abs() > tolerance) & stopped).double().mean()
+    slack = 4 * (confidence * (1 - confidence) / images) ** 0.5
+    assert float(wrong_label) <= 1 - confidence + slack
+    assert float(off_mean) <= 1 - confidence + slack
+
+
+def test_easy_images_stop_early_and_hard_ones_do_not():
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count, rows):
+        noise = torch.randn(count, len(rows), generator=generator) * torch.where(rows < 300, 0.1, 1.5)
+        p = torch.sigmoid(noise + torch.where(rows < 300, 4.0, 0.0))
+        return torch.stack([p, 1 - p], dim=2)
+
+    count = simulate(draw, rbue.Adaptive(0.02, 0.95), 512).count
+    assert count[:300].tolist() == [16] * 300
+    assert float(count[300:].double().mean()) > 400
+
+
+def test_adaptive_agrees_with_a_thousand_fixed_samples():
+    network, x = build("residual", batch=200)
+    with torch.no_grad():
+        network.head.weight.mul_(4)  # make the passes disagree
+    rbue.convert(network, rbue.DropReLU(0.7), example=x)
+    fixed = rbue.predict(network, x, samples=1000)
+    rule = rbue.Adaptive(tolerance=0.02, confidence=0.95)
+    adaptive = rbue.predict(network, x, samples=1000, adaptive=rule)
+    stopped = adaptive.samples_used < 1000
+    assert float(stopped.double().mean()) > 0.2
+    agree = (adaptive.label == fixed.label)[stopped].double().mean()
+    assert float(agree) >= 0.95
+    close = ((adaptive.probs - fixed.probs).abs().amax(1) <= 0.02)[stopped].double().mean()
+    assert float(close) >= 0.95
+    assert float(adaptive.samples_used.double().mean()) < 700
+    assert adaptive.votes.sum(1).equal(adaptive.samples_used)
+
+
+def test_an_image_that_never_settles_gets_all_samples_and_equals_the_fixed_result():
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    rule = rbue.Adaptive(tolerance=1e-6, confidence=0.99)
+    adaptive = rbue.predict(network, x, samples=50, adaptive=rule)
+    fixed = rbue.predict(network, x, samples=50)
+    assert adaptive.samples_used.tolist() == [50] * 4
+    torch.testing.assert_close(adaptive.probs, fixed.probs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(adaptive.variance, fixed.variance, rtol=1e-3, atol=1e-7)
+
+
+def test_per_pixel_images_settle_when_all_their_pixels_do():
+    network, x = build("per-pixel")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    found = rbue.predict(network, x, samples=64, adaptive=rbue.Adaptive(0.2, 0.9))
+    assert found.samples_used.shape == (4,)
+    assert found.votes.sum(1).amax((1, 2)).equal(found.samples_used)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 16, 17, 100, 1000])
+def test_rounds_end_at_the_limit_and_grow(limit):
+    rounds = rbue.Adaptive().rounds(limit)
+    assert rounds[-1] == limit
+    assert rounds == sorted(set(rounds))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(tolerance=0), "0"),
+        (dict(confidence=1.0), r"1\.0"),
+        (dict(confidence=-0.5), r"-0\.5"),
+        (dict(first=2), "2"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(InvalidInput, match=message):
+        rbue.Adaptive(**settings)

@@ -1,0 +1,341 @@
+"""``rbue.predict``: the samples of a plain loop, however they are computed."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from networks import NETWORKS, Residual, StatementInPlace, build
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rbue
+from rbue.errors import ConversionError, InvalidInput
+from rbue.sampling.passes import StackedPasses, class_scores
+
+OUTPUT_TOLERANCE = 2e-6
+"""Network outputs differ between batch sizes by the rounding of other convolution kernels; masks do not."""
+
+
+def loop(network, x, samples, seed=0):
+    """The reference: one call a sample."""
+    rbue.seed(network, seed)
+    with torch.no_grad():
+        outputs = [class_scores(network(x.clone())) for _ in range(samples)]
+    return torch.stack(outputs).softmax(2)
+
+
+@pytest.mark.parametrize("where", ["all", "first", "last"])
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "time-first"])
+@pytest.mark.parametrize("activation", [rbue.DropReLU(0.6), rbue.RReLU()], ids=["drop", "rrelu"])
+def test_samples_are_those_of_a_loop(name, where, activation):
+    network, x = build(name)
+    rbue.convert(network, activation, where=where, example=x)
+    found = rbue.predict(network, x, samples=6, return_samples=True)
+    expected = loop(network, x, 6)
+    torch.testing.assert_close(found.samples, expected, rtol=0, atol=OUTPUT_TOLERANCE)
+    assert float((expected[0] - expected[1]).abs().max()) > 10 * OUTPUT_TOLERANCE
+    torch.testing.assert_close(found.probs, expected.mean(0), rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_sharing_the_prefix_holds_at_every_site_and_channels_last(index):
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.5), where=[index], example=x)
+    expected = loop(network, x, 5)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        found = rbue.predict(network, x.to(memory_format=memory_format), samples=5, return_samples=True)
+        torch.testing.assert_close(found.samples, expected, rtol=0, atol=OUTPUT_TOLERANCE)
+    assert all(plan.share for plan in network._rbue_conversion.plans.values())
+
+
+def calls_of(module):
+    rows = []
+    module.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    return rows
+
+
+def test_the_prefix_runs_once_for_all_samples():
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.5), where="last", example=x)
+    rbue.predict(network, x, samples=2)  # finds out that sharing works
+    stem, head = calls_of(network.stem), calls_of(network.head)
+    rbue.predict(network, x, samples=50)
+    assert stem == [len(x)]
+    assert head == [50 * len(x)]
+
+
+@pytest.mark.parametrize("name", ["remembers", "time-first"])
+def test_networks_that_defeat_sharing_are_noticed(name):
+    network, x = build(name)
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    found = rbue.predict(network, x, samples=5, return_samples=True)
+    (plan,) = network._rbue_conversion.plans.values()
+    assert not plan.share
+    torch.testing.assert_close(found.samples, loop(network, x, 5), rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize("memory", [1, 50_000, None])
+def test_samples_do_not_depend_on_batch_size_or_memory(batch, memory):
+    network, x = build("residual", batch=64)
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    whole = rbue.predict(network, x, samples=4, return_samples=True)
+    loader = DataLoader(TensorDataset(x, torch.arange(64)), batch_size=batch)
+    parts = rbue.predict(network, loader, samples=4, return_samples=True, memory=memory)
+    torch.testing.assert_close(parts.samples, whole.samples, rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+def test_index_numbers_the_images():
+    network, x = build("residual", batch=6)
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    whole = rbue.predict(network, x, samples=3, return_samples=True)
+    order = torch.tensor([4, 1, 5])
+    some = rbue.predict(network, x[order], samples=3, index=order, return_samples=True)
+    torch.testing.assert_close(some.samples, whole.samples[:, order], rtol=0, atol=OUTPUT_TOLERANCE)
+    default = rbue.predict(network, x[order], samples=3, return_samples=True)
+    assert float((default.samples - some.samples).abs().max()) > 1e-3
+
+
+def test_seeds_give_other_samples_and_the_same_seed_the_same():
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    first, again, other = (rbue.predict(network, x, samples=3, seed=seed).probs for seed in (7, 7, 8))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_predict_leaves_flags_statistics_counter_and_input_alone():
+    network = Residual()
+    x = torch.randn(4, 3, 8, 8)
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    network.train()
+    network.norm.eval()
+    rbue.seed(network, 1)
+    before, x_before = copy.deepcopy(network.state_dict()), x.clone()
+    flags = [module.training for module in network.modules()]
+    rbue.predict(network, x, samples=3)
+    assert [module.training for module in network.modules()] == flags
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert torch.equal(x, x_before)
+    with torch.no_grad():
+        a = network.eval()(x)
+        rbue.seed(network, 1)
+        assert torch.equal(a, network(x)), "predict must not advance the stream of plain calls"
+
+
+def test_a_network_that_works_in_place_on_its_input_does_not_change_the_callers():
+    class Eats(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.head(x.relu_())
+
+    network, x = Eats(), torch.randn(5, 6)
+    rbue.convert(network, rbue.DropReLU(0.5), example=x.clone())
+    kept = x.clone()
+    found = rbue.predict(network, x, samples=4, return_samples=True)
+    assert torch.equal(x, kept)
+    torch.testing.assert_close(found.samples, loop(network, x, 4), rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+def test_batchnorm_and_dropout_are_in_evaluation_mode_while_sampling():
+    network, x = build("residual")
+    network.train()
+    rbue.convert(network, rbue.DropReLU(1.0), example=x)
+    found = rbue.predict(network, x, samples=5)
+    network.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(found.probs, network(x).softmax(1), rtol=0, atol=OUTPUT_TOLERANCE)
+    assert float(found.variance.max()) < 1e-12
+
+
+def test_one_logit_is_two_classes():
+    network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randn(5, 6)
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    found = rbue.predict(network, x, samples=7)
+    rbue.seed(network, 0)
+    with torch.no_grad():
+        p = torch.stack([network(x).sigmoid() for _ in range(7)]).mean(0)
+    torch.testing.assert_close(found.probs, torch.cat([1 - p, p], 1), rtol=0, atol=OUTPUT_TOLERANCE)
+    assert found.votes.sum(1).tolist() == [7] * 5
+
+
+def test_probabilities_are_taken_as_they_are():
+    network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(1))
+    x = torch.randn(5, 6)
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    found = rbue.predict(network, x, samples=4, outputs="probs", return_samples=True)
+    rbue.seed(network, 0)
+    with torch.no_grad():
+        expected = torch.stack([network(x) for _ in range(4)])
+    torch.testing.assert_close(found.samples, expected, rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+def test_per_pixel_classifiers():
+    network, x = build("per-pixel")
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    found = rbue.predict(network, x, samples=5)
+    assert found.probs.shape == found.variance.shape == found.votes.shape == (4, 4, 6, 6)
+    assert found.label.shape == found.entropy.shape == found.mutual_information.shape == (4, 6, 6)
+    assert found.samples_used.shape == (4,)
+
+
+def test_objects_with_logits_are_accepted():
+    class Output:
+        def __init__(self, logits):
+            self.logits = logits
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = StatementInPlace()
+
+        def forward(self, x):
+            return Output(self.inner(x))
+
+    network, x = Wrapped(), torch.randn(4, 6)
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    assert rbue.predict(network, x, samples=2).probs.shape == (4, 3)
+
+
+def test_out_of_memory_makes_smaller_passes_and_loses_nothing(monkeypatch):
+    network, x = build("residual", batch=9)
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    expected = rbue.predict(network, x, samples=8, return_samples=True)
+    rows = []
+    original = StackedPasses._pass
+
+    def cramped(self, x, samples, *rest, **keywords):
+        if len(x) * len(samples) > 10:
+            raise torch.OutOfMemoryError("no memory left")
+        rows.append(len(x) * len(samples))
+        return original(self, x, samples, *rest, **keywords)
+
+    monkeypatch.setattr(StackedPasses, "_pass", cramped)
+    found = rbue.predict(network, x, samples=8, return_samples=True)
+    torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
+    assert found.samples_used.tolist() == [8] * 9
+    assert max(rows) <= 10
+
+
+def test_out_of_memory_for_a_single_row_is_reported(monkeypatch):
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    rbue.predict(network, x, samples=2)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(StackedPasses, "_pass", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        rbue.predict(network, x, samples=2)
+
+
+def test_errors_of_the_network_itself_come_through():
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    with pytest.raises(RuntimeError, match="channels"):
+        rbue.predict(network, torch.randn(2, 5, 8, 8), samples=2)
+
+
+def test_half_precision_networks_give_float_probabilities():
+    network, x = build("residual")
+    network.bfloat16()
+    rbue.convert(network, rbue.DropReLU(0.6), example=x.bfloat16())
+    found = rbue.predict(network, x.bfloat16(), samples=3)
+    assert found.probs.dtype == torch.float32
+    torch.testing.assert_close(found.probs.sum(1), torch.ones(4))
+
+
+def test_compiled_networks_give_the_same_samples():
+    network, x = build("residual", batch=3)
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    expected = rbue.predict(network, x, samples=4, return_samples=True)
+    found = rbue.predict(torch.compile(network, fullgraph=True), x, samples=4, return_samples=True)
+    torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+def test_progress_does_not_change_the_result(capsys):
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    quiet = rbue.predict(network, x, samples=4)
+    loud = rbue.predict(network, x, samples=4, progress=True, adaptive=rbue.Adaptive(first=4))
+    assert torch.equal(quiet.probs, loud.probs)
+    assert capsys.readouterr().out == ""
+
+
+def test_stream_version_and_seed_are_written_into_the_result():
+    network, x = build("statement")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    found = rbue.predict(network, x, samples=2, seed=5)
+    assert (found.seed, found.stream_version) == (5, 1)
+
+
+def bad_inputs():
+    nan, inf = torch.randn(4, 6), torch.randn(4, 6)
+    nan[2, 1], inf[3, 0] = float("nan"), float("inf")
+    good = torch.randn(4, 6)
+    return [
+        (dict(x=nan), "image 2"),
+        (dict(x=inf), "image 3"),
+        (dict(x=torch.empty(0, 6)), r"\(0, 6\)"),
+        (dict(x=[]), "no batch"),
+        (dict(x="images"), "str"),
+        (dict(x=[{"a": 1}]), "dict"),
+        (dict(x=torch.empty(4, 6, device="meta").float()), "meta"),
+        (dict(x=good, samples=0), "0"),
+        (dict(x=good, samples=2.5), "2.5"),
+        (dict(x=good, seed=-1), "-1"),
+        (dict(x=good, seed=1 << 64), "18446744073709551616"),
+        (dict(x=good, outputs="scores"), "scores"),
+        (dict(x=good, outputs="probs"), "sums to"),
+        (dict(x=good, index=torch.arange(3)), "3 images"),
+        (dict(x=good, index=torch.arange(4.0)), "float32"),
+        (dict(x=good, index=torch.tensor([0, 1, 2, -3])), "-3"),
+        (dict(x=[good, good], index=torch.arange(9)), "9 images"),
+        (dict(x=good, adaptive=0.5), "0.5"),
+        (dict(x=good, adaptive=rbue.Adaptive(), return_samples=True), "return_samples"),
+    ]
+
+
+@pytest.mark.parametrize(("arguments", "message"), bad_inputs())
+def test_bad_input_is_one_clear_sentence(arguments, message):
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
+    with pytest.raises(InvalidInput, match=message) as error:
+        rbue.predict(network, **{"samples": 2, **arguments})
+    assert "\n" not in str(error.value)
+
+
+def test_nan_from_the_network_is_reported():
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
+    with torch.no_grad():
+        network.head.bias[0] = float("nan")
+    with pytest.raises(InvalidInput, match="NaN"):
+        rbue.predict(network, torch.randn(4, 6), samples=2)
+
+
+def test_an_unconverted_network_is_told_how():
+    with pytest.raises(ConversionError, match=r"rbue\.convert"):
+        rbue.predict(StatementInPlace(), torch.randn(4, 6))
+
+
+def test_votes_and_label_of_a_known_mixture():
+    """A network whose output is the mask itself: probabilities follow the keep rate."""
+
+    class Coin(nn.Module):
+        def forward(self, x):
+            return torch.cat([F_relu(x), torch.full_like(x, -0.5)], 1) * 50
+
+    F_relu = nn.functional.relu
+    q = 0.7
+    network = rbue.convert(Coin(), rbue.DropReLU(q))
+    found = rbue.predict(network, torch.full((2000, 1), -1.0), samples=100)
+    kept = found.votes[:, 0].double() / 100
+    error = np.sqrt(q * (1 - q) / 2000 / 100)
+    assert abs(float(kept.mean()) - q) < 4 * error
+    # each image is a binomial of its own
+    assert abs(float(kept.var()) - q * (1 - q) / 100) < 4 * np.sqrt(2 / 2000) * q * (1 - q) / 100

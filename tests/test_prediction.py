@@ -1,0 +1,85 @@
+"""Prediction and its running statistics against plain formulas on all samples at once."""
+
+import numpy as np
+import pytest
+import torch
+
+from rbue.prediction import Prediction, RunningStatistics, concatenate
+
+
+def random_probs(samples, images, *rest, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(samples, images, *rest, generator=generator).mul(3).softmax(2)
+
+
+def accumulate(probs, cuts):
+    statistics = RunningStatistics(probs.shape[1], probs.device)
+    start = 0
+    for stop in [*cuts, len(probs)]:
+        for rows in torch.arange(probs.shape[1]).split(3):
+            statistics.add(rows, probs[start:stop, rows])
+        start = stop
+    return statistics.prediction(seed=0)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 2, 5)])
+@pytest.mark.parametrize("cuts", [[], [1], [2, 3, 17]])
+def test_running_statistics_equal_numpy_on_all_samples(shape, cuts):
+    probs = random_probs(20, 7, *shape)
+    found = accumulate(probs, cuts)
+    p = probs.double().numpy()
+    np.testing.assert_allclose(found.probs, p.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.variance, p.var(0), rtol=1e-5, atol=1e-9)
+    labels = p.argmax(2)
+    votes = np.stack([(labels == c).sum(0) for c in range(p.shape[2])], axis=1)
+    np.testing.assert_array_equal(found.votes, votes)
+    entropy = -(p * np.log(p)).sum(2).mean(0)
+    np.testing.assert_allclose(found.expected_entropy, entropy, rtol=1e-5)
+    assert found.samples_used.tolist() == [20] * 7
+
+
+def test_variance_does_not_lose_digits_with_many_chunks():
+    probs = 0.5 + 1e-5 * torch.randn(4000, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = accumulate(probs, list(range(10, 4000, 10)))
+    np.testing.assert_allclose(found.variance, probs.numpy().var(0), rtol=1e-4)
+
+
+def test_derived_quantities():
+    probs = random_probs(30, 5, 4)
+    found = accumulate(probs, [10])
+    mean = probs.double().mean(0)
+    assert torch.equal(found.label, mean.argmax(1))
+    torch.testing.assert_close(found.confidence.double(), mean.amax(1), rtol=1e-6, atol=0)
+    entropy = -(mean * mean.log()).sum(1)
+    torch.testing.assert_close(found.entropy.double(), entropy, rtol=1e-5, atol=0)
+    expected = -(probs.double() * probs.double().log()).sum(2).mean(0)
+    torch.testing.assert_close(found.mutual_information.double(), entropy - expected, rtol=1e-4, atol=1e-6)
+
+
+def test_certain_samples_have_zero_entropy_not_nan():
+    probs = torch.zeros(3, 2, 4)
+    probs[..., 1] = 1
+    found = accumulate(probs, [])
+    assert found.entropy.tolist() == [0, 0]
+    assert found.mutual_information.tolist() == [0, 0]
+
+
+def test_concatenate_keeps_order_and_samples():
+    probs = random_probs(6, 5, 3)
+    statistics = [RunningStatistics(n, probs.device) for n in (2, 3)]
+    statistics[0].add(torch.arange(2), probs[:, :2])
+    statistics[1].add(torch.arange(3), probs[:, 2:])
+    parts = [s.prediction(4, probs[:, rows]) for s, rows in zip(statistics, (slice(0, 2), slice(2, 5)), strict=True)]
+    whole = concatenate(parts)
+    torch.testing.assert_close(whole.probs, probs.mean(0))
+    assert whole.samples is not None
+    assert torch.equal(whole.samples, probs)
+    assert whole.seed == 4
+
+
+def test_repr_says_what_was_drawn():
+    text = repr(accumulate(random_probs(6, 5, 3), []))
+    assert "5 images" in text
+    assert "3 classes" in text
+    assert "6 samples" in text
+    assert isinstance(accumulate(random_probs(6, 5, 3), []), Prediction)
