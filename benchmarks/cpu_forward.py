@@ -28,9 +28,23 @@ from torch.nn import functional as F
 
 import rbue
 from harness import facts, medians, write_json
-from networks import ResNet18, SmallCNN
+from rbue.models.resnet18 import ResNet18
 
 plain_relu = F.relu
+
+
+class PlainCNN(nn.Module):
+    """Convolutions of 16, 32 and 64 channels and nothing else, so that activations weigh as much as they can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 16, 3, 1, 1), nn.Conv2d(16, 32, 3, 2, 1)
+        self.conv3, self.head = nn.Conv2d(32, 64, 3, 2, 1), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv1(x))
+        x = F.relu(self.conv2(x))
+        return self.head(F.relu(self.conv3(x)).mean((2, 3)))
 
 
 def bernoulli_relu(x: Tensor, inplace: bool = False) -> Tensor:
@@ -82,7 +96,7 @@ def sampling_memory(samples: int) -> int:
 
 def measure_memory(samples: int) -> None:
     torch.manual_seed(0)
-    network, x = SmallCNN().eval(), torch.randn(128, 3, 32, 32)
+    network, x = PlainCNN().eval(), torch.randn(128, 3, 32, 32)
     rbue.convert(network, rbue.DropReLU(0.9), example=x)
     rbue.predict(network, x, samples=samples)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
@@ -104,7 +118,7 @@ def main() -> None:
     torch.manual_seed(0)
     content: dict[str, Any] = {"facts": facts(), "trials": options.trials, "milliseconds": {}, "ratio_to_plain": {}}
     with torch.no_grad():
-        small, resnet = SmallCNN().eval(), ResNet18().eval()
+        small, resnet = PlainCNN().eval(), ResNet18().eval()
         runs = {
             "16-32-64 CNN, batch 128": forward_passes(small, torch.randn(128, 3, 32, 32), 3 * options.trials),
             "ResNet-18, batch 32": forward_passes(resnet, torch.randn(32, 3, 32, 32), options.trials),

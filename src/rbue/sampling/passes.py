@@ -35,10 +35,9 @@ class PassPlan:
 
     def cost(self, images: int, samples: int) -> int:
         """Bytes of activations that a pass holds at once, roughly."""
-        sampled = images * samples
-        if not self.share:
-            return _LIVE_TENSORS * sampled * max(self.sizes.unsampled, self.sizes.sampled)
-        return _LIVE_TENSORS * (images * self.sizes.unsampled + sampled * self.sizes.sampled)
+        rows = images * samples
+        before = self.sizes.unsampled * (images if self.share else rows)
+        return _LIVE_TENSORS * max(before, self.sizes.sampled * rows)
 
 
 class StackedPasses:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from rbue import random_stream
 from rbue.call_sites import conversion_of, evaluating, innermost, mode
 from rbue.errors import InvalidInput
-from rbue.prediction import Prediction, RunningStatistics, concatenate
+from rbue.prediction import Prediction, concatenate
 from rbue.sampling.adaptive import Adaptive
+from rbue.sampling.collect import collect
 from rbue.sampling.passes import StackedPasses
 from rbue.sampling.progress import SampleProgress
 
@@ -68,76 +69,24 @@ def predict(
         for batch in _batches(x):
             _check_batch(batch, network)
             numbers = _image_numbers(index, start, batch, whole=isinstance(x, Tensor))
-            passes = StackedPasses(model, batch, seed, memory)
-            plan = [samples] if adaptive is None else adaptive.rounds(samples)
-            parts.append(_predict_batch(passes, batch, numbers, plan, outputs, adaptive, return_samples, seed, report))
+            prediction = collect(
+                StackedPasses(model, batch, seed, memory),
+                batch,
+                numbers,
+                samples,
+                seed=seed,
+                outputs=outputs,
+                adaptive=adaptive,
+                return_samples=return_samples,
+                report=report,
+            )
+            parts.append(prediction)
             start += len(batch)
     if not parts:
         raise InvalidInput("the loader gave no batch; there is nothing to predict.")
     if index is not None and len(index) != start:
         raise InvalidInput(f"index numbers {len(index)} images, but the loader gave {start}.")
     return parts[0] if len(parts) == 1 else concatenate(parts)
-
-
-def _predict_batch(
-    passes: StackedPasses,
-    x: Tensor,
-    images: Tensor,
-    plan: list[int],
-    outputs: str,
-    adaptive: Adaptive | None,
-    return_samples: bool,
-    seed: int,
-    report: SampleProgress | None,
-) -> Prediction:
-    statistics = RunningStatistics(len(x), x.device)
-    active = torch.arange(len(x), device=x.device)
-    kept: Tensor | None = None
-    done = 0
-    for target in plan:
-        numbers = torch.arange(done, target, dtype=torch.int32, device=x.device)
-        for batch, stack, out in passes(x[active], numbers, images[active]):
-            probs = probabilities(out, outputs)
-            statistics.add(active[batch], probs)
-            if return_samples:
-                if kept is None:
-                    kept = probs.new_empty((target, len(x), *probs.shape[2:]))
-                kept[stack, batch] = probs
-            if report is not None:
-                report.advance(probs.shape[0] * probs.shape[1])
-        done = target
-        if adaptive is not None and target != plan[-1]:
-            settled = adaptive.settled(statistics, active, len(plan))
-            if report is not None:
-                report.skip(int(settled.sum()) * (plan[-1] - target))
-            active = active[~settled]
-            if len(active) == 0:
-                break
-    result = statistics.prediction(seed, kept)
-    _check_finite(result.probs)
-    return result
-
-
-def probabilities(out: Tensor, outputs: str) -> Tensor:
-    """Network outputs ``(s, b, C, ...)`` as class probabilities; one column becomes two classes."""
-    if out.dim() == 2:
-        out = out.unsqueeze(2)
-    out = out.float() if out.dtype in (torch.float16, torch.bfloat16) else out
-    single = out.shape[2] == 1
-    if outputs == "logits":
-        if single:
-            return torch.cat([torch.sigmoid(-out), torch.sigmoid(out)], dim=2)
-        return torch.softmax(out, dim=2)
-    if single:
-        out = torch.cat([1 - out, out], dim=2)
-    total = out.sum(2)
-    off = float((total - 1).abs().max())
-    if off > 1e-3 or float(out.min()) < -1e-6:
-        raise InvalidInput(
-            f"outputs='probs', but the network's outputs are not probabilities: a row sums to {1 + off:.4g} or has a "
-            f"negative entry ({float(out.min()):.4g}); use outputs='logits'."
-        )
-    return out
 
 
 def _batches(x: Tensor | Iterable[Any]) -> Iterator[Tensor]:
@@ -190,9 +139,3 @@ def _check_batch(x: Tensor, network: nn.Module) -> None:
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         bad = (~torch.isfinite(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1))).any(1).nonzero()[0]
         raise InvalidInput(f"x holds NaN or infinity, first in image {int(bad)}; clean the input.")
-
-
-def _check_finite(probs: Tensor) -> None:
-    if not bool(torch.isfinite(probs).all()):
-        bad = (~torch.isfinite(probs.flatten(1))).any(1).nonzero()[0]
-        raise InvalidInput(f"the network returned NaN or infinity, first for image {int(bad)}.")

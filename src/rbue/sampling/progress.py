@@ -22,12 +22,8 @@ class SampleProgress:
         self._task = self._progress.add_task("sampling", total=None if images is None else samples * images)
 
     def advance(self, drawn: int) -> None:
-        """Note samples drawn."""
+        """Note samples drawn, or found not to be needed."""
         self._progress.advance(self._task, drawn)
-
-    def skip(self, spared: int) -> None:
-        """Note samples that need not be drawn."""
-        self._progress.advance(self._task, spared)
 
     def __enter__(self) -> SampleProgress:
         self._progress.start()

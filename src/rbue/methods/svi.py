@@ -1,0 +1,67 @@
+"""SVI: stochastic variational inference with independent Gaussian weights (Graves, 2011; Blundell et al., 2015).
+
+The loss of one batch is the mean cross-entropy plus ``β KL(q || p) / N`` with ``N`` training images, so that a whole
+epoch sums to the (negative) evidence lower bound. ``β`` grows linearly from 0 to ``kl_weight`` over the first
+``warm_up`` of training: with the full divergence from the start the weights collapse to the prior before they have
+learnt anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rbue.methods.base import TrainingProgress, register
+from rbue.methods.gaussian_layers import gaussian_layers, make_gaussian, weight_draw
+from rbue.sampling.collect import SampleStream
+from rbue.sampling.passes import class_scores
+
+
+@register("svi")
+@dataclass(frozen=True)
+class SVI:
+    """Gaussian convolution and linear weights; BatchNorm and biases are points.
+
+    Attributes:
+        kl_weight: final weight ``β`` of the divergence; 1 is the evidence lower bound.
+        warm_up: share of training over which ``β`` grows to it.
+        deviation: initial deviation of the weights, as a multiple of ``1/sqrt(fan_in)``.
+    """
+
+    kl_weight: float = 1.0
+    warm_up: float = 0.5
+    deviation: float = 0.05
+    networks = 1
+    limit = None
+
+    def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
+        """Give every convolution and linear layer Gaussian weights."""
+        return make_gaussian(network, self.deviation)
+
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Tensor:
+        """Cross-entropy plus the weighted divergence from the prior, both an image."""
+        grown = 1.0 if self.warm_up == 0 else min(1.0, progress.fraction / self.warm_up)
+        divergence = torch.stack([layer.kl(None) for _, layer in gaussian_layers(network)]).sum()
+        return F.cross_entropy(network(x), y) + self.kl_weight * grown * divergence / progress.images
+
+    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
+        """One weight draw a sample, shared by all images."""
+        return WeightDraws(networks[0], seed)
+
+
+class WeightDraws:
+    """Sample ``k`` is the network with draw ``k`` of its weights."""
+
+    def __init__(self, network: nn.Module, seed: int) -> None:
+        self.network, self.seed = network, seed
+
+    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield the outputs of one weight draw at a time."""
+        for place, number in enumerate(samples.tolist()):
+            with torch.no_grad(), weight_draw(self.network, self.seed, number):
+                out = class_scores(self.network(x))
+            yield slice(0, len(x)), slice(place, place + 1), out.unsqueeze(0)

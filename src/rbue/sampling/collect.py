@@ -1,0 +1,91 @@
+"""Turn a stream of sampled outputs into a prediction, whoever draws the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rbue.errors import InvalidInput
+from rbue.prediction import Prediction, RunningStatistics
+from rbue.sampling.adaptive import Adaptive
+from rbue.sampling.progress import SampleProgress
+
+
+class SampleStream(Protocol):
+    """Anything that can draw numbered samples of numbered images: random passes, members, weight draws."""
+
+    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
+
+
+def collect(
+    stream: SampleStream,
+    x: Tensor,
+    images: Tensor,
+    samples: int,
+    *,
+    seed: int,
+    outputs: str = "logits",
+    adaptive: Adaptive | None = None,
+    return_samples: bool = False,
+    report: SampleProgress | None = None,
+) -> Prediction:
+    """Draw samples of one batch and keep running statistics of their probabilities."""
+    plan = [samples] if adaptive is None else adaptive.rounds(samples)
+    statistics = RunningStatistics(len(x), x.device)
+    active = torch.arange(len(x), device=x.device)
+    kept: Tensor | None = None
+    done = 0
+    for target in plan:
+        numbers = torch.arange(done, target, dtype=torch.int32, device=x.device)
+        for batch, stack, out in stream(x[active], numbers, images[active]):
+            probs = probabilities(out, outputs)
+            statistics.add(active[batch], probs)
+            if return_samples:
+                if kept is None:
+                    kept = probs.new_empty((target, len(x), *probs.shape[2:]))
+                kept[stack, batch] = probs
+            if report is not None:
+                report.advance(probs.shape[0] * probs.shape[1])
+        done = target
+        if adaptive is not None and target != plan[-1]:
+            settled = adaptive.settled(statistics, active, len(plan))
+            if report is not None:
+                report.advance(int(settled.sum()) * (plan[-1] - target))
+            active = active[~settled]
+            if len(active) == 0:
+                break
+    result = statistics.prediction(seed, kept)
+    _check_finite(result.probs)
+    return result
+
+
+def probabilities(out: Tensor, outputs: str) -> Tensor:
+    """Network outputs ``(s, b, C, ...)`` as class probabilities; one column becomes two classes."""
+    if out.dim() == 2:
+        out = out.unsqueeze(2)
+    out = out.float() if out.dtype in (torch.float16, torch.bfloat16) else out
+    single = out.shape[2] == 1
+    if outputs == "logits":
+        if single:
+            return torch.cat([torch.sigmoid(-out), torch.sigmoid(out)], dim=2)
+        return torch.softmax(out, dim=2)
+    if single:
+        out = torch.cat([1 - out, out], dim=2)
+    total = out.sum(2)
+    off = float((total - 1).abs().max())
+    if off > 1e-3 or float(out.min()) < -1e-6:
+        raise InvalidInput(
+            f"outputs='probs', but the network's outputs are not probabilities: a row sums to {1 + off:.4g} or has a "
+            f"negative entry ({float(out.min()):.4g}); use outputs='logits'."
+        )
+    return out
+
+
+def _check_finite(probs: Tensor) -> None:
+    if not bool(torch.isfinite(probs).all()):
+        bad = (~torch.isfinite(probs.flatten(1))).any(1).nonzero()[0]
+        raise InvalidInput(f"the network returned NaN or infinity, first for image {int(bad)}.")

@@ -1,0 +1,85 @@
+"""Gaussian layers against closed forms."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from rbue.methods.gaussian_layers import gaussian_layers, make_gaussian, standard_normal, weight_draw
+
+
+def test_stream_normals_are_standard_normal_and_independent():
+    like = torch.empty(400, 500)
+    a, b = (standard_normal(like, 0, sample, 7).flatten() for sample in (0, 1))
+    assert stats.kstest(a.numpy(), "norm").pvalue > 1e-3
+    for other in (b, standard_normal(like, 1, 0, 7).flatten(), standard_normal(like, 0, 0, 8).flatten()):
+        assert abs(float((a * other).mean())) < 4 / math.sqrt(a.numel())
+    half = a.numel() // 2
+    assert abs(float((a[:half] * a[half:]).mean())) < 4 / math.sqrt(half)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(6, 5), nn.Conv2d(6, 5, 3, padding=1, groups=1)])
+def test_local_reparameterisation_has_the_moments_of_weight_draws(layer):
+    """For one output position the two ways have the same mean and variance."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 6) if isinstance(layer, nn.Linear) else torch.randn(1, 6, 1, 1)
+    network = make_gaussian(nn.Sequential(layer), relative_deviation=1.0)
+    draws = 20_000
+    with torch.no_grad():
+        local = network(x.expand(draws, *x.shape[1:])).flatten(1)
+        weights = []
+        for sample in range(2000):
+            with weight_draw(network, 0, sample):
+                weights.append(network(x).flatten(1))
+    sampled = torch.cat(weights)
+    error = local.std(0) * math.sqrt(1 / draws + 1 / 2000)
+    assert ((local.mean(0) - sampled.mean(0)).abs() < 5 * error).all()
+    assert ((local.var(0) / sampled.var(0)).log().abs() < 5 * math.sqrt(2 / 2000)).all()
+
+
+def test_kl_against_torch_distributions():
+    torch.manual_seed(0)
+    network = make_gaussian(nn.Sequential(nn.Linear(7, 4)), relative_deviation=0.3)
+    ((_, layer),) = gaussian_layers(network)
+    q = torch.distributions.Normal(layer.weight, layer.deviation)
+    p = torch.distributions.Normal(torch.zeros(4, 7), 0.5)
+    expected = torch.distributions.kl_divergence(q, p).sum()
+    torch.testing.assert_close(layer.kl(0.5), expected)
+
+
+def test_a_sample_is_one_network_for_all_images():
+    torch.manual_seed(0)
+    network = make_gaussian(nn.Sequential(nn.Linear(7, 4)), relative_deviation=1.0)
+    x = torch.randn(3, 7)
+    with torch.no_grad(), weight_draw(network, 5, 2):
+        whole, parts = network(x), torch.cat([network(row[None]) for row in x])
+    torch.testing.assert_close(whole, parts)
+    with torch.no_grad(), weight_draw(network, 5, 3):
+        assert not torch.allclose(whole, network(x))
+    assert network[0].drawn is None
+
+
+def test_bayesian_linear_regression_reaches_the_exact_posterior():
+    """With a Gaussian likelihood the best factorised posterior is known: the exact mean, and ``1/diag(Λ)``."""
+    torch.manual_seed(0)
+    n, features, noise, prior = 200, 4, 0.5, 1.0
+    x = torch.randn(n, features) @ (torch.eye(features) + 0.4 * torch.ones(features, features))
+    y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + noise * torch.randn(n)
+    precision = x.T @ x / noise**2 + torch.eye(features) / prior**2
+    mean = torch.linalg.solve(precision, x.T @ y / noise**2)
+    deviation = precision.diagonal() ** -0.5
+
+    network = make_gaussian(nn.Sequential(nn.Linear(features, 1, bias=False)), relative_deviation=0.1)
+    ((_, layer),) = gaussian_layers(network)
+    optimiser = torch.optim.Adam(network.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 3000)
+    for _ in range(3000):
+        optimiser.zero_grad()
+        likelihood = ((network(x).squeeze(1) - y) ** 2).sum() / (2 * noise**2)
+        (likelihood + layer.kl(prior)).backward()
+        optimiser.step()
+        schedule.step()
+    assert ((layer.weight[0] - mean).abs() < 0.3 * deviation).all()
+    torch.testing.assert_close(layer.deviation[0].detach(), deviation, rtol=0.05, atol=0)
