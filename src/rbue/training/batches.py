@@ -1,0 +1,91 @@
+"""Training batches: a data set held as bytes on the device, shuffled, cropped, flipped and normalised there.
+
+What an epoch does depends only on the seed and the epoch's number, so a run can be continued at any epoch and sees the
+same batches. The random numbers are drawn on the CPU, so every device sees the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rbue.errors import InvalidInput
+from rbue.random_stream import mix_int, seed_lanes
+
+
+class Batches:
+    """Epochs of ``(images, labels)`` from ``uint8`` images ``(N, H, W, C)``."""
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        mean: Sequence[float],
+        deviation: Sequence[float],
+        *,
+        batch: int,
+        padding: int,
+        flip: bool,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise InvalidInput(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}.")
+        if len(images) != len(labels):
+            raise InvalidInput(f"there are {len(images)} images but {len(labels)} labels.")
+        self.images = torch.from_numpy(np.ascontiguousarray(images)).to(device)
+        self.labels = torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
+        self.normalise = Normalise(mean, deviation, device)
+        self.batch, self.padding, self.flip, self.seed = batch, padding, flip, seed
+
+    def __len__(self) -> int:
+        """Batches an epoch; the last one may be smaller, and is used."""
+        return -(-len(self.images) // self.batch)
+
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch, always the same for the same seed and number."""
+        generator = torch.Generator().manual_seed(epoch_seed(self.seed, number))
+        count = len(self.images)
+        order = torch.randperm(count, generator=generator)
+        shifts = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator)
+        flips = torch.rand(count, generator=generator) < 0.5
+        order, shifts, flips = (drawn.to(self.images.device) for drawn in (order, shifts, flips))
+        for start in range(0, count, self.batch):
+            part = slice(start, start + self.batch)
+            x = self.images[order[part]]
+            if self.padding:
+                x = crop(x, self.padding, shifts[:, part])
+            if self.flip:
+                x = torch.where(flips[part, None, None, None], x.flip(2), x)
+            yield self.normalise(x), self.labels[order[part]]
+
+
+class Normalise:
+    """Bytes ``(B, H, W, C)`` to zero mean and unit deviation by channel, ``(B, C, H, W)`` in channels-last memory."""
+
+    def __init__(self, mean: Sequence[float], deviation: Sequence[float], device: torch.device) -> None:
+        self.scale = 1 / (255 * torch.tensor(deviation, device=device))
+        self.shift = torch.tensor(mean, device=device) / torch.tensor(deviation, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise one batch."""
+        return (x.to(torch.float32) * self.scale - self.shift).permute(0, 3, 1, 2)
+
+
+def crop(x: Tensor, padding: int, shifts: Tensor) -> Tensor:
+    """Each image padded with zeros by ``padding`` and cut back at its own place ``shifts`` (rows, columns)."""
+    count, height, width, _ = x.shape
+    padded = torch.nn.functional.pad(x, (0, 0, padding, padding, padding, padding))
+    rows = shifts[0][:, None] + torch.arange(height, device=x.device)
+    columns = shifts[1][:, None] + torch.arange(width, device=x.device)
+    images = torch.arange(count, device=x.device)[:, None, None]
+    return padded[images, rows[:, :, None], columns[:, None, :]]
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """A seed of 63 bits for one epoch of a run; unlike sums, no two runs and epochs share one by accident."""
+    first, second = (mix_int(lane ^ epoch) for lane in seed_lanes(seed))
+    return (first >> 1) << 32 | second

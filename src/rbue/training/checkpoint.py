@@ -1,0 +1,78 @@
+"""Everything a bit-equal continuation needs, in one safetensors file that is replaced in one piece."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from rbue.errors import RbueError
+
+_WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or the next start after a crash, sees the old one or the new one whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RbueError(f"{path} could not be written ({error.strerror}); nothing was changed.") from error
+
+
+def save_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, progress: dict) -> None:
+    """Write weights, momentum and progress."""
+    tensors: dict[str, Tensor] = {_WEIGHTS + name: value for name, value in network.state_dict().items()}
+    for name, parameter in network.named_parameters():
+        momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
+        if momentum is not None:
+            tensors[_MOMENTUM + name] = momentum
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_bytes(path, save(tensors, {_META: json.dumps(progress)}))
+
+
+def load_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer) -> dict:
+    """Put a checkpoint back into a network and its optimiser; return its progress."""
+    tensors, progress = read_tensors(path)
+    weights = {name[len(_WEIGHTS) :]: value for name, value in tensors.items() if name.startswith(_WEIGHTS)}
+    load_weights(network, weights, path)
+    for name, parameter in network.named_parameters():
+        momentum = tensors.get(_MOMENTUM + name)
+        if momentum is not None:
+            optimiser.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
+    return progress
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
+    """The tensors and the progress note of a file; nothing in it is ever executed."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            note = json.loads((file.metadata() or {}).get(_META, "{}"))
+        return load_file(path), note
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise RbueError(f"{path} is not a readable checkpoint ({error}); remove it to start again.") from error
+
+
+def load_weights(network: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Load weights, or say which of them belong to another network."""
+    own = network.state_dict()
+    wrong = sorted(name for name in own.keys() ^ weights.keys())
+    wrong += sorted(name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape)
+    if wrong:
+        raise RbueError(
+            f"{path} holds the weights of another network: {len(wrong)} names or shapes differ, first {wrong[0]!r}."
+        )
+    network.load_state_dict(weights)

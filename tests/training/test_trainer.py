@@ -1,0 +1,200 @@
+"""The training loop: deterministic, resumable, and it learns."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.methods import parse
+from rbue.training import Batches, Recipe, recipe_for, train
+from rbue.training.batches import crop, epoch_seed
+from rbue.training.checkpoint import load_checkpoint, save_checkpoint
+
+CPU = torch.device("cpu")
+METHODS = ["single", "svi", "mc-droprelu:0.8", "mc-rrelu"]
+
+
+def stripes(count=96, seed=0):
+    """Two classes: horizontal and vertical stripes under noise."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, count)
+    pattern = (np.arange(8) % 2 * 120).astype(np.float64)
+    clean = np.where(labels[:, None, None] == 0, pattern[None, :, None], pattern[None, None, :])
+    images = np.clip(clean + rng.normal(60, 40, (count, 8, 8)), 0, 255).astype(np.uint8)
+    return images[..., None], labels
+
+
+def batches(seed=0, **changes):
+    images, labels = stripes()
+    settings = {"batch": 20, "padding": 1, "flip": True, "seed": seed, "device": CPU, **changes}
+    return Batches(images, labels, [0.4], [0.25], **settings)
+
+
+def fresh(method, seed=0):
+    torch.manual_seed(seed)
+    network = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(32, 2),
+    )
+    return method.prepare(network, torch.zeros(1, 1, 8, 8))
+
+
+RECIPE = Recipe(epochs=6, batch=20, rate=0.05, padding=1)
+
+
+def weights(network):
+    return {name: value.clone() for name, value in network.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_same_seed_same_weights_and_another_seed_others(spec):
+    method = parse(spec)
+    results = []
+    for run_seed in (1, 1, 2):
+        network = fresh(method)
+        train(network, method, batches(run_seed), RECIPE, run_seed=run_seed)
+        results.append(weights(network))
+    assert same(results[0], results[1])
+    assert not same(results[0], results[2])
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+@pytest.mark.parametrize("spec", METHODS)
+def test_a_run_stopped_after_any_epoch_ends_in_the_same_weights(spec, stop, tmp_path):
+    method = parse(spec)
+    whole = fresh(method)
+    expected = train(whole, method, batches(), RECIPE, run_seed=0)
+
+    class Stop(Exception):
+        pass
+
+    def interrupt(report):
+        if report.epoch + 1 == stop:
+            raise Stop
+
+    file = tmp_path / "state.safetensors"
+    with pytest.raises(Stop):
+        train(fresh(method), method, batches(), RECIPE, run_seed=0, checkpoint=file, report=interrupt)
+    torch.rand(7)  # whatever else happened to the global generator
+    continued = fresh(method, seed=9)
+    found = train(continued, method, batches(), RECIPE, run_seed=0, checkpoint=file)
+    assert same(weights(whole), weights(continued))
+    assert (found.loss, found.accuracy) == (expected.loss, expected.accuracy)
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_training_learns(spec):
+    method = parse(spec)
+    network = fresh(method)
+    losses = []
+    summary = train(network, method, batches(), RECIPE, run_seed=0, report=lambda r: losses.append(r.loss))
+    assert summary.accuracy > 0.85
+    assert len(losses) == 6
+    if spec != "svi":  # its loss grows with the weight of the divergence
+        assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_finished_run_does_nothing_more(tmp_path):
+    method, file = parse("single"), tmp_path / "state.safetensors"
+    network = fresh(method)
+    train(network, method, batches(), RECIPE, run_seed=0, checkpoint=file)
+    before, reports = weights(network), []
+    train(network, method, batches(), RECIPE, run_seed=0, checkpoint=file, report=reports.append)
+    assert same(before, weights(network))
+    assert reports == []
+
+
+def test_epochs_are_the_same_each_time_and_differ_from_each_other():
+    data = batches()
+    first, again, second = (torch.cat([x for x, _ in data.epoch(n)]) for n in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert len(list(data.epoch(0))) == len(data) == 5
+    assert [len(y) for _, y in data.epoch(0)] == [20, 20, 20, 20, 16]
+    labels = torch.cat([y for _, y in data.epoch(3)])
+    assert labels.sort()[0].equal(data.labels.sort()[0])
+
+
+def test_without_augmentation_a_batch_is_the_normalised_images():
+    images, labels = stripes()
+    data = batches(padding=0, flip=False, batch=96)
+    ((x, y),) = data.epoch(0)
+    assert x.shape == (96, 1, 8, 8)
+    expected = (images / 255 - 0.4) / 0.25
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(epoch_seed(0, 0)))
+    np.testing.assert_allclose(x.permute(0, 2, 3, 1), expected[order], atol=1e-5)
+    np.testing.assert_array_equal(y, labels[order])
+
+
+def test_crops_shift_by_the_given_amounts_and_pad_with_zeros():
+    x = torch.arange(1, 17, dtype=torch.uint8).reshape(1, 4, 4, 1)
+    middle = crop(x, 1, torch.tensor([[1], [1]]))
+    assert torch.equal(middle, x)
+    corner = crop(x, 1, torch.tensor([[0], [2]]))[0, :, :, 0]
+    assert corner.tolist() == [[0, 0, 0, 0], [2, 3, 4, 0], [6, 7, 8, 0], [10, 11, 12, 0]]
+
+
+def test_epoch_seeds_do_not_meet():
+    seeds = {epoch_seed(seed, epoch) for seed in (0, 1, 2, 1 << 40) for epoch in range(1000)}
+    assert len(seeds) == 4000
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path):
+    method, file = parse("single"), tmp_path / "state.safetensors"
+    other = nn.Linear(3, 2)
+    save_checkpoint(file, other, torch.optim.SGD(other.parameters(), lr=1), {"epoch": 1})
+    network = fresh(method)
+    before = weights(network)
+    with pytest.raises(RbueError, match="another network"):
+        load_checkpoint(file, network, torch.optim.SGD(network.parameters(), lr=1))
+    assert same(before, weights(network))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x80\x04\x95"])
+def test_a_broken_checkpoint_is_explained(content, tmp_path):
+    file = tmp_path / "state.safetensors"
+    file.write_bytes(content)
+    network = fresh(parse("single"))
+    with pytest.raises(RbueError, match="not a readable checkpoint"):
+        load_checkpoint(file, network, torch.optim.SGD(network.parameters(), lr=1))
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    file, network = tmp_path / "state.safetensors", fresh(parse("single"))
+    optimiser = torch.optim.SGD(network.parameters(), lr=1)
+    save_checkpoint(file, network, optimiser, {"epoch": 1})
+    old = file.read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RbueError, match="No space left"):
+        save_checkpoint(file, network, optimiser, {"epoch": 2})
+    assert file.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_recipes():
+    assert recipe_for("cifar10") == Recipe()
+    assert recipe_for("tiny-imagenet").rate_at(90) == pytest.approx(0.001)
+    assert recipe_for("cifar10", epochs=3, rate=None).epochs == 3
+    assert recipe_for("my own data") == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"epochs": 0}, "0"), ({"rate": -1.0}, r"-1\.0"), ({"milestones": (0.9, 0.5)}, r"0\.9"), ({"batch": 0}, "batch")],
+)
+def test_bad_recipes(changes, message):
+    with pytest.raises(InvalidInput, match=message):
+        Recipe(**changes)
