@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rbue
-from harness import facts, medians, write_json
+from harness import medians, write_json
+from rbue.environment import facts
 from rbue.models.resnet18 import ResNet18
 
 plain_relu = F.relu
@@ -116,7 +118,12 @@ def main() -> None:
         measure_memory(options.memory)
         return
     torch.manual_seed(0)
-    content: dict[str, Any] = {"facts": facts(), "trials": options.trials, "milliseconds": {}, "ratio_to_plain": {}}
+    content: dict[str, Any] = {
+        "facts": {**facts(), "date": date.today().isoformat()},
+        "trials": options.trials,
+        "milliseconds": {},
+        "ratio_to_plain": {},
+    }
     with torch.no_grad():
         small, resnet = PlainCNN().eval(), ResNet18().eval()
         runs = {
