@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rbue
-from harness import medians, write_json
+from harness import medians
 from rbue.environment import facts
+from rbue.files import write_json
 from rbue.models.resnet18 import ResNet18
 
 plain_relu = F.relu

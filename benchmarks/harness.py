@@ -1,12 +1,10 @@
-"""What every benchmark shares: interleaved timing, and JSON written in one piece."""
+"""What every benchmark shares: interleaved timing."""
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 
@@ -22,11 +20,3 @@ def medians(variants: dict[str, Callable[[], Any]], trials: int, warmup: int = 2
             run()
             seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write beside the target and move into place, so that no half-written file is left."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(path)

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rbue.errors import RbueError
+from rbue.files import write_bytes
 
 _WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or the next start after a crash, sees the old one or the new one whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise RbueError(f"{path} could not be written ({error.strerror}); nothing was changed.") from error
 
 
 def save_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, progress: dict) -> None:
@@ -56,8 +41,6 @@ def load_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optim
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
     """The tensors and the progress note of a file; nothing in it is ever executed."""
-    from safetensors import safe_open
-
     try:
         with safe_open(path, "pt") as file:
             note = json.loads((file.metadata() or {}).get(_META, "{}"))

@@ -1,0 +1,39 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rbue.errors import RbueError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or the next start after a crash, sees the old one or the new one whole."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        if partial.parent.is_dir():
+            partial.unlink(missing_ok=True)
+        raise RbueError(f"{path} could not be written ({error.strerror}); nothing was changed.") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write readable JSON, whole or not at all."""
+    write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, or say which file is broken."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RbueError(f"{path} cannot be read ({error}); remove it to have it made again.") from error

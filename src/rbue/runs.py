@@ -1,0 +1,145 @@
+"""The run folder: one trained network with everything that made it, named by its settings.
+
+    RUNS/<data>/<model>/<method>-seed<seed>-<id>/
+        config.json          what was asked for; the id is a hash of it
+        environment.json     versions, hardware, commit
+        state.safetensors    weights, momentum and progress, to continue from
+        log.jsonl            one line an epoch
+        training.json        what training came to; its presence says that training is done
+        results.json         measurements, one entry for each number of samples and seed
+        probs.npy            mean probabilities of the test images, float16
+
+Every file is written whole or not at all. The same settings lead to the same folder, so a second command continues the
+run or finds it done, and an ensemble finds members that were trained before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.files import read_json, write_json
+from rbue.methods import Method, parse, spec_of
+from rbue.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a trained network.
+
+    Attributes:
+        data: name of the data set.
+        model: name of the network, or ``package.module:factory``.
+        method: short text of the method, in its canonical form.
+        seed: seed of the initialisation and of training.
+        width: factor on the network's channels.
+        holdout: training images set aside for validation.
+        holdout_seed: which ones.
+        recipe: the training recipe.
+    """
+
+    data: str = "digits"
+    model: str = "small_cnn"
+    method: str = "single"
+    seed: int = 0
+    width: float = 1.0
+    holdout: int = 0
+    holdout_seed: int = 0
+    recipe: Recipe = field(default_factory=Recipe)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", spec_of(parse(self.method)))
+        if self.seed < 0:
+            raise InvalidInput(f"seed must not be negative, but is {self.seed}.")
+
+    @property
+    def parsed(self) -> Method:
+        """The method itself."""
+        return parse(self.method)
+
+    @property
+    def id(self) -> str:
+        """Eight hexadecimal digits that differ when any setting does."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
+
+    def members(self) -> list[RunConfig]:
+        """The runs that train the networks of this one: itself, or plain networks of consecutive seeds."""
+        count = self.parsed.networks
+        if count == 1:
+            return [self]
+        return [replace(self, method="single", seed=self.seed + number) for number in range(count)]
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``config.json``."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> RunConfig:
+        """The inverse of :meth:`as_json`."""
+        try:
+            recipe = {**content["recipe"], "milestones": tuple(content["recipe"]["milestones"])}
+            return cls(**{**content, "recipe": Recipe(**recipe)})
+        except (KeyError, TypeError) as error:
+            raise RbueError(f"this config.json was written by another version of rbue ({error}).") from error
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The place of one run."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: RunConfig, root: Path) -> RunFolder:
+        """Where a run with these settings lives."""
+        parts = [_as_name(config.data), _as_name(config.model)]
+        return cls(root.joinpath(*parts, f"{_as_name(config.method)}-seed{config.seed}-{config.id}"))
+
+    @property
+    def state(self) -> Path:
+        """The checkpoint."""
+        return self.path / "state.safetensors"
+
+    @property
+    def log(self) -> Path:
+        """One JSON line an epoch."""
+        return self.path / "log.jsonl"
+
+    @property
+    def probs(self) -> Path:
+        """Mean probabilities of the test images."""
+        return self.path / "probs.npy"
+
+    def config(self) -> RunConfig:
+        """The settings written in the folder."""
+        return RunConfig.from_json(read_json(self.path / "config.json"))
+
+    def open(self, config: RunConfig, environment: dict[str, Any]) -> None:
+        """Make the folder and note what is to run in it."""
+        if not (self.path / "config.json").exists():
+            write_json(self.path / "environment.json", environment)
+            write_json(self.path / "config.json", config.as_json())
+
+    def read(self, name: str) -> Any:
+        """The content of ``<name>.json``, or None if it is not there."""
+        path = self.path / f"{name}.json"
+        return read_json(path) if path.exists() else None
+
+    def write(self, name: str, content: Any) -> None:
+        """Write ``<name>.json``."""
+        write_json(self.path / f"{name}.json", content)
+
+
+def find_runs(root: Path) -> Iterator[RunFolder]:
+    """Every run folder below ``root``, in order of their names."""
+    for config in sorted(root.glob("**/config.json")):
+        yield RunFolder(config.parent)
+
+
+def _as_name(text: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
