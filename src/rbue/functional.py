@@ -83,23 +83,40 @@ def _apply(
     if image is None:
         rows = x.shape[0] if x.dim() else 1
         image = torch.arange(rows, dtype=torch.int32, device=x.device)
-    words = [random_stream.number(value, x.device) for value in (sample, image, site)]
-    for name, word in zip(("sample", "image", "site"), words, strict=True):
-        if word.device != x.device:
-            raise InvalidInput(f"{name} is on {word.device} but x is on {x.device}; move it there.")
-    unbatched = words[1].dim() == 0
+    if isinstance(seed, Tensor) and seed.device != x.device:
+        raise InvalidInput(f"seed is on {seed.device} but x is on {x.device}; move it there.")
+    image_word = _number("image", image, x)
+    unbatched = image_word.dim() == 0
     rows_of_x = x.unsqueeze(0) if unbatched or x.dim() == 0 else x
-    if not unbatched and words[1].shape != rows_of_x.shape[:1]:
+    if not unbatched and image_word.shape != rows_of_x.shape[:1]:
         raise InvalidInput(
-            f"image must number the {rows_of_x.shape[0]} rows of x, but its shape is {tuple(words[1].shape)}."
+            f"image must number the {rows_of_x.shape[0]} rows of x, but its shape is {tuple(image_word.shape)}."
         )
+    sample_word, site_word = _number("sample", sample, x), _number("site", site, x)
+    for name, word in (("sample", sample_word), ("site", site_word)):
+        if word.dim() and word.shape != rows_of_x.shape[:1]:
+            raise InvalidInput(
+                f"{name} must be one number or number the {rows_of_x.shape[0]} rows of x, but its shape is "
+                f"{tuple(word.shape)}."
+            )
+    state = random_stream.seed_state(seed, x.device).unsqueeze(-1)
     if rows_of_x.numel() == 0:
         return x
-    sample_word, image_word, site_word = words[0], words[1].reshape(-1), words[2]
-    state = random_stream.seed_state(seed, x.device).unsqueeze(-1)
-    state = random_stream.absorb(random_stream.absorb(state, sample_word), image_word)
+    state = random_stream.absorb(random_stream.absorb(state, sample_word), image_word.reshape(-1))
     keys = random_stream.absorb(state, site_word)
     out = random_relu(rows_of_x, activation, keys, inplace=inplace)
     if inplace:
         return x
     return out.reshape(x.shape) if rows_of_x is not x else out
+
+
+def _number(name: str, value: int | Tensor, x: Tensor) -> Tensor:
+    """A sample, image or site number as words on the device of ``x``."""
+    if not isinstance(value, Tensor):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidInput(f"{name} must be an integer or a tensor of integers, not {value!r}.")
+    elif value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise InvalidInput(f"{name} must hold integers, not {value.dtype}.")
+    elif value.device != x.device:
+        raise InvalidInput(f"{name} is on {value.device} but x is on {x.device}; move it there.")
+    return random_stream.number(value, x.device)

@@ -112,12 +112,17 @@ def seed_state(seed: int | Tensor, device: torch.device | str | None = None) -> 
     A tensor seed (one integer, read as 64 bits) stays on its device and may be traced, captured or vmapped.
     """
     if not isinstance(seed, Tensor):
-        return torch.tensor(seed_lanes(seed), dtype=torch.int32, device=device)
+        return _pair(seed_lanes(seed), torch.int32, device)
     if seed.is_floating_point() or seed.dtype == torch.bool or seed.dim():
         raise InvalidInput(f"a seed tensor must hold one integer, not shape {tuple(seed.shape)} of {seed.dtype}.")
     wide = seed.to(torch.int64)
-    start = torch.tensor(LANE_START, dtype=torch.int64, device=seed.device)
+    start = _pair(LANE_START, torch.int64, seed.device)
     return to_int32(mix(mix(start ^ (wide & _WORD)) ^ ((wide >> 32) & _WORD)))
+
+
+def _pair(numbers: tuple[int, int], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """Two numbers as a tensor, filled where they are needed: a graph cannot capture a copy from the host."""
+    return torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers])
 
 
 def to_int32(x: Tensor) -> Tensor:

@@ -45,10 +45,12 @@ def forward(
         dropped.sub_(random_stream.threshold(1 - activation.q) // 2).bitwise_right_shift_(31)
         candidate = dropped.bitwise_and_(x_rows.view(torch.int32)).view(torch.float32)
     else:
-        candidate = _slopes(words, scratch, activation).mul_(x_rows)
+        candidate = _slopes(words, scratch, activation)
         if saved:
-            # -0 must mean "negative input, product underflowed": see reference.forward.
+            # -0 must mean "negative input, product underflowed": see reference.forward. Both sides of the maximum
+            # must be +0, as which zero it returns depends on the processor.
             x_rows = torch.add(x_rows, 0.0, out=words.view(torch.float32))
+        candidate.mul_(x_rows)
     out = layout.rows_of(x) if inplace else candidate
     torch.maximum(x_rows, candidate, out=out)
     if cap is not None:

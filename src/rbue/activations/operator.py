@@ -10,6 +10,7 @@ All give the same masks bit for bit. For backward only the output is kept, which
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from rbue.activations.definitions import Activation, DropReLU
 from rbue.activations.layout import ElementLayout
 from rbue.activations.triton_support import triton_kernels
 from rbue.random_stream import bits
+
+# The mode of torch.autograd.grad(is_grads_batched=True), a vmap that functorch does not report.
+_BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
 
 
 def random_relu(
@@ -42,11 +46,13 @@ def random_relu(
         cap: upper bound of the output (6 for ReLU6).
         inplace: write the result into ``x``.
     """
-    if isinstance(activation, DropReLU) and activation.q in (0, 1) and repeat == 1:
-        return _certain(x, activation, cap, inplace)
+    cap = _rounded(cap, x.dtype)
+    if isinstance(activation, DropReLU) and activation.q == 1 and repeat == 1:
+        return _plain(x, cap, inplace)
     if torch.is_grad_enabled() and x.requires_grad:
         assert repeat == 1, "the sampler runs without gradients"
         if inplace and plain_eager(x):
+            _refuse_leaf(x)
             return _RandomReLUInPlace.apply(x, keys, activation, cap)
         out: Tensor = _RandomReLU.apply(x, keys, activation, cap)
         return x.copy_(out) if inplace else out
@@ -54,28 +60,37 @@ def random_relu(
 
 
 def mean_relu(x: Tensor, activation: Activation, *, cap: float | None = None, inplace: bool = False) -> Tensor:
-    """The activation with its expected slope: ``x`` where ``x >= 0``, ``E[a] * x`` elsewhere."""
-    slope = activation.mean_slope
-    if slope in (0, 1):
-        return _certain(x, DropReLU(1 - slope), cap, inplace)
-    out = F.leaky_relu(x, slope, inplace=inplace)
-    return _capped(out, cap, inplace)
+    """The activation with its expected slope: ``x`` where ``x >= 0``, ``E[a] * x`` elsewhere.
 
-
-def _certain(x: Tensor, activation: DropReLU, cap: float | None, inplace: bool) -> Tensor:
-    """DropReLU without randomness: plain ReLU (``q=1``) or the identity (``q=0``)."""
-    if activation.q == 1:
-        return _capped(F.relu(x, inplace=inplace), cap, inplace)
+    The gradient at ``±0`` is the slope, as in ``leaky_relu``.
+    """
+    slope, cap = activation.mean_slope, _rounded(cap, x.dtype)
+    if slope == 0:
+        return _plain(x, cap, inplace)
     if cap is None:
-        # a new tensor, as every activation gives, with ReLU's zero gradient at 0
-        return x if inplace else _ZeroGradientAtZero.apply(x)
-    return _capped(x, cap, inplace)
+        return F.leaky_relu(x, slope, inplace=inplace)
+    # Both steps keep their output for backward, so only a copy of the last one may land in x.
+    out = F.hardtanh(F.leaky_relu(x.clone() if inplace else x, slope), -float("inf"), cap)
+    return x.copy_(out) if inplace else out
 
 
-def _capped(x: Tensor, cap: float | None, inplace: bool) -> Tensor:
-    if cap is None:
-        return x
-    return F.hardtanh(x, -float("inf"), cap, inplace=inplace)
+def _plain(x: Tensor, cap: float | None, inplace: bool) -> Tensor:
+    return F.relu(x, inplace=inplace) if cap is None else F.hardtanh(x, 0.0, cap, inplace=inplace)
+
+
+def _rounded(cap: float | None, dtype: torch.dtype) -> float | None:
+    """The cap as the output holds it, so that a capped output compares equal to it."""
+    if cap is None or not math.isfinite(cap):
+        return cap
+    ulp = torch.finfo(dtype).eps * 2.0 ** (math.frexp(cap)[1] - 1)
+    return round(cap / ulp) * ulp
+
+
+def _refuse_leaf(x: Tensor) -> None:
+    """Say before anything is overwritten what autograd would only say after."""
+    base = x._base if x._base is not None else x
+    if base.is_leaf and base.requires_grad:
+        raise RuntimeError("a leaf tensor that requires grad cannot be changed in place.")
 
 
 def plain_eager(x: Tensor) -> bool:
@@ -84,6 +99,7 @@ def plain_eager(x: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, torch.nn.Parameter)
         and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
     )
 
 
@@ -103,6 +119,9 @@ def _forward(
     saved: bool,
 ) -> Tensor:
     layout = ElementLayout.of(x, keys.shape[-1], repeat)
+    if isinstance(activation, DropReLU) and activation.q == 0:  # the one probability without a 32-bit threshold
+        out = _expanded(x, layout) if repeat > 1 else x if inplace else x.clone()
+        return out if cap is None else out.clamp_(max=cap)
     if plain_eager(x):
         if cpu.supports(x, layout):
             return cpu.forward(x, activation, keys, layout, cap, inplace, saved)
@@ -110,11 +129,15 @@ def _forward(
         if kernels is not None and kernels.supports(x, layout):
             return kernels.forward(x, activation, keys, layout, cap, inplace)
     if repeat > 1:
-        expanded = layout.empty_output(x.dtype)
-        layout.rows_of_output(expanded).copy_(layout.rows_of(x))
-        x = expanded
+        x = _expanded(x, layout)
     out = reference.forward(x, activation, _words(keys, layout), cap)
     return x.copy_(out) if inplace else out
+
+
+def _expanded(x: Tensor, layout: ElementLayout) -> Tensor:
+    expanded = layout.empty_output(x.dtype)
+    layout.rows_of_output(expanded).copy_(layout.rows_of(x))
+    return expanded
 
 
 def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: Activation, cap: float | None) -> Tensor:
@@ -177,22 +200,3 @@ def _save(ctx: Any, out: Tensor, keys: Tensor, activation: Activation, cap: floa
 def _saved(ctx: Any) -> tuple[Tensor, Tensor | None, Activation, float | None]:
     out, *keys = ctx.saved_tensors
     return out, keys[0] if keys else ctx.keys, ctx.activation, ctx.cap
-
-
-class _ZeroGradientAtZero(torch.autograd.Function):
-    """The identity, except that its gradient at ``±0`` is 0 as in ``torch.relu``."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (out,) = ctx.saved_tensors
-        return torch.where(out == 0, 0.0, grad)

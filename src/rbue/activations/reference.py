@@ -27,7 +27,7 @@ def forward(x: Tensor, activation: Activation, words: Tensor, cap: float | None)
     was too small to represent; :func:`backward` needs the difference.
     """
     if isinstance(activation, DropReLU):
-        y = torch.where(words < random_stream.threshold(1 - activation.q), x, torch.relu(x))
+        y = torch.where((x < 0) & (words >= random_stream.threshold(1 - activation.q)), 0.0, x)
     else:
         sloped = (slopes(activation, words) * x.to(wide(x.dtype))).to(x.dtype)
         y = torch.where(x < 0, sloped, torch.where(x == 0, 0.0, x))

@@ -23,6 +23,7 @@ BITS_1 = tl.constexpr(random_stream.BITS_MULTIPLIERS[0])
 BITS_2 = tl.constexpr(random_stream.BITS_MULTIPLIERS[1])
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a grid
 
 
 def supports(x: Tensor, layout: ElementLayout) -> bool:
@@ -140,9 +141,11 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
     out = torch.empty((2, sites, rows), dtype=torch.int32, device=images.device)
     if sites and rows:
         stride = 0 if samples.shape[0] == 1 else 1
-        _keys_kernel[(triton.cdiv(rows, 128), sites)](
-            state.contiguous(), samples.contiguous(), stride, images.contiguous(), numbers, out, rows, sites, BLOCK=128
-        )
+        with torch.cuda.device_of(images):
+            _keys_kernel[(triton.cdiv(rows, 128), sites)](
+                state.contiguous(), samples.contiguous(), stride, images.contiguous(), numbers, out, rows, sites,
+                BLOCK=128,
+            )  # fmt: skip
     return out
 
 
@@ -155,10 +158,13 @@ def forward(
     drop = isinstance(activation, DropReLU)
     threshold = random_stream.threshold(1 - activation.q) if isinstance(activation, DropReLU) else 0
     rows, elements, channels, plane = shape
-    _forward_kernel[grid](
-        x, out, keys, keys.stride(0), rows, rows // layout.repeat, elements, channels, plane, threshold,
-        *constants, DROP=drop, CAPPED=cap is not None, **_blocks(layout, elements, rows),
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        _forward_kernel[grid](
+            x, out, keys, keys.stride(0), rows, rows // layout.repeat, elements, channels, plane, threshold,
+            *constants, DROP=drop, CAPPED=cap is not None, **_blocks(layout, elements, rows),
+        )  # fmt: skip
+    if inplace:
+        torch.autograd.graph.increment_version(x)
     return out
 
 
@@ -174,10 +180,12 @@ def backward(
     result = torch.empty_like(out)
     grid, (rows, elements, channels, plane), constants = _launch(layout, keys, activation, cap)
     anything = out if keys is None else keys
-    _backward_kernel[grid](
-        grad, out, result, anything, 0 if keys is None else keys.stride(0), rows, elements, channels, plane,
-        *constants, DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **_blocks(layout, elements, rows),
-    )  # fmt: skip
+    drop = isinstance(activation, DropReLU)
+    with torch.cuda.device_of(out):
+        _backward_kernel[grid](
+            grad, out, result, anything, 0 if keys is None else keys.stride(0), rows, elements, channels, plane,
+            *constants, DROP=drop, CAPPED=cap is not None, **_blocks(layout, elements, rows),
+        )  # fmt: skip
     return result
 
 
@@ -217,5 +225,7 @@ def _blocks(layout: ElementLayout, elements: int, rows: int) -> dict[str, Any]:
     walk = 8
     while walk > 1 and programs // walk < 4096:
         walk //= 2
+    while triton.cdiv(rows, walk) > _MOST_PROGRAMS_DOWN:
+        walk *= 2
     channels_last = layout.memory_format is not torch.contiguous_format
     return {"BLOCK": block, "ROWS": walk, "CHANNELS_LAST": channels_last, "num_warps": max(1, block // 256)}

@@ -3,6 +3,10 @@
 ``torch.utils.checkpoint`` runs a block again during backward, long after the network's forward has ended. Both of its
 implementations are wrapped, once, so that a block remembers where in which pass it ran first. Blocks that meet no
 converted network pass through unchanged.
+
+Under ``torch.compile`` a checkpointed block leaves the graph and runs as above, with what it calls compiled: masks and
+gradients are those of the uncompiled network. ``fullgraph=True`` therefore refuses a network that checkpoints inside,
+whatever ``torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint`` says.
 """
 
 from __future__ import annotations

@@ -69,15 +69,34 @@ def direct_draw(network: nn.Module, x: Tensor) -> Draw:
     shares of a batch the masks are those of one process with the whole batch.
     """
     step = network.get_buffer(STEP)
-    sample = step.clone().reshape(1)
-    step.add_(1)
+    sample = _snapshot(step).reshape(1)
+    _add_one(step)
     rows = x.shape[0]
     images = _count(rows, x.device)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         images = images + torch.distributed.get_rank() * rows
     if getattr(network, "_is_replica", False):
         images = images + ((x.device.index or 0) << 24)
-    return Draw(network.get_buffer(SEED), sample, images)
+    return Draw(_snapshot(network.get_buffer(SEED)), sample, images)
+
+
+def _snapshot(buffer: Tensor) -> Tensor:
+    """What a buffer holds now, for this call's backward too.
+
+    A compiled graph keeps little for its backward and computes the rest again, from the buffers if it can; by then
+    the next call has changed them. It never computes a flip again, and to flip a dimension of size one is to copy.
+    """
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and torch.is_grad_enabled():
+        return buffer.unsqueeze(0).flip(0).squeeze(0)
+    return buffer.clone()
+
+
+def _add_one(step: Tensor) -> None:
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(step):
+        step.add_(1)
+    else:
+        with torch._C._DisableFuncTorch():  # torch.func.grad refuses to write to what it did not make
+            step.add_(1)
 
 
 def attach_buffers(network: nn.Module, numbers: list[int], seed: int) -> None:

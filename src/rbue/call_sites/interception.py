@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+from torch._ops import HigherOrderOperator
+from torch.utils.checkpoint import checkpoint
+
 from rbue.call_sites.forms import ReluCall, read_call
 from rbue.call_sites.scope import Scope, ScopeMode
 
@@ -14,6 +18,12 @@ class ReluHandler(Protocol):
 
     def __call__(self, call: ReluCall, path: str, number: int, proceed: Callable[[], Any]) -> Any:
         """Return the value of the ReLU."""
+
+
+def keep_in_sight(func: Callable) -> None:
+    """Take a call that runs Python of its own out of a compiled graph, where its ReLUs would pass a mode unseen."""
+    if torch.compiler.is_compiling() and (func is checkpoint or isinstance(func, HigherOrderOperator)):
+        torch._dynamo.graph_break(msg=f"rbue cannot see the ReLUs inside {func} in one graph; use fullgraph=False")
 
 
 class SiteMode(ScopeMode):
@@ -29,6 +39,7 @@ class SiteMode(ScopeMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        keep_in_sight(func)
         call = None if self.scope.suspended else read_call(func, args, kwargs)
         if call is None:
             return func(*args, **kwargs)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.forms import read_call
-from rbue.call_sites.interception import ReluHandler, SiteMode
+from rbue.call_sites.interception import ReluHandler, SiteMode, keep_in_sight
 from rbue.call_sites.scope import Scope
 
 _MARK = "_rbue_mark"
@@ -69,6 +69,7 @@ class SharingMode(SiteMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        keep_in_sight(func)
         states = [self._sampled(x) for x in _tensors((args, kwargs))]
         sampled = any(state is True for state in states)
         if sampled and any(state is False for state in states):

@@ -129,7 +129,7 @@ _followed_classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
-    @wraps(base.forward)
+    @wraps(base.forward, updated=())  # its signature, not the marks a compiler has left on it
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         conversion = self.__dict__.get(CONVERSION)
         scope = current_scope()
@@ -162,9 +162,16 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
         "__doc__": base.__doc__,
         "_rbue_base": base,
     }
+    if issubclass(base, nn.TransformerEncoderLayer):
+        namespace["activation_relu_or_gelu"] = property(_kind_for_fused_kernel)
     if issubclass(base, torch.fx.GraphModule):
         namespace |= _graph_module_methods(base)
     return type(base.__name__, (base,), namespace)
+
+
+def _kind_for_fused_kernel(layer: nn.TransformerEncoderLayer) -> int:
+    """0, which keeps torch from running the layer as one fused kernel, while its ReLU is to be seen."""
+    return layer.__dict__["activation_relu_or_gelu"] if current_scope() is None else 0
 
 
 def _graph_module_methods(base: type[torch.fx.GraphModule]) -> dict[str, Callable]:
@@ -229,15 +236,14 @@ _NEVER_APPLY_RELU: tuple[type[nn.Module], ...] = (
 
 
 def _may_apply_relu(module: nn.Module) -> bool:
-    # Only torch's own classes are known; a user's subclass of nn.Sequential may well call F.relu.
-    return plain_class(module) not in _torch_leaves() or not isinstance(module, _NEVER_APPLY_RELU)
+    # Told by the function that runs: a parametrised nn.Linear is still quiet, a user's own nn.Sequential may not be.
+    return plain_class(module).forward not in _quiet_forwards()
 
 
 @cache
-def _torch_leaves() -> frozenset[type]:
-    return frozenset(
-        value for value in vars(nn).values() if isinstance(value, type) and issubclass(value, _NEVER_APPLY_RELU)
-    )
+def _quiet_forwards() -> frozenset[Callable]:
+    classes = (value for value in vars(nn).values() if isinstance(value, type))
+    return frozenset(value.forward for value in classes if issubclass(value, _NEVER_APPLY_RELU))
 
 
 def follow(network: nn.Module, token: str) -> None:

@@ -1,0 +1,115 @@
+"""What is shown: tables or one JSON document on stdout; remarks and complaints on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+PIPE_WIDTH = 200
+"""Width of tables that go into a file or a pipe, so that no cell is cut."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+
+
+def stdout() -> Console:
+    """Where results go."""
+    return _console(sys.stdout)
+
+
+def stderr() -> Console:
+    """Where progress, remarks and complaints go."""
+    return _console(sys.stderr)
+
+
+def _console(file: TextIO) -> Console:
+    wide = None if file.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(file=file, width=wide, highlight=False)
+
+
+def say(text: str) -> None:
+    """Print a line as it is, never broken; a path can be copied from it."""
+    stdout().print(escape(text), soft_wrap=True)
+
+
+def remark(text: str) -> None:
+    """Say something beside the result."""
+    stderr().print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Say what went wrong."""
+    stderr().print(f"[bold red]error:[/bold red] {escape(text)}", soft_wrap=True)
+
+
+def print_json(content: Any) -> None:
+    """The one JSON document of a command."""
+    sys.stdout.write(as_json(content))
+
+
+def as_json(content: Any) -> str:
+    """Readable JSON; paths become text, and numbers that JSON does not know (NaN, infinity) become null."""
+    return json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """Print a table; columns named in ``right`` hold numbers. Cells are shown as they are, without markup."""
+    shown = Table(header_style="bold")
+    for heading in headings:
+        side = "right" if heading in right else "left"
+        shown.add_column(heading, justify=side, overflow="fold", no_wrap=heading == headings[0])  # type: ignore[arg-type]
+    for row in rows:
+        shown.add_row(*(escape(cell) for cell in row))
+    console = stdout()
+    console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
+    console.print(shown)
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, one pair a line."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(name, escape(value))
+    stdout().print(grid)
+
+
+def percent(value: float) -> str:
+    """A fraction in percent."""
+    return f"{100 * value:.2f} %"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A measurement; a dash for one that a method does not have."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people write them: 8.3 s, 2:05, 1:02:05."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,78 @@
+"""``rbue train``: train the networks of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+from rbue.cli.options import MethodName, Selection, device_named, takes_selection
+from rbue.cli.output import AsJson, duration, number, percent, print_json, say, table
+from rbue.cli.progress import training_progress
+from rbue.environment import facts
+from rbue.experiment import train_run
+from rbue.runs import RunConfig, RunFolder
+
+EXAMPLE = "Example: rbue train --data digits --model small_cnn --method mc-droprelu:0.9"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog=EXAMPLE)(takes_selection(train))
+
+
+def train(selection: Selection, method: MethodName = "single", json: AsJson = False) -> None:
+    """Train a network with a method, continue where it was stopped, or report that it is done.
+
+    The last line is the run folder. An ensemble reuses members that were trained before with the same settings.
+    """
+    config = selection.config(method)
+    networks = trained(config, selection.runs, device_named(selection.device))
+    run = RunFolder.of(config, selection.runs).path
+    if json:
+        content = [{"run": one.folder.path, "outcome": one.outcome, **one.training} for one in networks]
+        print_json({"run": run, "config": config.as_json(), "networks": content})
+        return
+    rows = []
+    for one in networks:
+        entry = one.training
+        shown = [number(entry["loss"]), percent(entry["accuracy"]), f"{entry['parameters']:,}"]
+        name = f"{one.config.method} seed {one.config.seed}"
+        rows.append([name, one.outcome, str(entry["epochs"]), *shown, duration(entry["seconds"])])
+    numbers = ("epochs", "loss", "train accuracy", "parameters", "time")
+    table(f"{config.model} on {config.data}", ("network", "", *numbers), rows, right=numbers)
+    say(str(run))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One network of a run: where it is, what training came to, and whether that happened now."""
+
+    config: RunConfig
+    folder: RunFolder
+    outcome: str
+    training: dict[str, Any]
+
+
+def trained(config: RunConfig, root: Path, device: torch.device) -> list[Trained]:
+    """Train what is missing of a run and say what happened to each of its networks."""
+    members = config.members()
+    before = [_outcome(RunFolder.of(member, root)) for member in members]
+    with training_progress() as report:
+        folders = train_run(config, root, device, report)
+    if len(members) > 1:  # so that the folder of an ensemble can be named before it was measured
+        RunFolder.of(config, root).open(config, facts())
+    return [
+        Trained(member, folder, outcome, folder.read("training"))
+        for member, folder, outcome in zip(members, folders, before, strict=True)
+    ]
+
+
+def _outcome(folder: RunFolder) -> str:
+    """What training is going to do with a folder."""
+    if folder.read("training") is not None:
+        return "done already"
+    return "continued" if folder.state.exists() else "trained"

@@ -1,0 +1,40 @@
+"""Keys, inputs and the plain formula to compare with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rbue import random_stream
+from rbue.activations import Activation, reference
+
+
+@pytest.fixture
+def make_keys():
+    def make(rows: int, seed: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(-(2**31), 2**31, (2, rows), generator=generator).to(torch.int32)
+
+    return make
+
+
+@pytest.fixture
+def make_x():
+    def make(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return make
+
+
+@pytest.fixture
+def formula():
+    """The reference applied to ``x`` row by row, without any layout."""
+
+    def apply(x: Tensor, activation: Activation, keys: Tensor, cap: float | None = None) -> Tensor:
+        rows = x.reshape(keys.shape[1], -1)
+        words = random_stream.bits(random_stream.element_table(rows.shape[1]), *keys.unsqueeze(-1))
+        return reference.forward(rows, activation, words, cap).reshape(x.shape)
+
+    return apply

@@ -1,0 +1,150 @@
+"""The Triton kernels against the formula; run by test_triton_kernels.py in a process of its own.
+
+Whether Triton interprets is settled when the kernels are imported, so it cannot change inside a test run.
+"""
+
+import math
+
+import pytest
+import torch
+
+from rbue import random_stream
+from rbue.activations import DropReLU, RReLU, keys, reference, triton_kernels
+from rbue.activations.layout import ElementLayout
+from rbue.activations.operator import _expanded, _words
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
+ACTIVATIONS = [DropReLU(0.6), RReLU(), RReLU(0, 1)]
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+CASES = [  # shape, rows, copies
+    ((4, 3, 5, 6), 4, 1),
+    ((1, 1), 1, 1),
+    ((3, 1100), 3, 1),
+    ((5,), 5, 1),
+    ((2, 3, 2, 3, 4), 2, 1),
+    ((6, 3, 5, 6), 3, 1),
+    ((2, 3, 4, 4), 6, 3),
+]
+
+
+def draw(shape, dtype, channels_last=False, seed=0):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    x.view(-1)[:3] = torch.tensor([0.0, -0.0, math.nan])[: x.numel()]
+    x = x.to(DEVICE)
+    return x.contiguous(memory_format=FORMATS[x.dim()]) if channels_last else x
+
+
+def make_keys(rows):
+    words = torch.randint(-(2**31), 2**31, (2, rows), generator=torch.Generator().manual_seed(1))
+    return words.to(torch.int32).to(DEVICE)
+
+
+def close(a, b, activation, x):
+    """Equal for DropReLU; for RReLU one ulp of ``upper`` in the slope of ``x``, and two in the product."""
+    if isinstance(activation, DropReLU):
+        return torch.equal(a.nan_to_num(9), b.nan_to_num(9))
+    eps = torch.finfo(a.dtype).eps
+    tiny = torch.finfo(a.dtype).smallest_normal * eps
+    a, b = a.double(), b.double()
+    bound = 2 * eps * b.abs() + torch.finfo(torch.float32).eps * activation.upper * x.double().abs() + tiny
+    return bool(((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= bound)).all())
+
+
+def formats(shape):
+    return [False, True] if len(shape) in FORMATS else [False]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_forward_and_backward_equal_the_formula(activation, cap, dtype):
+    for shape, rows, repeat in CASES:
+        for channels_last in formats(shape):
+            x, key = draw(shape, dtype, channels_last), make_keys(rows)
+            layout = ElementLayout.of(x, rows, repeat)
+            out = triton_kernels.forward(x, activation, key, layout, cap, False)
+            expanded = _expanded(x, layout) if repeat > 1 else x
+            expected = reference.forward(expanded, activation, _words(key, layout), cap)
+            assert out.stride() == expanded.stride()
+            assert close(out, expected, activation, expanded), (shape, channels_last)
+            if repeat == 1:
+                grad = torch.ones_like(out)
+                saved = None if isinstance(activation, DropReLU) else key
+                result = triton_kernels.backward(grad, out, activation, saved, layout, cap)
+                wanted = reference.backward(grad, out, activation, _words(key, layout), cap)
+                finite = ~out.isnan()
+                assert close(result[finite], wanted[finite], activation, grad[finite]), (shape, channels_last)
+                assert result[out.isnan()].isfinite().all()
+
+
+@pytest.mark.parametrize("q", [0.05, 0.5, 0.999, 1])
+def test_the_threshold_is_the_formula_s(q):
+    x = torch.full((2, 4000), -1.0, device=DEVICE)
+    layout, key = ElementLayout.of(x, 2), make_keys(2)
+    out = triton_kernels.forward(x, DropReLU(q), key, layout, None, False)
+    assert (out == 0).equal(_words(key, layout) >= random_stream.threshold(1 - q))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_default_slopes_agree_to_one_ulp(dtype):
+    x = torch.full((2, 4000), -1.0, device=DEVICE, dtype=dtype)
+    layout, key = ElementLayout.of(x, 2), make_keys(2)
+    out = triton_kernels.forward(x, RReLU(), key, layout, None, False).cpu()
+    expected = reference.forward(x, RReLU(), _words(key, layout), None).cpu()
+    low, high = (torch.nextafter(expected, torch.full_like(expected, end)) for end in (-math.inf, math.inf))
+    assert ((low <= out) & (out <= high)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_underflow_keeps_its_slope_and_zero_has_none(dtype):
+    tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    x = torch.tensor([[0.0, -0.0, -tiny, -1.0, -math.inf]], dtype=dtype).to(DEVICE)
+    layout, key = ElementLayout.of(x, 1), make_keys(1)
+    out = triton_kernels.forward(x, RReLU(), key, layout, None, False)
+    grad = triton_kernels.backward(torch.ones_like(out), out, RReLU(), key, layout, None)
+    ones = triton_kernels.forward(-torch.ones_like(x), RReLU(), key, layout, None, False)
+    assert grad[0, :2].tolist() == [0, 0]
+    assert grad[0, 2:].equal(-ones[0, 2:])
+
+
+def test_in_place_writes_into_the_input_and_says_so():
+    x, key = draw((4, 40), torch.float32), make_keys(4)
+    layout = ElementLayout.of(x, 4)
+    expected = triton_kernels.forward(x, RReLU(), key, layout, None, False)
+    version = x._version
+    assert triton_kernels.forward(x, RReLU(), key, layout, None, True) is x
+    assert x.nan_to_num(9).equal(expected.nan_to_num(9))
+    assert x._version > version
+
+
+@pytest.mark.parametrize("samples", [[3], [0, 3, 2**31 - 1, -1, 5, 6, 7]])
+def test_keys_equal_the_formula(samples):
+    state, sites = random_stream.seed_state(2**63, DEVICE), torch.tensor([5, -7, 2**31 - 1])
+    numbers = [values.to(torch.int32).to(DEVICE) for values in (torch.tensor(samples), torch.arange(7), sites)]
+    made = triton_kernels.site_keys(state, *numbers)
+    assert made.cpu().equal(keys.site_keys(state.cpu(), *(words.cpu() for words in numbers)))
+
+
+def test_keys_of_one_site_are_read_in_place():
+    """A network hands over one slice of the keys of all its sites."""
+    every = torch.stack([make_keys(4), make_keys(4) + 1], 1)
+    x = draw((4, 40), torch.float32)
+    layout = ElementLayout.of(x, 4)
+    out = triton_kernels.forward(x, DropReLU(0.5), every[:, 1], layout, None, False)
+    assert out.nan_to_num(9).equal(
+        triton_kernels.forward(x, DropReLU(0.5), every[:, 1].contiguous(), layout, None, False).nan_to_num(9)
+    )
+
+
+@pytest.mark.parametrize(("rows", "elements"), [(1, 2**27), (2**20, 3), (3_000_000, 10), (64, 802_816), (1, 1)])
+def test_grids_stay_within_the_limits_of_cuda(rows, elements):
+    layout = ElementLayout((rows, elements), rows, 1, torch.contiguous_format, True, torch.device(DEVICE))
+    for key, activation in ((None, DropReLU()), (make_keys(1), RReLU())):
+        grid, (rows_used, elements_used, *_), _ = triton_kernels._launch(layout, key, activation, None)
+        blocks = triton_kernels._blocks(layout, elements_used, rows_used)
+        assert rows_used * elements_used == rows * elements
+        assert grid[0] < 2**31
+        assert grid[1] <= 65_535
+        assert grid[0] * blocks["BLOCK"] >= elements_used
+        assert grid[1] * blocks["ROWS"] >= rows_used

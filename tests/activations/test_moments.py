@@ -1,0 +1,84 @@
+"""What the activations draw: keep rates, slopes, and the two ends where nothing is random."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from rbue import functional
+from rbue.activations import DropReLU, RReLU, mean_relu, random_relu, reference
+
+KEEP = [0, 0.05, 0.5, 0.8, 0.85, 0.9, 0.95, 0.999, 1]
+
+
+@pytest.mark.parametrize("seed", [0, 2**64 - 1])
+@pytest.mark.parametrize("q", KEEP)
+def test_the_keep_rate_is_q_within_four_standard_errors(q, seed):
+    count = 4_000_000
+    out = functional.drop_relu(torch.full((4, count // 4), -1.0), q, seed=seed)
+    kept = (out == 0).sum().item() / count
+    assert ((out == 0) | (out == -1)).all()
+    assert abs(kept - q) <= 4 * math.sqrt(q * (1 - q) / count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("cap", [None, 1.0])
+def test_q_1_is_relu_and_q_0_the_identity(dtype, cap, make_x, make_keys):
+    x, keys = make_x(8, 3, 50, 50, dtype=dtype), make_keys(8)
+    assert random_relu(x, DropReLU(1), keys, cap=cap).equal(torch.relu(x).clamp(max=cap or torch.inf))
+    assert random_relu(x, DropReLU(0), keys, cap=cap).equal(x.clamp(max=cap or torch.inf))
+
+
+def test_q_0_gives_a_new_tensor(make_x, make_keys):
+    x = make_x(2, 3)
+    assert random_relu(x, DropReLU(0), make_keys(2)).data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(1 / 8, 1 / 3), (0, 1), (0, 0.1), (0.5, 1)])
+def test_slopes_are_uniform(lower, upper):
+    slopes = -functional.rrelu(torch.full((4, 250_000), -1.0), lower, upper, seed=1).double()
+    assert stats.kstest(((slopes - lower) / (upper - lower)).flatten().numpy(), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"), [(1 / 8, 1 / 3), (0, 1), (0, 0.1), (0, 1 / 3), (0, 0.7), (0, 1e-20), (0.5, 1), (0.999999, 1)]
+)
+def test_every_possible_slope_is_positive_and_in_its_range(lower, upper):
+    words = torch.arange(-(2**31), 2**31, 2**9).to(torch.int32)  # all 2**23 odd words
+    slopes = reference.slopes(RReLU(lower, upper), words).double()
+    ulp = torch.finfo(torch.float32).eps * upper
+    assert slopes.min() > 0
+    assert lower - ulp <= slopes.min()
+    assert slopes.max() <= min(upper + ulp, 1)
+    assert abs(slopes.mean() - (lower + upper) / 2) <= ulp
+
+
+@pytest.mark.parametrize("activation", [DropReLU(0.8), DropReLU(0.5), RReLU()], ids=str)
+def test_mean_and_variance_of_the_slope(activation):
+    x = torch.full((1, 1_000_000), -1.0)
+    keys = torch.tensor([[123], [456]], dtype=torch.int32)
+    slopes = -random_relu(x, activation, keys).double()
+    error = math.sqrt(activation.slope_variance / x.numel())
+    assert abs(slopes.mean() - activation.mean_slope) < 4 * error
+    assert slopes.var().item() == pytest.approx(activation.slope_variance, rel=0.01)
+
+
+@pytest.mark.parametrize("activation", [DropReLU(0.8), DropReLU(0), DropReLU(1), RReLU()], ids=str)
+@pytest.mark.parametrize("cap", [None, 0.5])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_mean_relu_scales_the_negative_side(activation, cap, inplace, make_x):
+    leaf = make_x(3, 40).requires_grad_()
+    x = leaf * 1
+    out = mean_relu(x, activation, cap=cap, inplace=inplace)
+    expected = torch.where(leaf < 0, activation.mean_slope * leaf, leaf).clamp(max=cap or torch.inf)
+    assert torch.allclose(out, expected)
+    assert (out.data_ptr() == x.data_ptr()) == inplace
+    passed = torch.where(leaf < 0, activation.mean_slope, 1.0) * (leaf < (cap or torch.inf))
+    assert torch.allclose(torch.autograd.grad(out.sum(), leaf)[0], passed)
+
+
+def test_mean_relu_treats_infinity_as_relu_does():
+    x = torch.tensor([-torch.inf, torch.inf])
+    assert mean_relu(x, DropReLU(1)).tolist() == [0, torch.inf]
+    assert mean_relu(x, DropReLU(0.5)).equal(x)

@@ -1,0 +1,136 @@
+"""Whatever cannot be made random is refused in one clear sentence, never silently left plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from style_networks import mlp, rows
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rbue
+from rbue import ConversionError, InvalidInput
+
+
+@torch.jit.script
+def scripted_relu(x: Tensor) -> Tensor:
+    return torch.relu(x)
+
+
+class CallsScripted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return scripted_relu(F.relu(x))
+
+
+class HoldsScripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = scripted_relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(x)
+
+
+def own_forward() -> nn.Module:
+    network = mlp()
+    forward = network.forward
+    network.forward = lambda x: forward(x)
+    return network
+
+
+def convert(network: Any = None, activation: Any = None, **options: Any) -> Callable[[], Any]:
+    activation = rbue.DropReLU(0.5) if activation is None else activation
+    return lambda: rbue.convert(mlp() if network is None else network(), activation, **options)
+
+
+x = rows()
+CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
+    "no ReLU": (
+        convert(lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Tanh()), example=x),
+        ConversionError,
+        ["Sequential", "gelu", "tanh"],
+    ),
+    "no activation": (convert(lambda: nn.Linear(4, 4), example=x), ConversionError, ["Linear", "no other"]),
+    "scripted": (convert(lambda: torch.jit.script(mlp())), ConversionError, ["the network", "scripted"]),
+    "traced": (convert(lambda: torch.jit.trace(mlp(), x)), ConversionError, ["the network", "traced"]),
+    "scripted part": (
+        convert(lambda: nn.Sequential(nn.ReLU(), torch.jit.script(nn.ReLU()))),
+        ConversionError,
+        ["1 is a scripted"],
+    ),
+    "traced part": (
+        convert(lambda: nn.Sequential(nn.ReLU(), torch.jit.trace(mlp(), x))),
+        ConversionError,
+        ["1 is a scripted or traced"],
+    ),
+    "scripted function": (convert(CallsScripted), ConversionError, ["the scripted function scripted_relu"]),
+    "scripted attribute": (convert(HoldsScripted), ConversionError, ["the scripted function activation"]),
+    "nested DataParallel": (
+        convert(lambda: nn.Sequential(nn.DataParallel(mlp()))),
+        ConversionError,
+        ["0 is a DataParallel"],
+    ),
+    "fused recurrence": (
+        convert(lambda: nn.Sequential(nn.RNN(4, 4, nonlinearity="relu"))),
+        ConversionError,
+        ["0 is an nn.RNN", "'relu'"],
+    ),
+    "fused cell": (convert(lambda: nn.RNNCell(4, 4, nonlinearity="relu")), ConversionError, ["nn.RNNCell"]),
+    "forward on the instance": (convert(own_forward, example=x), ConversionError, ["Sequential", "instance"]),
+    "pattern picks nothing": (convert(where="layer9.*", example=x), InvalidInput, ["'layer9.*'", "2 ReLU"]),
+    "function picks nothing": (convert(where=lambda site: False, example=x), InvalidInput, ["picks none"]),
+    "no index": (convert(where=[], example=x), InvalidInput, ["where=[]", "picks none"]),
+    "index too large": (convert(where=[0, 2], example=x), InvalidInput, ["no site 2", "0 to 1"]),
+    "index too small": (convert(where=-3, example=x), InvalidInput, ["no site -3"]),
+    "bool": (convert(where=True, example=x), InvalidInput, ["True"]),
+    "bool in a list": (convert(where=[False], example=x), InvalidInput, ["False"]),
+    "float in a list": (convert(where=[0.5], example=x), InvalidInput, ["0.5"]),
+    "where is None": (convert(where=None, example=x), InvalidInput, ["None"]),
+    "where is a float": (convert(where=1.5, example=x), InvalidInput, ["1.5"]),
+    "missing example": (convert(where="last"), InvalidInput, ["'last'", "example=x"]),
+    "wrong activation": (convert(activation="drop"), InvalidInput, ["'drop'", "DropReLU"]),
+    "activation class": (convert(activation=rbue.DropReLU), InvalidInput, ["DropReLU(q)"]),
+    "not a module": (convert(lambda: F.relu), InvalidInput, ["torch.nn.Module", "function"]),
+    "sites of no module": (lambda: rbue.sites("net", x), InvalidInput, ["torch.nn.Module", "str"]),
+    "example of a wrong type": (convert(example="image.png"), InvalidInput, ["str"]),
+    "wrong mode": (lambda: rbue.mode(convert()(), "sample").__enter__(), InvalidInput, ["'sample'", "random"]),
+    "revert of a plain network": (lambda: rbue.revert(mlp()), ConversionError, ["Sequential is not converted"]),
+    "seed of a plain network": (lambda: rbue.seed(mlp(), 0), ConversionError, ["not converted"]),
+    "mode of a plain network": (lambda: rbue.mode(mlp(), "mean").__enter__(), ConversionError, ["not converted"]),
+    "seed of a wrong type": (lambda: rbue.seed(convert()(), 1.5), InvalidInput, ["1.5"]),
+    "no ReLU met": (lambda: convert(lambda: nn.Linear(4, 4))()(x), ConversionError, ["Linear ran without"]),
+    "input without rows": (lambda: convert()()(), InvalidInput, ["batch dimension"]),
+}
+
+
+@pytest.mark.parametrize(("act", "kind", "words"), CASES.values(), ids=CASES)
+def test_error_says_what_was_wrong(act: Callable[[], Any], kind: type[Exception], words: list[str]) -> None:
+    with pytest.raises(kind) as caught:
+        act()
+    assert isinstance(caught.value, rbue.RbueError)
+    sentence = str(caught.value).splitlines()[0]
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize("network", [CallsScripted, own_forward])
+def test_refusal_leaves_the_network_untouched(network: Callable[[], nn.Module]) -> None:
+    net = network()
+    before = [(type(module), sorted(module.__dict__)) for module in net.modules()]
+    with pytest.raises(ConversionError):
+        rbue.convert(net, rbue.DropReLU(0.5), example=rows())
+    assert [(type(module), sorted(module.__dict__)) for module in net.modules()] == before
+
+
+@pytest.mark.parametrize(
+    "example", [rows(), (rows(),), [rows()], {"input": rows()}], ids=["tensor", "tuple", "list", "dict"]
+)
+def test_example_may_be_a_tensor_a_tuple_or_keywords(example: Any) -> None:
+    assert len(rbue.sites(mlp(), example)) == 2
+
+
+def test_recurrences_without_relu_are_fine() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LSTMCell(4, 4))
+    assert len(rbue.sites(network, rows())) == 1

@@ -1,0 +1,115 @@
+"""Replicas, threads and processes: each draws masks of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from style_networks import SharedReluResNet, images, mlp, rows, run
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rbue
+
+
+def test_data_parallel_is_seen_through() -> None:
+    network = mlp()
+    wrapped = nn.DataParallel(network)
+    plain = run(wrapped, rows())
+    keys = list(wrapped.state_dict())
+    assert len(rbue.sites(wrapped, rows())) == 2
+    assert rbue.convert(wrapped, rbue.DropReLU(0.5), example=rows()) is wrapped
+    assert list(wrapped.state_dict()) == keys
+    rbue.seed(wrapped, 1)
+    first = run(wrapped, rows())
+    assert not torch.equal(run(wrapped, rows()), first)
+    rbue.seed(network, 1)
+    assert torch.equal(run(network, rows()), first)
+    with rbue.mode(wrapped, "plain"):
+        assert torch.equal(run(wrapped, rows()), plain)
+    assert rbue.revert(wrapped) is wrapped
+    assert torch.equal(run(wrapped, rows()), plain)
+
+
+def replica_of(module: nn.Module) -> nn.Module:
+    """What torch.nn.parallel.replicate makes of a network on each device."""
+    replica = module._replicate_for_data_parallel()
+    for name, child in module.named_children():
+        replica._modules[name] = replica_of(child)
+    for name, parameter in module._parameters.items():
+        setattr(replica, name, parameter)
+    return replica
+
+
+def test_replicas_in_threads_have_all_the_sites() -> None:
+    network = rbue.convert(SharedReluResNet().eval(), rbue.DropReLU(0.5), example=images())
+    rbue.seed(network, 1)
+    expected = run(network, images())
+    rbue.seed(network, 1)
+    found: list[Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(run(replica_of(network), images())))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], expected)
+    assert not torch.equal(run(network, images()), expected)  # the first replica shares the counter, as BatchNorm's
+
+
+@pytest.fixture
+def single_process(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("single_process")
+@pytest.mark.parametrize("before", [True, False], ids=["converted first", "wrapped first"])
+def test_distributed_data_parallel_in_one_process(before: bool) -> None:
+    network = mlp()
+    if before:
+        rbue.convert(network, rbue.DropReLU(0.5), example=rows())
+    wrapped = DistributedDataParallel(network)
+    if not before:
+        assert rbue.convert(wrapped, rbue.DropReLU(0.5), example=rows()) is wrapped
+    rbue.seed(wrapped, 1)
+    out = wrapped(rows())
+    out.sum().backward()
+    assert all(p.grad is not None for p in wrapped.parameters())
+    assert not torch.equal(wrapped(rows()), out)
+    rbue.seed(network, 1)
+    assert torch.equal(network(rows()), out)
+    rbue.revert(wrapped)
+    assert torch.equal(network(rows()), mlp()(rows()))
+
+
+def _worker(rank: int, folder: str, before: bool) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    network = mlp()
+    if before:
+        rbue.convert(network, rbue.DropReLU(0.5), example=rows())
+    wrapped = DistributedDataParallel(network)
+    if not before:
+        rbue.convert(wrapped, rbue.DropReLU(0.5), example=rows())
+    rbue.seed(wrapped, 9)
+    half = rows(8)[4 * rank : 4 * rank + 4]
+    outs = [wrapped(half) for _ in range(2)]
+    outs[-1].sum().backward()
+    same = wrapped(rows())
+    torch.save(([*outs, same], [p.grad for p in wrapped.parameters()]), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [True, False], ids=["converted first", "wrapped first"])
+def test_two_processes_draw_together_what_one_draws_alone(tmp_path: Path, before: bool) -> None:
+    torch.multiprocessing.spawn(_worker, (str(tmp_path), before), nprocs=2)
+    (one, grads), (two, other_grads) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    network = rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows())
+    rbue.seed(network, 9)
+    for halves in zip(one[:2], two[:2], strict=True):
+        assert torch.allclose(torch.cat(halves), network(rows(8)), atol=1e-6)
+    assert not torch.equal(one[2], two[2])  # the same rows, other masks
+    assert all(torch.equal(a, b) for a, b in zip(grads, other_grads, strict=True))

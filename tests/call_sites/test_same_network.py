@@ -1,0 +1,385 @@
+"""A converted network is still the network it was: classes, parameters, hooks, saving, loading, moving."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from style_networks import FunctionalCNN, SharedReluResNet, images, mlp, rows, run
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+import rbue
+
+
+def converted(**options: Any) -> nn.Module:
+    return rbue.convert(mlp(), rbue.DropReLU(0.5), **options)
+
+
+def test_class_attributes_and_repr_are_unchanged() -> None:
+    network = SharedReluResNet()
+    network.note = "mine"
+    before = repr(network)
+    rbue.convert(network, rbue.DropReLU(0.5), example=images())
+    assert isinstance(network, SharedReluResNet)
+    assert isinstance(network.layers[0].relu, nn.ReLU)
+    assert type(network).__name__ == "SharedReluResNet"
+    assert (type(network).__module__, type(network).__qualname__) == ("style_networks", "SharedReluResNet")
+    assert repr(network) == before
+    assert network.note == "mine"
+    network.note = "changed"
+    assert rbue.revert(network).note == "changed"
+    assert type(network) is SharedReluResNet
+
+
+def test_forward_keeps_its_signature() -> None:
+    class Labelled(nn.Module):
+        def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> Tensor:
+            """What a trainer reads to know which columns to pass."""
+            return F.relu(pixel_values)
+
+    network = rbue.convert(Labelled(), rbue.DropReLU(0.5))
+    assert inspect.signature(network.forward) == inspect.signature(Labelled().forward)
+    assert network.forward.__doc__ == Labelled.forward.__doc__
+    assert network(pixel_values=torch.ones(2, 3), labels=None).shape == (2, 3)
+
+
+def test_forward_called_directly_is_random_too() -> None:
+    network = converted()
+    assert not torch.equal(network.forward(rows()), network.forward(rows()))
+
+
+def test_parameters_are_the_same_objects() -> None:
+    network = mlp()
+    before = list(network.named_parameters())
+    rbue.convert(network, rbue.DropReLU(0.5), example=rows())
+    after = list(network.named_parameters())
+    assert [name for name, _ in after] == [name for name, _ in before]
+    assert all(a is b for (_, a), (_, b) in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["optimiser before", "optimiser after"])
+def test_optimisers_made_before_or_after_train_the_network(after: bool) -> None:
+    network = mlp()
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    rbue.convert(network, rbue.DropReLU(0.5))
+    if after:
+        optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    before = copy.deepcopy(network.state_dict())
+    network(rows()).sum().backward()
+    optimiser.step()
+    assert all(not torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("saved_converted", [False, True])
+@pytest.mark.parametrize("loaded_converted", [False, True])
+def test_state_dict_goes_from_either_form_to_either_form(saved_converted: bool, loaded_converted: bool) -> None:
+    source, target = mlp(0), mlp(1)
+    expected = run(source, rows())
+    if saved_converted:
+        rbue.convert(source, rbue.DropReLU(0.5), example=rows())
+    if loaded_converted:
+        rbue.convert(target, rbue.DropReLU(0.5), example=rows())
+    file = io.BytesIO()
+    torch.save(source.state_dict(), file)
+    file.seek(0)
+    target.load_state_dict(torch.load(file, weights_only=True), strict=True)
+    if loaded_converted:
+        rbue.revert(target)
+    assert torch.equal(run(target, rows()), expected)
+
+
+def test_loading_a_state_dict_does_not_touch_the_random_bits() -> None:
+    network = converted()
+    rbue.seed(network, 1)
+    first, second = run(network, rows()), run(network, rows())
+    rbue.seed(network, 1)
+    assert torch.equal(run(network, rows()), first)
+    network.load_state_dict(network.state_dict(), assign=True)
+    assert torch.equal(run(network, rows()), second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_moving_to_another_precision_keeps_the_bits(dtype: torch.dtype) -> None:
+    network, x = converted(), rows()
+    masks = []
+    for kind in (torch.float32, dtype):
+        network.to(kind)
+        rbue.seed(network, 1)
+        seen: list[Tensor] = []
+        handle = network[1].register_forward_hook(lambda m, i, o, seen=seen: seen.append(o == 0))
+        assert network(x.to(kind)).dtype == kind
+        handle.remove()
+        masks.append(seen[0])
+    assert torch.equal(*masks)
+
+
+def test_half_and_double_and_float() -> None:
+    network = converted().half().double().float()
+    assert not torch.equal(run(network, rows()), run(network, rows()))
+
+
+def test_moving_to_meta_computes_shapes() -> None:
+    network = converted(example=rows()).to("meta")
+    assert network(rows().to("meta")).shape == (6, 3)
+
+
+def test_autocast_is_random() -> None:
+    network = converted()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal(network(rows()), network(rows()))
+
+
+def test_hooks_run_with_what_they_would_see() -> None:
+    network = mlp()
+    log: list[tuple[str, Any]] = []
+    network.register_forward_pre_hook(lambda m, args: log.append(("pre root", args[0].shape)))
+    network.register_forward_hook(lambda m, args, out: log.append(("root", out.shape)))
+    network[1].register_forward_pre_hook(lambda m, args: log.append(("pre relu", args[0].min() < 0)))
+    network[1].register_forward_hook(lambda m, args, out: log.append(("relu", type(m).__name__)))
+    network(rows())
+    expected = log.copy()
+    log.clear()
+    rbue.convert(network, rbue.DropReLU(0.5))
+    assert log == []
+    network(rows())
+    assert log == expected
+    assert len(log) == 4
+
+
+def test_hook_sees_the_random_output_and_may_replace_it() -> None:
+    network = converted()
+    network[3].register_forward_hook(lambda m, args, out: torch.where(out < 0, torch.ones_like(out), 0))
+    seen: list[Tensor] = []
+    network[4].register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    network(rows())
+    assert seen[0].unique().tolist() == [0, 1]
+
+
+def test_hooks_of_the_network_that_call_relu_are_not_sites() -> None:
+    network = mlp()
+    network.register_forward_pre_hook(lambda m, args: (-F.relu(-args[0]),))
+    network.register_forward_hook(lambda m, args, out: F.relu(out))
+    assert len(rbue.sites(network, rows())) == 2
+    rbue.convert(network, rbue.DropReLU(0.5))
+    assert bool((network(rows()) >= 0).all())
+
+
+def test_example_passes_through_the_hooks_of_the_network() -> None:
+    network = mlp()
+    network.register_forward_pre_hook(lambda m, args: (args[0].float(),))
+    assert len(rbue.sites(network, rows().byte())) == 2
+
+
+def test_full_backward_hooks_see_gradients() -> None:
+    network = converted()
+    seen: list[torch.Size] = []
+    network[2].register_full_backward_hook(lambda m, gi, go: seen.append(go[0].shape))
+    network(rows()).sum().backward()
+    assert seen == [(6, 16)]
+
+
+def test_converting_again_replaces_the_first_conversion() -> None:
+    network, x = converted(example=rows()), rows()
+    rbue.convert(network, rbue.RReLU(0.2, 0.3), where="last", example=x)
+    slopes: list[Tensor] = []
+    for index in (1, 3):
+        network[index].register_forward_hook(
+            lambda m, args, out: slopes.append(out[args[0] < 0] / args[0][args[0] < 0])
+        )
+    network(x)
+    assert bool((slopes[0] == 0).all())
+    assert bool(((slopes[1] >= 0.2) & (slopes[1] <= 0.3)).all())
+    rbue.revert(network)
+    assert torch.equal(run(network, x), run(mlp(), x))
+    with pytest.raises(rbue.ConversionError):
+        rbue.revert(network)
+
+
+def test_failed_conversion_leaves_the_network_as_it_was() -> None:
+    network = converted(example=rows())
+    rbue.seed(network, 1)
+    expected = run(network, rows())
+    with pytest.raises(rbue.InvalidInput):
+        rbue.convert(network, rbue.DropReLU(0.9), where=[9], example=rows())
+    with pytest.raises(RuntimeError):
+        rbue.convert(network, rbue.DropReLU(0.9), example=torch.randn(2, 9))
+    rbue.seed(network, 1)
+    assert torch.equal(run(network, rows()), expected)
+
+
+def test_failed_forward_leaves_nothing_running() -> None:
+    class Fails(nn.Module):
+        fail = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(x)
+            if self.fail:
+                raise ValueError("broken")
+            return x
+
+    inner = Fails()
+    network = rbue.convert(nn.Sequential(inner), rbue.DropReLU(0.5))
+    inner.fail = True
+    with pytest.raises(ValueError, match="broken"):
+        network(-torch.ones(2, 30))
+    assert bool((F.relu(-torch.ones(2, 30)) == 0).all())
+    inner.fail = False
+    assert bool((inner(-torch.ones(2, 30)) == 0).all())
+    rbue.seed(network, 1)
+    expected = network(-torch.ones(2, 30))
+    inner.fail = True
+    with pytest.raises(ValueError, match="broken"):
+        network(-torch.ones(2, 30))
+    inner.fail = False
+    rbue.seed(network, 1)
+    assert torch.equal(network(-torch.ones(2, 30)), expected)
+
+
+def test_failed_forward_inside_another_network_gives_the_outer_one_back_its_sites() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            F.relu(x)
+            raise ValueError("broken")
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = rbue.convert(Broken(), rbue.DropReLU(0.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return self.inner(x)
+            except ValueError:
+                return F.relu(x)
+
+    network = rbue.convert(Outer(), rbue.DropReLU(0.5), example=torch.ones(2, 30))
+    assert bool(network(-torch.ones(2, 30)).any())
+
+
+def test_sites_of_a_converted_network_are_still_listed_and_it_stays_converted() -> None:
+    network = converted(example=rows())
+    assert rbue.sites(network, rows()) == rbue.sites(mlp(), rows())
+    assert not torch.equal(run(network, rows()), run(network, rows()))
+
+
+def test_training_flags_survive_finding_the_sites() -> None:
+    network = SharedReluResNet().train()
+    network.layers[1].eval()
+    flags = [module.training for module in network.modules()]
+    statistics = network.layers[0].bn1.running_mean.clone()
+    rbue.convert(network, rbue.DropReLU(0.5), example=images())
+    assert [module.training for module in network.modules()] == flags
+    assert torch.equal(network.layers[0].bn1.running_mean, statistics)
+
+
+@pytest.mark.parametrize("normalise", [spectral_norm, weight_norm])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_parametrised_layers_come_and_go(normalise: Any, before: bool) -> None:
+    network, x = FunctionalCNN().eval(), images()
+    if before:
+        normalise(network.conv1)
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    if not before:
+        normalise(network.conv1)
+    assert not torch.equal(run(network, x), run(network, x))
+    parametrize.remove_parametrizations(network.conv1, "weight")
+    assert not torch.equal(run(network, x), run(network, x))
+    rbue.revert(network)
+    assert type(network.conv1) is nn.Conv2d
+    assert torch.equal(run(network, x), run(network, x))
+
+
+def test_replaced_head_is_random_too() -> None:
+    network = rbue.convert(SharedReluResNet(), rbue.DropReLU(0.5), example=images())
+    network.fc = nn.ReLU()
+    out = network(images())
+    assert bool((out < 0).any()) or bool((network(images()) != out).any())
+    assert type(rbue.revert(network).fc) is nn.ReLU
+
+
+def test_graph_module_may_be_recompiled() -> None:
+    network = torch.fx.symbolic_trace(mlp())
+    rbue.convert(network, rbue.DropReLU(0.5), example=rows())
+    network.recompile()
+    assert not torch.equal(run(network, rows()), run(network, rows()))
+    rbue.revert(network)
+    assert torch.equal(run(network, rows()), run(mlp(), rows()))
+
+
+def test_conversion_inside_inference_mode_can_be_trained_outside() -> None:
+    network = mlp()
+    with torch.inference_mode():
+        rbue.convert(network, rbue.DropReLU(0.5), example=rows())
+        network(rows())
+    network(rows()).sum().backward()
+    assert network[0].weight.grad is not None
+
+
+def test_functional_call_is_random_with_the_given_parameters() -> None:
+    network = converted()
+    zeros = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
+    assert bool((torch.func.functional_call(network, zeros, rows()) == 0).all())
+    same = dict(network.named_parameters())
+    rbue.seed(network, 1)
+    expected = network(rows())
+    rbue.seed(network, 1)
+    assert torch.equal(torch.func.functional_call(network, same, rows()), expected)
+    assert not torch.equal(torch.func.functional_call(network, same, rows()), expected)
+
+
+def test_vmap_over_batches_gives_each_the_masks_of_the_call() -> None:
+    network = converted()
+    batches = torch.stack([rows(), 2 * rows(), -rows()])
+    rbue.seed(network, 1)
+    together = torch.vmap(network)(batches)
+    for batch, out in zip(batches, together, strict=True):
+        rbue.seed(network, 1)
+        assert torch.allclose(network(batch), out, atol=1e-6)
+
+
+def test_per_sample_gradients_equal_those_of_single_rows() -> None:
+    network = converted()
+    parameters = {name: p.detach() for name, p in network.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(network, parameters, x.unsqueeze(0)).square().sum()
+
+    rbue.seed(network, 1)
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, rows())
+    for index, x in enumerate(rows()):
+        rbue.seed(network, 1)
+        network.zero_grad()
+        network(x.unsqueeze(0)).square().sum().backward()
+        for name, parameter in network.named_parameters():
+            assert torch.allclose(grads[name][index], parameter.grad, atol=1e-5)
+
+
+def test_averaged_model_is_random() -> None:
+    average = torch.optim.swa_utils.AveragedModel(converted())
+    average.update_parameters(converted())
+    assert not torch.equal(average(rows()), average(rows()))
+
+
+def test_pickled_network_checkpoints_correctly_in_a_process_that_converted_nothing(tmp_path: Path) -> None:
+    torch.save(converted(example=rows()), tmp_path / "network.pt")
+    program = (
+        "import sys, torch\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "network = torch.load(sys.argv[1], weights_only=False)\n"
+        "x = torch.randn(6, 4).requires_grad_()\n"
+        "network(x).sum().backward(); expected = x.grad; x.grad = None\n"
+        "network._rbue_step.zero_()\n"
+        "checkpoint(network, x, use_reentrant=False).sum().backward()\n"
+        "assert torch.equal(x.grad, expected)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "network.pt")], check=True)

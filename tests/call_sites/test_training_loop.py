@@ -1,0 +1,129 @@
+"""A plain user's training loop on a converted network: new masks each step, and it learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from style_networks import images, mlp, rows, run
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rbue
+
+
+def moons(count: int = 256) -> tuple[Tensor, Tensor]:
+    """Two interleaved half circles, which no linear network separates."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 2
+    angle = torch.pi * torch.rand(count, generator=generator)
+    x = torch.stack([angle.cos() + labels, (1 - 2 * labels) * angle.sin() + 0.5 * labels], 1)
+    return 2 * (x + 0.05 * torch.randn(count, 2, generator=generator) - x.mean(0)), labels
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+def train(model: nn.Module, steps: int) -> list[float]:
+    x, y = moons()
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("activation", [rbue.DropReLU(0.9), rbue.RReLU()])
+def test_converted_network_learns(activation: rbue.DropReLU | rbue.RReLU) -> None:
+    model = rbue.convert(network(), activation)
+    rbue.seed(model, 0)
+    losses = train(model, 300)
+    assert sum(losses[-10:]) < 0.3 * sum(losses[:10])
+    x, y = moons()
+    accuracy = (rbue.predict(model.eval(), x, samples=20).label == y).float().mean()
+    assert accuracy > 0.97
+
+
+def test_linear_network_does_not_learn_the_same_problem() -> None:
+    """So that the test above says something: at q=0 there is no ReLU left."""
+    model = rbue.convert(network(), rbue.DropReLU(0.0))
+    train(model, 300)
+    x, y = moons()
+    assert (model(x).argmax(1) == y).float().mean() < 0.95
+
+
+def test_each_step_has_new_masks_and_a_seed_repeats_the_run() -> None:
+    runs = []
+    for _ in range(2):
+        model = rbue.convert(network(), rbue.DropReLU(0.5))
+        rbue.seed(model, 3)
+        runs.append(train(model, 5))
+    assert runs[0] == runs[1]
+    frozen = rbue.convert(network(), rbue.DropReLU(0.5))
+    x, y = moons()
+    optimiser = torch.optim.SGD(frozen.parameters(), lr=0.0)
+    losses = set()
+    for _ in range(5):
+        loss = F.cross_entropy(frozen(x), y)
+        loss.backward()
+        optimiser.step()
+        losses.add(float(loss.detach()))
+    assert len(losses) == 5
+
+
+def test_two_conversions_start_with_different_bits_and_manual_seed_repeats_them() -> None:
+    outputs = [run(rbue.convert(mlp(), rbue.DropReLU(0.5)), rows()) for _ in range(2)]
+    assert not torch.equal(*outputs)
+    repeated = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        repeated.append(run(rbue.convert(mlp(), rbue.DropReLU(0.5)), rows()))
+    assert torch.equal(*repeated)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_training_step_leaves_torch_random_numbers_alone(training: bool) -> None:
+    model = rbue.convert(network(), rbue.RReLU()).train(training)
+    before = torch.get_rng_state()
+    model(moons()[0]).sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_gradient_accumulation_and_double_backward() -> None:
+    model = rbue.convert(mlp(), rbue.DropReLU(0.5))
+    x = rows().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+    assert bool(x.grad.any())
+
+
+def test_channels_last_training_step() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 3)).to(
+        memory_format=torch.channels_last
+    )
+    rbue.convert(model, rbue.DropReLU(0.5))
+    grads = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        rbue.seed(model, 1)
+        model.zero_grad()
+        model(images().contiguous(memory_format=memory_format)).square().sum().backward()
+        grads.append(model[0].weight.grad.clone())
+    assert torch.allclose(*grads, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_compiled_network_learns() -> None:
+    torch._dynamo.reset()
+    model = rbue.convert(network(), rbue.DropReLU(0.9))
+    rbue.seed(model, 0)
+    losses = train(torch.compile(model), 300)
+    assert len(set(losses)) == 300
+    assert sum(losses[-10:]) < 0.3 * sum(losses[:10])
+    x, y = moons()
+    assert (rbue.predict(model.eval(), x, samples=20).label == y).float().mean() > 0.97

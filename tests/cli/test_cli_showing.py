@@ -1,0 +1,180 @@
+"""help, models, methods, sites, env, data and runs."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rbue._version import __version__
+from rbue.cli import output
+from rbue.data import names, registry
+from rbue.data.images import checksums
+from rbue.methods import list_methods
+from rbue.models import list_models
+
+VERBS = ("train", "evaluate", "compare", "predict", "models", "methods", "sites", "env", "data", "runs")
+GROUPS = {"data": ("list", "fetch", "import", "check", "pack", "unpack"), "runs": ("list", "show", "remove")}
+
+
+def test_help_lists_every_verb(command):
+    shown = command("--help").stdout
+    assert all(f" {verb} " in shown for verb in (*VERBS, "demo"))
+
+
+@pytest.mark.parametrize("words", [(v,) for v in VERBS] + [(g, v) for g, verbs in GROUPS.items() for v in verbs])
+def test_every_help_has_an_example(words, command):
+    shown = command(*words, "--help").stdout
+    assert f"Example: rbue {words[0]}" in shown
+    assert (words[0] in GROUPS and len(words) == 1) or "--json" in shown
+
+
+def test_usage_errors(command):
+    command("trian", code=2)
+    command("train", "--epochs", "many", code=2)
+    command("sites", code=2)
+
+
+def test_models(command, as_json):
+    rows = {row["name"]: row for row in as_json("models")["models"]}
+    assert set(rows) == set(list_models())
+    assert [rows[name]["parameters"] for name in ("vgg13", "resnet18", "densenet121")] == [9416010, 11173962, 6956298]
+    assert rows["resnet18"]["sites"] == 17
+
+
+def test_methods(command, as_json):
+    rows = {row["name"]: row for row in as_json("methods")["methods"]}
+    assert list(rows) == list_methods()
+    assert rows["mc-droprelu"]["settings"] == {"q": 0.9, "where": "all"}
+    assert all(row["about"] for row in rows.values())
+    shown = command("methods").stdout
+    assert "q=0.9, where=all" in shown
+    assert "``" not in shown
+
+
+def test_sites(command, as_json, fails):
+    rows = as_json("sites", "resnet18")["sites"]
+    assert len(rows) == 17
+    assert rows[0]["shape"] == [64, 32, 32]
+    assert "3 ReLU call sites of small_cnn" in command("sites", "small_cnn", "--shape", "1,8,8").stdout
+    assert "--shape" in fails("sites", "small_cnn", "--shape", "big", code=2)
+    assert "did you mean 'vgg13'" in fails("sites", "vgg31", code=2)
+
+
+def test_demo(command, monkeypatch):
+    monkeypatch.setattr("rbue.demo.main", lambda: print("shown"))
+    assert command("demo").stdout == "shown\n"
+    assert "Example: rbue demo" in command("demo", "--help").stdout
+
+
+def test_env(command, as_json):
+    content = as_json("env")
+    assert {"rbue", "torch", "kernels", "cpu", "device", "data_search_path"} <= set(content)
+    assert "kernels" in command("env").stdout
+
+
+def test_data_list_and_check(command, as_json, fails):
+    rows = {row["name"]: row for row in as_json("data", "list")["data"]}
+    assert set(rows) == set(names())
+    assert rows["digits"]["here"] == ["train", "test"]
+    assert rows["cifar10"]["here"] == []
+    assert "50,000" in command("data", "list").stdout
+    content = as_json("data", "check", "digits")
+    assert content["ok"]
+    assert len(content["checks"]) == 4
+    assert "right (registry)" in command("data", "check", "digits").stdout
+    assert "is not on this machine" in fails("data", "check", "svhn", code=1)
+    assert "did you mean 'cifar10'" in fails("data", "fetch", "cifr10", code=2)
+    assert "nothing to fetch" in fails("data", "fetch", "digits", code=2)
+    assert "not a pack" in fails("data", "unpack", "nowhere", code=1)
+
+
+@pytest.fixture
+def little_cifar(monkeypatch, tmp_path):
+    """CIFAR-10 with 20 + 10 images, as the publisher's binary files."""
+    known = registry.get("cifar10")
+    random = np.random.RandomState(0)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    splits = {}
+    for split, files in (("train", [f"data_batch_{i}.bin" for i in range(1, 6)]), ("test", ["test_batch.bin"])):
+        count = 4 * len(files) if split == "train" else 10
+        images = random.randint(0, 256, (count, 32, 32, 3)).astype(np.uint8)
+        labels = random.randint(0, 10, count)
+        sums = checksums(images, labels, 10)
+        splits[split] = {"official": registry.Published(count, sums.images, sums.labels)}
+        rows = np.hstack([labels[:, None].astype(np.uint8), images.transpose(0, 3, 1, 2).reshape(count, -1)])
+        for name, part in zip(files, np.split(rows, len(files)), strict=True):
+            (folder / name).write_bytes(part.tobytes())
+    monkeypatch.setitem(registry._SETS, "cifar10", replace(known, splits=splits))
+    return folder
+
+
+def test_data_travels(little_cifar, command, as_json, fails):
+    assert as_json("data", "import", "cifar10", little_cifar, "--root", "here")["folder"] == "here/cifar10"
+    again = command("data", "fetch", "cifar10", "--root", "here")
+    assert again.stdout.strip() == "here/cifar10"
+    packed = as_json("data", "pack", "cifar10", "parts", "--root", "here", "--part-mib", 0.0625)
+    assert max(packed["files"].values()) <= 65536
+    unpacked = command("data", "unpack", "parts", "--root", "there")
+    assert "cifar10 train: 20 of 20" in unpacked.stderr
+    for path in Path("here/cifar10").glob("*.npy"):
+        assert path.read_bytes() == Path("there/cifar10", path.name).read_bytes()
+    (array,) = [path for path in Path("there/cifar10").glob("*.npy") if "train" in path.name and "image" in path.name]
+    content = bytearray(array.read_bytes())
+    content[-1] ^= 1
+    array.write_bytes(content)
+    result = command("data", "check", "cifar10", "--root", "there", code=1)
+    assert "WRONG" in result.stdout
+    assert "error: cifar10 is not what it should be" in result.stderr
+
+
+def test_runs(trained_once, command, as_json, fails, tmp_path):
+    shutil.copytree(Path(trained_once).parents[2], tmp_path / "runs")
+    (row,) = [row for row in as_json("runs", "list")["runs"] if row["method"] == "mc-droprelu:0.9"]
+    assert row["state"] in ("trained", "measured")
+    assert row["id"] in command("runs", "list").stdout
+    shown = command("runs", "show", row["id"]).stdout
+    assert "mc-droprelu:0.9" in shown
+    assert "weight decay" in shown
+    assert as_json("runs", "show", row["run"])["training"]["epochs"] == 1
+    assert "add --yes" in fails("runs", "remove", row["id"], code=2)
+    assert Path(row["run"]).is_dir()
+    assert as_json("runs", "remove", row["id"], "--yes")["removed"] == row["run"]
+    assert list(Path("runs").rglob("*")) == []
+    assert "there are no runs" in command("runs", "list").stderr
+
+
+def test_runs_that_are_none(fails, as_json):
+    assert as_json("runs", "list", "--runs", "nowhere") == {"runs": []}
+    assert "there is no run 'abc'" in fails("runs", "show", "abc", code=2)
+    project = Path("project")
+    project.mkdir()
+    (project / "config.json").write_text("{}")
+    fails("runs", "remove", project, "--yes", code=1)
+    assert (project / "config.json").exists()
+    (row,) = as_json("runs", "list", "--runs", "project")["runs"]
+    assert row["state"] == "cannot be read"
+
+
+def test_json_has_no_nan():
+    text = output.as_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x")})
+    assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": "x"}
+
+
+def test_durations():
+    assert [output.duration(seconds) for seconds in (8.31, 125, 3725)] == ["8.3 s", "2:05", "1:02:05"]
+
+
+def test_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rbue", "--version"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("rbue", run_name="__main__")
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"{__version__}\n"

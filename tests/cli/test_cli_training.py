@@ -1,0 +1,216 @@
+"""train, evaluate, compare and predict on the digits, with networks of a few hundred weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_runs import TINY
+from typer.testing import CliRunner
+
+from rbue.cli import app
+from rbue.cli import compare as comparing
+from rbue.cli import train as training
+from rbue.errors import InvalidInput
+from rbue.methods import list_methods
+
+
+def test_train_then_say_it_is_done(command):
+    first = command("train", *TINY)
+    folder = Path(first.stdout.strip().splitlines()[-1])
+    assert (folder / "training.json").is_file()
+    assert "epoch 1/1, loss" in first.stderr
+    assert "trained" in first.stdout
+    weights = (folder / "state.safetensors").read_bytes()
+    again = command("train", *TINY)
+    assert "done already" in again.stdout
+    assert again.stdout.strip().splitlines()[-1] == str(folder)
+    assert (folder / "state.safetensors").read_bytes() == weights
+
+
+def test_train_continues(command, as_json):
+    folder = Path(as_json("train", *TINY)["run"])
+    (folder / "training.json").unlink()
+    content = as_json("train", *TINY)
+    assert content["networks"][0]["outcome"] == "continued"
+
+
+def test_every_recipe_option_reaches_the_run(as_json):
+    content = as_json(
+        *("train", "--method", "single", "--seed", 3, "--holdout", 1300, "--holdout-seed", 2, "--width", 0.25),
+        *("--epochs", 1, "--batch", 64, "--rate", 0.02, "--milestones", "0.5,0.75", "--factor", 0.5, "--momentum", 0.8),
+        *("--no-nesterov", "--weight-decay", 0.001, "--padding", 0, "--flip", "--device", "cpu"),
+    )
+    config = content["config"]
+    assert (config["seed"], config["holdout"], config["holdout_seed"], config["width"]) == (3, 1300, 2, 0.25)
+    assert config["recipe"] == {
+        "epochs": 1,
+        "batch": 64,
+        "rate": 0.02,
+        "milestones": [0.5, 0.75],
+        "factor": 0.5,
+        "momentum": 0.8,
+        "nesterov": False,
+        "weight_decay": 0.001,
+        "padding": 0,
+        "flip": True,
+    }
+    assert content["networks"][0]["data"]["count"] == 142
+
+
+def test_evaluate_by_settings_folder_and_id_agree(trained_once, command, as_json):
+    root = Path(trained_once).parents[2]
+    settings = ("--method", "mc-droprelu:0.9", "--runs", root, *TINY)
+    by_settings = as_json("evaluate", *settings, "--samples", 4)
+    assert by_settings["run"] == trained_once
+    assert by_settings["result"]["samples"] == 4
+    assert by_settings["result"]["mutual_information"] > 0
+    assert as_json("evaluate", trained_once, "--samples", 4) == by_settings
+    identity = trained_once.rpartition("-")[2]
+    assert as_json("evaluate", identity, "--runs", root, "--samples", 4) == by_settings
+    shown = command("evaluate", trained_once, "--samples", 4).stdout
+    assert all(name in shown for name in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "samples"))
+
+
+def test_evaluate_needs_a_training(fails):
+    assert "train it first" in fails("evaluate", "--method", "single", code=1)
+
+
+def test_evaluate_takes_a_folder_or_settings(trained_once, fails):
+    message = fails("evaluate", trained_once, "--seed", 1, "--method", "single", code=2)
+    assert "--method, --seed" in message
+    assert "--sample-seed" in message
+
+
+def test_compare_shows_one_table_and_writes_it(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8,last,deep-ensemble:2", "--samples", 4, *TINY)
+    first = command(*words, "-o", "table.md")
+    for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters", "training"):
+        assert heading in first.stdout
+    assert "2 of 3: mc-droprelu:0.8,last" in first.stderr
+    assert "* best of its column" in first.stdout
+    lines = Path("table.md").read_text().splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["single", "mc-droprelu:0.8,last", "deep-ensemble:2"]
+    assert "**" in lines[2] + lines[3] + lines[4]
+    content = as_json(*words, "-o", "table.json")
+    assert json.loads(Path("table.json").read_text()) == content
+    parameters = [row["parameters"] for row in content["methods"]]
+    assert parameters[0] == parameters[1] == parameters[2] // 2
+    assert content["methods"][0]["mean_jsd"] is None
+    command(*words, "-o", "table.csv")
+    assert Path("table.csv").read_text().splitlines()[0].startswith("method,accuracy,ece,nll,mean_jsd,mean_dis,")
+
+
+def test_compare_refuses_before_training(fails):
+    assert "did you mean 'single'?" in fails("compare", "--methods", "mc-rrelu,singel", *TINY, code=2)
+    assert ".md, .csv, .json" in fails("compare", "--methods", "single", "-o", "table.xls", code=2)
+    assert not Path("runs").exists()
+
+
+def test_lists_of_methods():
+    assert comparing.split_methods(None) == list_methods()
+    assert comparing.split_methods("single,mc-droprelu:0.9,last,svi") == ["single", "mc-droprelu:0.9,last", "svi"]
+    assert comparing.split_methods("mc-rrelu:0.1,0.2 single;svi") == ["mc-rrelu:0.1,0.2", "single", "svi"]
+    assert comparing.split_methods("mc-droprelu:0.9,mc-rrelus") == ["mc-droprelu:0.9", "mc-rrelus"]
+    with pytest.raises(InvalidInput, match="names no method"):
+        comparing.split_methods(" ")
+
+
+def test_the_best_is_marked_where_methods_differ():
+    row = dict.fromkeys((column.key for column in comparing.COLUMNS), 1.0)
+    other = {**row, "accuracy": 0.5, "ece": 0.5, "mean_jsd": None}
+    assert comparing.best_values([row, other]) == {"accuracy": 1.0, "ece": 0.5}
+
+
+def test_predict(trained_once, digit, command, as_json, tmp_path):
+    Image.open(digit).convert("RGB").save(tmp_path / "colour.png")
+    content = as_json("predict", trained_once, digit, tmp_path / "colour.png", "--samples", 5)
+    first, second = content["predictions"]
+    assert first["label"] in "0123456789"
+    assert first["samples"] == 5
+    assert first["mutual_information"] > 0
+    assert abs(sum(first["probabilities"].values()) - 1) < 1e-5
+    assert first["confidence"] == max(first["probabilities"].values())
+    assert second["confidence"] != first["confidence"]  # another place in the list, other random ReLUs
+    shown = command("predict", trained_once, digit, "--samples", 5).stdout
+    assert "mutual information" in shown
+    assert "digit.png" in shown
+
+
+def test_predict_refuses_what_is_no_image_of_the_set(trained_once, digit, fails, tmp_path):
+    def message(name):
+        return fails("predict", trained_once, digit, tmp_path / name, code=2)
+
+    (tmp_path / "text.png").write_text("not an image")
+    (tmp_path / "cut.png").write_bytes(digit.read_bytes()[:60])
+    Image.new("L", (9, 8)).save(tmp_path / "wide.png")
+    Image.new("RGBA", (8, 8)).save(tmp_path / "clear.png")
+    assert "not an image that can be read (unknown format)" in message("text.png")
+    assert "not an image that can be read" in message("cut.png")
+    assert "9x8 pixels, but the images of digits have 8x8" in message("wide.png")
+    assert "transparency" in message("clear.png")
+    assert "there is no file" in message("nowhere.png")
+
+
+def test_a_network_of_ones_own_in_this_folder(as_json, fails):
+    Path("my_little_networks.py").write_text(
+        "from torch import nn\n"
+        "def make(classes, channels):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 16), nn.ReLU(), nn.Linear(16, classes))\n"
+    )
+    run = as_json("train", "--model", "my_little_networks:make", "--method", "mc-droprelu", "--epochs", 1)["run"]
+    assert as_json("evaluate", run, "--samples", 2)["result"]["parameters"] == 65 * 16 + 170
+    assert [site["name"] for site in as_json("sites", "my_little_networks:make", "--shape", "1,8,8")["sites"]] == ["2"]
+    assert "cannot take an image of 1x9x9" in fails("sites", "my_little_networks:make", "--shape", "1,9,9", code=2)
+
+
+def test_mistakes_get_one_sentence(fails):
+    assert "did you mean 'mc-droprelu'?" in fails("train", "--method", "mc-dropreluu:0.9", code=2)
+    assert "did you mean 'small_cnn'?" in fails("train", "--model", "smal_cnn", code=2)
+    assert "did you mean 'digits'?" in fails("train", "--data", "digit", code=2)
+    assert "no module 'nowhere'" in fails("train", "--model", "nowhere:make", code=2)
+    assert "epochs must be at least 1" in fails("train", "--epochs", 0, code=2)
+    assert "--milestones" in fails("train", "--milestones", "early", code=2)
+    assert "there is no device 'gpux'" in fails("train", "--device", "gpux", code=2)
+    assert "rbue data fetch cifar10" in fails("train", "--data", "cifar10", code=1)
+    assert "there is no run 'nowhere'" in fails("predict", "nowhere", "x.png", code=2)
+    assert not Path("runs").exists()
+
+
+def test_a_file_where_the_runs_should_be(fails):
+    Path("runs").write_text("in the way")
+    assert "could not be written" in fails("train", *TINY, code=1)
+    assert Path("runs").read_text() == "in the way"
+
+
+def test_a_checkpoint_of_another_model(trained_once, as_json, fails, digit):
+    run = Path(as_json("train", "--epochs", 1, "--batch", 128, "--width", 0.5)["run"])
+    shutil.copy(Path(trained_once) / "state.safetensors", run / "state.safetensors")
+    assert "weights of another network" in fails("predict", run, digit, code=1)
+    (run / "state.safetensors").write_bytes(b"nonsense")
+    assert "not a readable checkpoint" in fails("evaluate", run, code=1)
+
+
+def test_a_renamed_run(trained_once, fails, digit, tmp_path):
+    shutil.copytree(trained_once, tmp_path / "copy")
+    assert "was renamed" in fails("predict", tmp_path / "copy", digit, code=1)
+
+
+def test_interruption(command, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train_run", stop)
+    result = command("train", *TINY, code=130)
+    assert "the same command continues" in result.stderr
+    assert result.stdout == ""
+
+
+def test_debug_shows_where():
+    for words in (["--debug", "train", "--method", "x"], ["train", "--method", "x", "--debug"]):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2
+        assert "Traceback" in result.stderr
