@@ -3,8 +3,7 @@
 ``torch.where`` and comparisons are the slow operations on a CPU (each costs as much as the whole hash), so the
 selection is done with bit masks and ``maximum``:
 
-* DropReLU: ``maximum(x, x & mask)`` with an all-ones mask where the ReLU is dropped. A kept element gives
-  ``maximum(x, +0)``, a dropped one ``maximum(x, x)``; NaN propagates through ``maximum``.
+* DropReLU: ``maximum(x, +0)`` where the ReLU is kept, ``maximum(x, -inf)`` where it is dropped; NaN propagates.
 * RReLU: ``maximum(x, a * x)``, since ``0 < a <= 1``.
 
 The words are those of :mod:`rbue.random_stream`, bit for bit.
@@ -18,6 +17,8 @@ from torch import Tensor
 from rbue import random_stream
 from rbue.activations.definitions import Activation, DropReLU, RReLU
 from rbue.activations.layout import ElementLayout
+
+_MINUS_INFINITY = random_stream.signed32(0xFF800000)  # its bits as a float32
 
 
 def supports(x: Tensor, layout: ElementLayout) -> bool:
@@ -43,7 +44,7 @@ def forward(
     if isinstance(activation, DropReLU):
         dropped = words.bitwise_right_shift_(1)
         dropped.sub_(random_stream.threshold(1 - activation.q) // 2).bitwise_right_shift_(31)
-        candidate = dropped.bitwise_and_(x_rows.view(torch.int32)).view(torch.float32)
+        candidate = dropped.bitwise_and_(_MINUS_INFINITY).view(torch.float32)
     else:
         candidate = _slopes(words, scratch, activation)
         if saved:

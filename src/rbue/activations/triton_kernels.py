@@ -220,12 +220,17 @@ def _even_split(total: int) -> tuple[int, int]:
 
 
 def _blocks(layout: ElementLayout, elements: int, rows: int) -> dict[str, Any]:
-    block = min(1024, max(128, triton.next_power_of_2(elements)))
-    programs = triton.cdiv(elements, block) * rows
-    walk = 8
-    while walk > 1 and programs // walk < 4096:
+    """Elements and rows of one program, as measured best on an H200.
+
+    Finding the logical place in a channels-last row takes a division, which pays for itself over several rows; in a
+    contiguous row there is nothing to share but the hash of the element.
+    """
+    channels_last = layout.memory_format is not torch.contiguous_format
+    block = min(1024 if channels_last else 4096, max(128, triton.next_power_of_2(elements)))
+    walk = 8 if channels_last else 1
+    while walk > 1 and triton.cdiv(elements, block) * rows // walk < 4096:
         walk //= 2
     while triton.cdiv(rows, walk) > _MOST_PROGRAMS_DOWN:
         walk *= 2
-    channels_last = layout.memory_format is not torch.contiguous_format
-    return {"BLOCK": block, "ROWS": walk, "CHANNELS_LAST": channels_last, "num_warps": max(1, block // 256)}
+    warps = max(1, block // (256 if channels_last else 512))
+    return {"BLOCK": block, "ROWS": walk, "CHANNELS_LAST": channels_last, "num_warps": warps}
