@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import rbue
+from rbue import data, methods, models
 
 PAGE = Path(__file__).with_name("api.md")
 SECTIONS: list[tuple[str, ModuleType, list[str]]] = [
@@ -19,6 +20,9 @@ SECTIONS: list[tuple[str, ModuleType, list[str]]] = [
     ("rbue.metrics", rbue.metrics, list(rbue.metrics.__all__)),
     ("rbue.calibration", rbue.calibration, list(rbue.calibration.__all__)),
     ("rbue.variance", rbue.variance, list(rbue.variance.__all__)),
+    ("rbue.models", models, list(models.__all__)),
+    ("rbue.methods", methods, list(methods.__all__)),
+    ("rbue.data", data, list(data.__all__)),
 ]
 
 
@@ -31,7 +35,8 @@ def signature(value: Any) -> str:
     if inspect.isclass(value):
         found = found.replace(return_annotation=inspect.Signature.empty)
     # annotations are kept as strings by the modules; show them without their quotes
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(found))
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(found))
+    return re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", text)
 
 
 def members(value: type) -> Iterator[str]:

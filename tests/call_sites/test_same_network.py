@@ -201,6 +201,7 @@ def test_converting_again_replaces_the_first_conversion() -> None:
     assert bool(((slopes[1] >= 0.2) & (slopes[1] <= 0.3)).all())
     rbue.revert(network)
     assert torch.equal(run(network, x), run(mlp(), x))
+    assert [type(module) for module in network.modules()] == [type(module) for module in mlp().modules()]
     with pytest.raises(rbue.ConversionError):
         rbue.revert(network)
 
