@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rbue import functional
+from rbue import functional, random_stream
 from rbue.activations import DropReLU, RReLU, mean_relu, random_relu, reference
 
 KEEP = [0, 0.05, 0.5, 0.8, 0.85, 0.9, 0.95, 0.999, 1]
@@ -28,6 +28,19 @@ def test_q_1_is_relu_and_q_0_the_identity(dtype, cap, make_x, make_keys):
     x, keys = make_x(8, 3, 50, 50, dtype=dtype), make_keys(8)
     assert random_relu(x, DropReLU(1), keys, cap=cap).equal(torch.relu(x).clamp(max=cap or torch.inf))
     assert random_relu(x, DropReLU(0), keys, cap=cap).equal(x.clamp(max=cap or torch.inf))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("word", [2**31 - 1, 2**31 - 2, -(2**31)])
+def test_q_0_and_q_1_hold_for_the_rarest_words(word, dtype):
+    inverse = pow(random_stream.BITS_MULTIPLIERS[1], -1, 2**32)
+    k2 = random_stream.signed32(word * inverse)  # element 0 has table entry 0, so k1 = 0 leaves h = 0
+    keys = torch.tensor([[0, 0], [k2, k2]], dtype=torch.int32)
+    assert random_stream.bits(random_stream.element_table(1), *keys).tolist() == [word, word]
+    x = torch.full((1, 1), -1.0, dtype=dtype)
+    assert random_relu(x, DropReLU(0), keys, repeat=2).tolist() == [[-1], [-1]]
+    assert random_relu(x, DropReLU(0), keys[:, :1]).item() == -1
+    assert random_relu(x, DropReLU(1), keys, repeat=2).tolist() == [[0], [0]]
 
 
 def test_q_0_gives_a_new_tensor(make_x, make_keys):

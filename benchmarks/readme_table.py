@@ -1,0 +1,69 @@
+"""Write the speed section of README.md from ``results/``; ``--check`` only says whether it is up to date."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SECTION = re.compile(r"<!-- speed -->.*<!-- /speed -->", flags=re.DOTALL)
+
+
+def section() -> str:
+    """The table of measured costs with the machine and the versions beside it."""
+    cpu = json.loads((ROOT / "results" / "cpu_forward.json").read_text())
+    gpu = json.loads((ROOT / "results" / "gpu_kernels.json").read_text())
+    ratio, facts = cpu["ratio_to_plain"], cpu["facts"]
+    small, resnet = ratio["16-32-64 CNN, batch 128"], ratio["ResNet-18, batch 32"]
+    names = ["rbue DropReLU", "rbue RReLU", "torch.rand formula", "torch F.rrelu"]
+    lines = [
+        "<!-- speed -->",
+        "One stochastic forward pass over a plain one, and what the same network costs with torch's own random numbers:",
+        "",
+        "| forward pass, CPU | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+        "| ResNet-18, batch 32 | " + " | ".join(f"{resnet[name]:.2f}x" for name in names) + " |",
+        "| 16-32-64 CNN, batch 128 | " + " | ".join(f"{small[name]:.2f}x" for name in names) + " |",
+        "",
+        f'100 samples with `where="last"` cost {ratio["ResNet-18, batch 32, last"]["100 samples, last"]:.2f}x one pass of '
+        f"ResNet-18; 1,000 samples need {cpu['memory_1000_over_10']:.2f}x the memory of 10. Medians of {cpu['trials']} trials "
+        f"(the CNN {3 * cpu['trials']}) in one run of `make bench` on {facts['cores']} cores of {facts['cpu']}, torch "
+        f"{facts['torch']}, {facts['date']}.",
+        "",
+        *gpu_lines(gpu),
+        "<!-- /speed -->",
+    ]
+    return "\n".join(lines)
+
+
+def gpu_lines(gpu: dict) -> list[str]:
+    """The same for the kernels on a GPU."""
+    facts, ratio = gpu["facts"], gpu["ratio_to_relu"]
+    names = ["DropReLU", "RReLU", "F.dropout", "F.rrelu"]
+    millions = math.prod(gpu["shape_timed"]) >> 20
+    return [
+        "| kernel over ReLU's, GPU | rbue DropReLU | rbue RReLU | torch F.dropout | torch F.rrelu |",
+        "|---|---|---|---|---|",
+        f"| forward, {millions} Mi elements, bf16 | " + " | ".join(f"{ratio['forward'][n]:.2f}x" for n in names) + " |",
+        "| backward | " + " | ".join(f"{ratio['backward'][n]:.2f}x" for n in names) + " |",
+        "",
+        f"Peak training memory is that of plain ReLU. `make test-gpu` on one {facts['gpu']}, torch {facts['torch']}, triton "
+        f"{facts['triton']}, {facts['date']}.",
+    ]
+
+
+def main() -> int:
+    readme = ROOT / "README.md"
+    old = readme.read_text()
+    new = SECTION.sub(lambda _: section(), old)
+    if "--check" in sys.argv[1:]:
+        return 0 if new == old else 1
+    readme.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
