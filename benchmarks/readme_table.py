@@ -21,7 +21,7 @@ def section() -> str:
     names = ["rbue DropReLU", "rbue RReLU", "torch.rand formula", "torch F.rrelu"]
     lines = [
         "<!-- speed -->",
-        "One stochastic forward pass over a plain one, and what the same network costs with torch's own random numbers:",
+        "One stochastic forward pass over a plain one, beside the same network with torch's own random numbers:",
         "",
         "| forward pass, CPU | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
