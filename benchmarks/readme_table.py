@@ -18,6 +18,7 @@ def section() -> str:
     gpu = json.loads((ROOT / "results" / "gpu_kernels.json").read_text())
     ratio, facts = cpu["ratio_to_plain"], cpu["facts"]
     small, resnet = ratio["16-32-64 CNN, batch 128"], ratio["ResNet-18, batch 32"]
+    last = ratio["ResNet-18, batch 32, last"]["100 samples, last"]
     names = ["rbue DropReLU", "rbue RReLU", "torch.rand formula", "torch F.rrelu"]
     lines = [
         "<!-- speed -->",
@@ -28,9 +29,9 @@ def section() -> str:
         "| ResNet-18, batch 32 | " + " | ".join(f"{resnet[name]:.2f}x" for name in names) + " |",
         "| 16-32-64 CNN, batch 128 | " + " | ".join(f"{small[name]:.2f}x" for name in names) + " |",
         "",
-        f'100 samples with `where="last"` cost {ratio["ResNet-18, batch 32, last"]["100 samples, last"]:.2f}x one pass of '
-        f"ResNet-18; 1,000 samples need {cpu['memory_1000_over_10']:.2f}x the memory of 10. Medians of {cpu['trials']} trials "
-        f"(the CNN {3 * cpu['trials']}) in one run of `make bench` on {facts['cores']} cores of {facts['cpu']}, torch "
+        f'100 samples with `where="last"` cost {last:.2f}x one pass of ResNet-18; 1,000 samples need '
+        f"{cpu['memory_1000_over_10']:.2f}x the memory of 10. Medians of {cpu['trials']} trials (the CNN "
+        f"{3 * cpu['trials']}) in one run of `make bench` on {facts['cores']} cores of {facts['cpu']}, torch "
         f"{facts['torch']}, {facts['date']}.",
         "",
         *gpu_lines(gpu),
@@ -50,8 +51,8 @@ def gpu_lines(gpu: dict) -> list[str]:
         f"| forward, {millions} Mi elements, bf16 | " + " | ".join(f"{ratio['forward'][n]:.2f}x" for n in names) + " |",
         "| backward | " + " | ".join(f"{ratio['backward'][n]:.2f}x" for n in names) + " |",
         "",
-        f"Peak training memory is that of plain ReLU. `make test-gpu` on one {facts['gpu']}, torch {facts['torch']}, triton "
-        f"{facts['triton']}, {facts['date']}.",
+        f"Peak training memory is that of plain ReLU. `make test-gpu` on one {facts['gpu']}, torch {facts['torch']}, "
+        f"triton {facts['triton']}, {facts['date']}.",
     ]
 
 
