@@ -66,6 +66,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ConversionError,
         ["1 is a scripted or traced"],
     ),
+    "exported part": (
+        convert(lambda: nn.Sequential(nn.ReLU(), torch.export.export(mlp(), (x,)).module())),
+        ConversionError,
+        ["1 is an exported program", "before torch.export"],
+    ),
     "scripted function": (convert(CallsScripted), ConversionError, ["the scripted function scripted_relu"]),
     "scripted attribute": (convert(HoldsScripted), ConversionError, ["the scripted function activation"]),
     "nested DataParallel": (

@@ -84,11 +84,21 @@ def _snapshot(buffer: Tensor) -> Tensor:
     """What a buffer holds now, for this call's backward too.
 
     A compiled graph keeps little for its backward and computes the rest again, from the buffers if it can; by then
-    the next call has changed them. It never computes a flip again, and to flip a dimension of size one is to copy.
+    the next call has changed them. An operator of our own is opaque to it, so its result is kept.
     """
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and torch.is_grad_enabled():
-        return buffer.unsqueeze(0).flip(0).squeeze(0)
+        return _kept_copy(buffer)
     return buffer.clone()
+
+
+@torch.library.custom_op("rbue::kept_copy", mutates_args=())
+def _kept_copy(buffer: Tensor) -> Tensor:
+    return buffer.clone()
+
+
+@_kept_copy.register_fake
+def _(buffer: Tensor) -> Tensor:
+    return torch.empty_like(buffer)
 
 
 def _add_one(step: Tensor) -> None:

@@ -147,3 +147,20 @@ OTHER_ACTIVATIONS: dict[Callable, str] = {
     )
 }  # fmt: skip
 """Activations that are not ReLU, to name them when a network has no ReLU at all."""
+
+ATEN_FORMS: frozenset[Any] = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "relu",
+        "relu_",
+        "relu6",
+        "relu6_",
+        "clamp_min",
+        "clamp_min_",
+        "clamp",
+        "clamp_",
+        "hardtanh",
+        "threshold",
+    )
+)
+"""ReLUs as exported programs write them. Compiled code runs the same operators, so they cannot be call sites."""

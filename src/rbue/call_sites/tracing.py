@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rbue.call_sites import scope as scopes
-from rbue.call_sites.forms import OTHER_ACTIVATIONS, ReluCall
+from rbue.call_sites.forms import ATEN_FORMS, OTHER_ACTIVATIONS, ReluCall
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.table import Site, SiteTable
 from rbue.errors import ConversionError, InvalidInput
@@ -78,6 +78,10 @@ def refuse_unseen_parts(network: nn.Module) -> None:
             raise ConversionError(
                 f"{name} is a DataParallel inside the network, which runs in threads of its own; wrap the whole "
                 "network in DataParallel instead."
+            )
+        if isinstance(module, torch.fx.GraphModule) and any(node.target in ATEN_FORMS for node in module.graph.nodes):
+            raise ConversionError(
+                f"{name} is an exported program, whose ReLUs cannot be reached; convert the network before torch.export."
             )
         for label in _scripted_functions(module):
             raise ConversionError(
