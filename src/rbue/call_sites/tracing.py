@@ -81,7 +81,7 @@ def refuse_unseen_parts(network: nn.Module) -> None:
             )
         if isinstance(module, torch.fx.GraphModule) and any(node.target in ATEN_FORMS for node in module.graph.nodes):
             raise ConversionError(
-                f"{name} is an exported program, whose ReLUs cannot be reached; convert the network before torch.export."
+                f"{name} is an exported program whose ReLUs cannot be reached; convert the network before torch.export."
             )
         for label in _scripted_functions(module):
             raise ConversionError(
