@@ -2,7 +2,7 @@
 
 from rbue import calibration, functional, metrics, variance
 from rbue._version import __version__
-from rbue.activations import DropReLU, RReLU
+from rbue.activations import Dropout, DropReLU, RReLU
 from rbue.call_sites import Site, SiteTable, convert, mode, revert, seed, sites
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
 from rbue.prediction import Prediction
@@ -12,6 +12,7 @@ __all__ = [
     "Adaptive",
     "ConversionError",
     "DropReLU",
+    "Dropout",
     "InvalidInput",
     "Prediction",
     "RReLU",

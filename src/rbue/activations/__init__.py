@@ -1,7 +1,19 @@
-"""The two random activations of the paper: what they are, and one operator with several backends."""
+"""The two random activations of the paper and dropout: what they are, and operators with several backends."""
 
-from rbue.activations.definitions import Activation, DropReLU, RReLU
+from rbue.activations.definitions import Activation, Dropout, DropReLU, Randomness, RReLU
+from rbue.activations.dropout import random_dropout
 from rbue.activations.keys import row_states, site_keys
 from rbue.activations.operator import mean_relu, random_relu
 
-__all__ = ["Activation", "DropReLU", "RReLU", "mean_relu", "random_relu", "row_states", "site_keys"]
+__all__ = [
+    "Activation",
+    "DropReLU",
+    "Dropout",
+    "RReLU",
+    "Randomness",
+    "mean_relu",
+    "random_dropout",
+    "random_relu",
+    "row_states",
+    "site_keys",
+]

@@ -1,4 +1,8 @@
-"""DropReLU and RReLU (paper §3.2): ``x`` where ``x >= 0``, ``a * x`` with a random slope ``a`` elsewhere."""
+"""What can be random in a pass.
+
+DropReLU and RReLU (paper §3.2) return ``x`` where ``x >= 0`` and ``a * x`` with a random slope ``a`` elsewhere. Dropout
+is the rival they are compared with (paper §2): it acts on the inputs of layers, not on ReLUs.
+"""
 
 from __future__ import annotations
 
@@ -71,4 +75,20 @@ class RReLU:
         return (self.upper - self.lower) ** 2 / 12
 
 
+@dataclass(frozen=True)
+class Dropout:
+    """Set each input of a layer to 0 with probability ``p``, else divide it by ``1 - p`` (Srivastava et al., 2014).
+
+    The scaling keeps the mean, so the expected network is the plain one. The paper uses 0.2 and 0.5.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_number("p", self.p)
+        if not 0 <= self.p < 1:
+            raise InvalidInput(f"p is the probability that a value is dropped and must lie in [0, 1), not {self.p}.")
+
+
 Activation = Union[DropReLU, RReLU]  # noqa: UP007 (isinstance and documentation tools read it at run time)
+Randomness = Union[DropReLU, RReLU, Dropout]  # noqa: UP007

@@ -110,7 +110,7 @@ def plain_eager(x: Tensor) -> bool:
     )
 
 
-def _words(keys: Tensor, layout: ElementLayout) -> Tensor:
+def random_words(keys: Tensor, layout: ElementLayout) -> Tensor:
     """Random words by the formula, in the shape of the output."""
     k1, k2 = layout.broadcast_keys(keys)
     return layout.as_output(bits(layout.traced_table(), k1, k2))
@@ -127,7 +127,7 @@ def _forward(
 ) -> Tensor:
     layout = ElementLayout.of(x, keys.shape[-1], repeat)
     if isinstance(activation, DropReLU) and activation.q == 0:  # the one probability without a 32-bit threshold
-        out = _expanded(x, layout) if repeat > 1 else x if inplace else x.clone()
+        out = expanded(x, layout) if repeat > 1 else x if inplace else x.clone()
         return out if cap is None else out.clamp_(max=cap)
     if plain_eager(x):
         if cpu.supports(x, layout):
@@ -136,15 +136,16 @@ def _forward(
         if kernels is not None and kernels.supports(x, layout):
             return kernels.forward(x, activation, keys, layout, cap, inplace)
     if repeat > 1:
-        x = _expanded(x, layout)
-    out = reference.forward(x, activation, _words(keys, layout), cap)
+        x = expanded(x, layout)
+    out = reference.forward(x, activation, random_words(keys, layout), cap)
     return x.copy_(out) if inplace else out
 
 
-def _expanded(x: Tensor, layout: ElementLayout) -> Tensor:
-    expanded = layout.empty_output(x.dtype)
-    layout.rows_of_output(expanded).copy_(layout.rows_of(x))
-    return expanded
+def expanded(x: Tensor, layout: ElementLayout) -> Tensor:
+    """``x`` once for each sample, in its memory format."""
+    out = layout.empty_output(x.dtype)
+    layout.rows_of_output(out).copy_(layout.rows_of(x))
+    return out
 
 
 def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: Activation, cap: float | None) -> Tensor:
@@ -158,7 +159,7 @@ def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: Activa
         kernels = triton_kernels()
         if kernels is not None and kernels.supports(out, layout):
             return kernels.backward(grad, out, activation, keys, layout, cap)
-    words = None if keys is None else _words(keys, layout)
+    words = None if keys is None else random_words(keys, layout)
     return reference.backward(grad, out, activation, words, cap)
 
 

@@ -21,6 +21,7 @@ from torch.utils import checkpoint
 
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.interception import SiteMode
+from rbue.call_sites.kinds import SiteKind
 from rbue.call_sites.scope import Scope, current_scope, running, suspended
 
 _installed = False
@@ -30,7 +31,7 @@ def install() -> None:
     """Teach ``torch.utils.checkpoint`` about random sites; a second call does nothing.
 
     Should torch rename these two entry points, a checkpointed block raises a clear error when it runs again (see
-    :mod:`rbue.call_sites.scope`) instead of silently computing with plain ReLUs.
+    :mod:`rbue.call_sites.following`) instead of silently computing with plain ReLUs.
     """
     global _installed
     if _installed:
@@ -104,10 +105,10 @@ class _Memory:
     def __init__(self) -> None:
         self.draws: list[Draw] = []
         self.position: int | None = None  # None while recording
-        self.place: tuple[Scope, Any] | None = None
+        self.place: tuple[Scope, SiteKind, Any] | None = None
         if current_scope() is not None:
             mode = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, SiteMode)][-1]
-            self.place = mode.scope.copy(), mode.handler
+            self.place = mode.scope.copy(), mode.kind, mode.handler
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -125,8 +126,8 @@ class _Memory:
             if self.place is None:
                 yield
             else:
-                scope, handler = self.place
-                with suspended(current_scope()), SiteMode(scope.copy(), handler):
+                scope, kind, handler = self.place
+                with suspended(current_scope()), SiteMode(scope.copy(), kind, handler):
                     yield
         finally:
             running.memories, self.position = outer, outer_position

@@ -1,4 +1,4 @@
-"""Make the ReLUs of a network random, in place, and put them back."""
+"""Make the call sites of a network random, in place, and put them back."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from rbue import random_stream
-from rbue.activations import Activation, DropReLU, RReLU, mean_relu, random_relu
-from rbue.call_sites import checkpointing, draws, scope, tracing
-from rbue.call_sites.forms import ReluCall
+from rbue.activations import Dropout, DropReLU, Randomness, RReLU, mean_relu, random_dropout, random_relu
+from rbue.call_sites import checkpointing, draws, following, scope, tracing
 from rbue.call_sites.interception import SiteMode
+from rbue.call_sites.kinds import LayerCall, SiteCall, kind_for
 from rbue.call_sites.prefix import SharingMode, is_unsampled
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, RbueWarning
@@ -26,9 +26,10 @@ MODES = ("random", "mean", "plain")
 class Conversion:
     """What a converted network carries: the activation, its sites, and how to run with them."""
 
-    def __init__(self, activation: Activation, sites: SiteTable, chosen: frozenset | None, paths: list[str]):
+    def __init__(self, activation: Randomness, sites: SiteTable, chosen: frozenset | None, paths: list[str]):
         self.token = uuid.uuid4().hex
         self.activation = activation
+        self.kind = kind_for(activation)
         self.sites = sites
         self.chosen = chosen  # None: every site, also those the example did not reach
         self.mode = "random"
@@ -38,28 +39,30 @@ class Conversion:
         self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes
 
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run the network's own ``forward`` with its ReLUs made random."""
+        """Run the network's own ``forward`` with its call sites made random."""
         outer = scope.current_scope()
         if self.mode == "plain":
-            with scope.suspended(outer):  # its ReLUs are not those of a network around it either
+            with scope.suspended(outer):  # its sites are not those of a network around it either
                 return forward(network, *args, **kwargs)
         place = scope.Scope(network, self.token)
         mode: SiteMode
         if self.mode == "mean":
-            mode = SiteMode(place, self._mean)
+            mode = SiteMode(place, self.kind, self._mean)
         else:
             draw = self._draw(network, args, kwargs)
             handler = _RandomSites(self, network, draw)
-            shared = draw.repeat > 1
-            mode = SharingMode(place, handler, draw, (args, kwargs)) if shared else SiteMode(place, handler)
+            if draw.repeat > 1:
+                mode = SharingMode(place, self.kind, handler, draw, (args, kwargs))
+            else:
+                mode = SiteMode(place, self.kind, handler)
         with scope.suspended(outer), mode:
             out = forward(network, *args, **kwargs)
         if outer is not None:
             outer.holds_converted = True
         if not place.counts and not place.holds_converted and not self.sites:
             raise ConversionError(
-                f"{type(network).__name__} ran without meeting a ReLU, so nothing was random; rbue.sites(model, "
-                "example) lists what can be found."
+                f"{type(network).__name__} ran without meeting a {self.kind.noun}, so nothing was random; "
+                "rbue.sites(model, example) lists the ReLUs that can be found."
             )
         return out
 
@@ -73,29 +76,29 @@ class Conversion:
             return True
         if (path, call) not in self.positions and (path, call) not in self.warned:
             self.warned.add((path, call))
-            _warn_unreached(path, call)
+            _warn_unreached(self.kind.noun, path, call)
         return False
 
-    def _mean(self, call: ReluCall, path: str, number: int, proceed: Callable[[], Any]) -> Any:
-        if not self.is_random(path, number):
-            return proceed()
+    def _mean(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
+        if isinstance(call, LayerCall) or isinstance(self.activation, Dropout) or not self.is_random(path, number):
+            return proceed()  # dropout keeps the mean
         return mean_relu(call.x, self.activation, cap=call.cap, inplace=call.inplace)
 
     def _draw(self, network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> draws.Draw:
         given = scope.running.draws
         if given is not None and given[0] == self.token:
             return given[1]
-        x = scope.first_tensor([args, kwargs])
+        x = draws.first_tensor([args, kwargs])
         if x is None:
             raise InvalidInput("a converted network needs a tensor with a batch dimension among its inputs.")
         return checkpointing.recorded(lambda: draws.direct_draw(network, x))
 
 
 @torch.compiler.disable
-def _warn_unreached(path: str, call: int) -> None:
+def _warn_unreached(noun: str, path: str, call: int) -> None:
     name = Site(0, path, call, "", ()).name
     warnings.warn(
-        f"the ReLU at {name} was not reached by the example given to convert, so it stays plain; use "
+        f"the {noun} at {name} was not reached by the example given to convert, so it stays plain; use "
         "where='all' or an example that reaches it.",
         RbueWarning,
         stacklevel=2,
@@ -103,14 +106,14 @@ def _warn_unreached(path: str, call: int) -> None:
 
 
 class _RandomSites:
-    """The handler of one pass: every chosen ReLU with the keys of its rows."""
+    """The handler of one pass: every chosen site with the keys of its rows."""
 
     def __init__(self, conversion: Conversion, network: nn.Module, draw: draws.Draw) -> None:
         self.conversion = conversion
         self.draw = draw
         self.known = draw.site_keys(network.get_buffer(draws.SITES))
 
-    def __call__(self, call: ReluCall, path: str, number: int, proceed: Callable[[], Any]) -> Any:
+    def __call__(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         if not self.conversion.is_random(path, number) or call.x.numel() == 0:
             return proceed()
         x = call.x
@@ -122,11 +125,14 @@ class _RandomSites:
                 raise NotFoldable(path)
             states = self.draw.renumbered(x.shape[0]).row_states()
             keys = random_stream.absorb(states, self._number(path, number))
-        keys = keys.to(x.device)
+        keys, activation = keys.to(x.device), self.conversion.activation
+        if isinstance(activation, Dropout):
+            return proceed(random_dropout(x, activation, keys, repeat=repeat))
+        assert not isinstance(call, LayerCall)
         if repeat > 1 and call.inplace:
-            out = random_relu(x, self.conversion.activation, keys, repeat=repeat, cap=call.cap)
+            out = random_relu(x, activation, keys, repeat=repeat, cap=call.cap)
             return x.set_(out)  # type: ignore[call-overload] # the old name sees the samples too
-        return random_relu(x, self.conversion.activation, keys, repeat=repeat, cap=call.cap, inplace=call.inplace)
+        return random_relu(x, activation, keys, repeat=repeat, cap=call.cap, inplace=call.inplace)
 
     def _number(self, path: str, number: int) -> Tensor:
         word = site_number(self.conversion.path_words[path], number)
@@ -143,10 +149,10 @@ class NotFoldable(ConversionError):
     """Samples cannot be stacked along the batch, because a site's first dimension is not the batch."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"the first dimension at the ReLU in {path or 'the network'} is not the batch.")
+        super().__init__(f"the first dimension at the site in {path or 'the network'} is not the batch.")
 
 
-def convert(model: nn.Module, activation: Activation, where: Placement = "all", example: Any = None) -> nn.Module:
+def convert(model: nn.Module, activation: Randomness, where: Placement = "all", example: Any = None) -> nn.Module:
     """Make the ReLUs of a network random, in place, and return the network.
 
     Every spelling is found: ``nn.ReLU``, ``F.relu``, ``torch.relu``, ``x.relu()``, the in-place forms,
@@ -160,7 +166,8 @@ def convert(model: nn.Module, activation: Activation, where: Placement = "all", 
 
     Args:
         model: the network; a ``torch.compile``, ``DataParallel`` or DDP wrapper around it is fine.
-        activation: ``DropReLU(q)`` or ``RReLU(lower, upper)``.
+        activation: ``DropReLU(q)`` or ``RReLU(lower, upper)``; or ``Dropout(p)``, the baseline, whose sites are not
+            ReLUs but the inputs of convolutions and linear layers (``where="last"`` is the classifier's).
         where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices, a name pattern such as
             ``"layer4.*"``, or a function of a :class:`~rbue.call_sites.table.Site`.
         example: an input (a tensor, a tuple of arguments or a dict of keyword arguments). Needed for every
@@ -176,8 +183,8 @@ def convert(model: nn.Module, activation: Activation, where: Placement = "all", 
     >>> bool((net(x) == net(x)).all())
     False
     """
-    if not isinstance(activation, (DropReLU, RReLU)):
-        raise InvalidInput(f"activation must be DropReLU(q) or RReLU(lower, upper), not {activation!r}.")
+    if not isinstance(activation, (DropReLU, RReLU, Dropout)):
+        raise InvalidInput(f"activation must be DropReLU(q), RReLU(lower, upper) or Dropout(p), not {activation!r}.")
     network = tracing.innermost(model)
     tracing.refuse_unseen_parts(network)
     everything = isinstance(where, str) and where == "all"
@@ -186,17 +193,17 @@ def convert(model: nn.Module, activation: Activation, where: Placement = "all", 
             raise InvalidInput(f"where={where!r} needs an example input to find the call sites; pass example=x.")
         found, chosen = SiteTable(()), None
     else:
-        found = tracing.sites(network, example)
-        chosen = None if everything else choose(found, where)
-    if scope.CONVERSION in network.__dict__:
+        found = tracing.find_sites(network, example, kind_for(activation))
+        chosen = None if everything else choose(found, where, kind_for(activation).noun)
+    if following.CONVERSION in network.__dict__:
         revert(network)
     paths = [path for path, _ in network.named_modules()]
     conversion = Conversion(activation, found, chosen, paths)
     start = int(torch.randint(1 << 62, (), dtype=torch.int64))
     with torch.inference_mode(False):  # they count calls outside it too
         draws.attach_buffers(network, [site.number for site in found], start)
-    scope.follow(network, conversion.token)
-    network.__dict__[scope.CONVERSION] = conversion
+    following.follow(network, conversion.token, conversion.kind)
+    network.__dict__[following.CONVERSION] = conversion
     checkpointing.install()
     return model
 
@@ -205,8 +212,8 @@ def revert(model: nn.Module) -> nn.Module:
     """Give a converted network its plain ReLUs back, in place, and return it."""
     network = tracing.innermost(model)
     conversion = conversion_of(network)
-    del network.__dict__[scope.CONVERSION]
-    scope.unfollow(network, conversion.token)
+    del network.__dict__[following.CONVERSION]
+    following.unfollow(network, conversion.token)
     draws.detach_buffers(network)
     return model
 
@@ -241,7 +248,7 @@ def mode(model: nn.Module, name: str) -> Iterator[nn.Module]:
 
 def conversion_of(network: nn.Module) -> Conversion:
     """The conversion a network carries, or an error that says how to make one."""
-    found = network.__dict__.get(scope.CONVERSION)
+    found = network.__dict__.get(following.CONVERSION)
     if found is None:
         raise ConversionError(
             f"{type(network).__name__} is not converted; call rbue.convert(model, rbue.DropReLU(q=0.9), "

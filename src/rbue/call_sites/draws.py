@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,3 +129,17 @@ def set_seed(network: nn.Module, seed: int) -> None:
     """Restart the stream of plain calls in place, so that captured graphs see it too."""
     network.get_buffer(SEED).copy_(random_stream.seed_state(seed))
     network.get_buffer(STEP).zero_()
+
+
+def first_tensor(values: Any) -> Tensor | None:
+    """The first tensor with a batch dimension in nested arguments."""
+    if isinstance(values, Tensor):
+        return values if values.dim() else None
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            found = first_tensor(value)
+            if found is not None:
+                return found
+    return None

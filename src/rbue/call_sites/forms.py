@@ -122,7 +122,7 @@ FORMS: dict[Callable, tuple[str, Sequence[str], _Reader]] = {
 """Each spelling: its name, the names of its positional arguments, and how to read ``(inplace, cap)``."""
 
 
-def read_call(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCall | None:
+def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCall | None:
     """The ReLU that this torch call is, or None if it is something else."""
     entry = FORMS.get(func)
     if entry is None:

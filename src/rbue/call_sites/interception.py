@@ -1,4 +1,4 @@
-"""See every ReLU of a forward pass, in whatever spelling, once."""
+"""See every call site of a forward pass, in whatever spelling, once."""
 
 from __future__ import annotations
 
@@ -6,18 +6,34 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.utils.checkpoint import checkpoint
 
-from rbue.call_sites.forms import ReluCall, read_call
+from rbue.call_sites.kinds import SiteCall, SiteKind, with_input
 from rbue.call_sites.scope import Scope, ScopeMode
 
 
-class ReluHandler(Protocol):
-    """What to do with a ReLU: ``path`` and ``number`` name its site, ``proceed`` runs it as written."""
+class SiteHandler(Protocol):
+    """What to do at a site: ``path`` and ``number`` name it, ``proceed`` runs the call as written.
 
-    def __call__(self, call: ReluCall, path: str, number: int, proceed: Callable[[], Any]) -> Any:
-        """Return the value of the ReLU."""
+    ``proceed(x)`` runs it with another input.
+    """
+
+    def __call__(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
+        """Return the value of the call."""
+
+
+def proceed_with(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The ``proceed`` of a call."""
+
+    def proceed(x: Tensor | None = None) -> Any:
+        if x is None:
+            return func(*args, **kwargs)
+        new_args, new_kwargs = with_input(args, kwargs, x)
+        return func(*new_args, **new_kwargs)
+
+    return proceed
 
 
 def keep_in_sight(func: Callable) -> None:
@@ -27,21 +43,22 @@ def keep_in_sight(func: Callable) -> None:
 
 
 class SiteMode(ScopeMode):
-    """Hand the ReLUs of one scope to a handler; leave every other call alone.
+    """Hand the call sites of one scope to a handler; leave every other call alone.
 
     torch takes this mode off while a call is being handled, so the ``torch.relu`` inside ``F.relu`` is not
-    seen again. Of two nested networks the outer one is suspended, so each ReLU has one owner.
+    seen again. Of two nested networks the outer one is suspended, so each site has one owner.
     """
 
-    def __init__(self, scope: Scope, handler: ReluHandler) -> None:
+    def __init__(self, scope: Scope, kind: SiteKind, handler: SiteHandler) -> None:
         super().__init__(scope)
+        self.kind = kind
         self.handler = handler
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         keep_in_sight(func)
-        call = None if self.scope.suspended else read_call(func, args, kwargs)
+        call = None if self.scope.suspended else self.kind.read(func, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
         path = self.scope.path
-        return self.handler(call, path, self.scope.next_call(), lambda: func(*args, **kwargs))
+        return self.handler(call, path, self.scope.next_call(), proceed_with(func, args, kwargs))

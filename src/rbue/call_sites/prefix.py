@@ -1,7 +1,7 @@
 """Run what comes before the first random site once for all samples.
 
-A sampler hands the network ``B`` rows and wants ``S * B``. Up to the first random ReLU all samples are equal, so
-the rows stay ``B``; that ReLU turns them into ``S * B``. A tensor from before it that later meets sampled rows (a
+A sampler hands the network ``B`` rows and wants ``S * B``. Up to the first random site all samples are equal, so
+the rows stay ``B``; that site turns them into ``S * B``. A tensor from before it that later meets sampled rows (a
 skip connection, a dense concatenation) is repeated on the spot. Tensors are marked as they flow, so that a weight
 or a constant that happens to have ``B`` rows is not taken for a batch.
 
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from rbue.call_sites.draws import Draw
-from rbue.call_sites.forms import read_call
-from rbue.call_sites.interception import ReluHandler, SiteMode, keep_in_sight
+from rbue.call_sites.interception import SiteHandler, SiteMode, keep_in_sight, proceed_with
+from rbue.call_sites.kinds import SiteKind
 from rbue.call_sites.scope import Scope
 
 _MARK = "_rbue_mark"
@@ -45,8 +45,8 @@ def repeat_rows(x: Tensor, times: int) -> Tensor:
 class SharingMode(SiteMode):
     """A :class:`SiteMode` whose pass begins with one row an image and ends with one a sample and image."""
 
-    def __init__(self, scope: Scope, handler: ReluHandler, draw: Draw, inputs: Any) -> None:
-        super().__init__(scope, handler)
+    def __init__(self, scope: Scope, kind: SiteKind, handler: SiteHandler, draw: Draw, inputs: Any) -> None:
+        super().__init__(scope, kind, handler)
         self.repeat = draw.repeat
         self.sizes = draw.sizes
         self.images = draw.rows // draw.repeat
@@ -77,13 +77,13 @@ class SharingMode(SiteMode):
                 args[0].set_(repeat_rows(args[0], self.repeat))  # type: ignore[call-overload]
                 self._mark(args[0], True)
             args, kwargs = self._repeated(args), self._repeated(kwargs)
-        call = None if self.scope.suspended else read_call(func, args, kwargs)
+        call = None if self.scope.suspended else self.kind.read(func, args, kwargs)
         if call is None:
             out = func(*args, **kwargs)
         else:
             rows = call.x.shape[0]
             path, number = self.scope.path, self.scope.next_call()
-            out = self.handler(call, path, number, lambda: func(*args, **kwargs))
+            out = self.handler(call, path, number, proceed_with(func, args, kwargs))
             sampled = sampled or out.shape[0] != rows
         if sampled or any(state is False for state in states):
             for x in _tensors(out):

@@ -80,13 +80,14 @@ class SiteTable(Sequence[Site]):
 Placement = Union[str, int, Sequence[int], Callable[[Site], bool]]  # noqa: UP007 (shown in documentation)
 
 
-def choose(sites: SiteTable, where: Placement) -> frozenset[tuple[str, int]]:
+def choose(sites: SiteTable, where: Placement, noun: str = "ReLU") -> frozenset[tuple[str, int]]:
     """The (path, call) pairs that a placement picks.
 
     Args:
         sites: what there is to choose from.
         where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices (negative ones count from the
             end), a name pattern such as ``"layer4.*"``, or a function of a :class:`Site`.
+        noun: what a site is called in an error.
     """
     if callable(where):
         picked = [site for site in sites if where(site)]
@@ -102,7 +103,7 @@ def choose(sites: SiteTable, where: Placement) -> frozenset[tuple[str, int]]:
             f"not {where!r}."
         )
     if not picked:
-        raise InvalidInput(f"where={where!r} picks none of the {len(sites)} ReLU call sites:\n{sites!r}")
+        raise InvalidInput(f"where={where!r} picks none of the {len(sites)} {noun} call sites:\n{sites!r}")
     return frozenset((site.path, site.call) for site in picked)
 
 

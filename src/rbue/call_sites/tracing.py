@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rbue.call_sites import following
 from rbue.call_sites import scope as scopes
-from rbue.call_sites.forms import ATEN_FORMS, OTHER_ACTIVATIONS, ReluCall
+from rbue.call_sites.forms import ATEN_FORMS, OTHER_ACTIVATIONS
 from rbue.call_sites.interception import SiteMode
+from rbue.call_sites.kinds import RELUS, SiteCall, SiteKind
 from rbue.call_sites.table import Site, SiteTable
 from rbue.errors import ConversionError, InvalidInput
 
@@ -34,11 +36,15 @@ def sites(model: nn.Module, example: Any) -> SiteTable:
     index  site  form    shape
     0      1     F.relu  2x8
     """
-    network = innermost(model)
+    return find_sites(innermost(model), example, RELUS)
+
+
+def find_sites(network: nn.Module, example: Any, kind: SiteKind) -> SiteTable:
+    """The call sites of one kind, or an error if there is none."""
     refuse_unseen_parts(network)
-    found, others = record(network, example)
+    found, others = record(network, example, kind)
     if not found:
-        raise ConversionError(_no_site_message(network, others))
+        raise ConversionError(_no_site_message(network, kind, others))
     return found
 
 
@@ -100,22 +106,21 @@ def _scripted_functions(module: nn.Module) -> Iterator[str]:
     for label, value in vars(module).items():
         if isinstance(value, torch.jit.ScriptFunction):
             yield label
-    forward = scopes.plain_class(module).forward
+    forward = following.plain_class(module).forward
     code, namespace = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     for label in code.co_names if code else ():
         if isinstance(namespace.get(label), torch.jit.ScriptFunction):
             yield label
 
 
-def record(network: nn.Module, example: Any) -> tuple[SiteTable, list[str]]:
+def record(network: nn.Module, example: Any, kind: SiteKind) -> tuple[SiteTable, list[str]]:
     """Run the example; return the call sites and the names of other activations met."""
     found: list[Site] = []
     others: list[str] = []
 
-    def note(call: ReluCall, path: str, number: int, proceed: Callable[[], Any]) -> Any:
-        out = proceed()
-        found.append(Site(len(found), path, number, call.form, tuple(out.shape)))
-        return out
+    def note(call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
+        found.append(Site(len(found), path, number, call.form, tuple(call.x.shape)))
+        return proceed()
 
     class Recorder(SiteMode):
         def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -123,18 +128,18 @@ def record(network: nn.Module, example: Any) -> tuple[SiteTable, list[str]]:
                 others.append(OTHER_ACTIVATIONS[func])
             return super().__torch_function__(func, types, args, kwargs)
 
-    recording = _Recording(lambda scope: Recorder(scope, note))
-    before = network.__dict__.get(scopes.CONVERSION)
-    scopes.follow(network, recording.token)
-    network.__dict__[scopes.CONVERSION] = recording
+    recording = _Recording(lambda scope: Recorder(scope, kind, note))
+    before = network.__dict__.get(following.CONVERSION)
+    following.follow(network, recording.token, kind)
+    network.__dict__[following.CONVERSION] = recording
     try:
         with evaluating(network), torch.no_grad():
             call_with(network._call_impl, example)  # with its hooks, but not compiled
     finally:
-        scopes.unfollow(network, recording.token)
-        del network.__dict__[scopes.CONVERSION]
+        following.unfollow(network, recording.token)
+        del network.__dict__[following.CONVERSION]
         if before is not None:
-            network.__dict__[scopes.CONVERSION] = before
+            network.__dict__[following.CONVERSION] = before
     return SiteTable(found), sorted(set(others))
 
 
@@ -177,8 +182,10 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-def _no_site_message(network: nn.Module, others: list[str]) -> str:
-    kind = type(network).__name__
+def _no_site_message(network: nn.Module, kind: SiteKind, others: list[str]) -> str:
+    name = type(network).__name__
+    if kind is not RELUS:
+        return f"{name} has no {kind.noun} whose input could be random."
     if others:
-        return f"{kind} has no ReLU call site to make random; it uses {', '.join(others)} instead."
-    return f"{kind} has no ReLU call site to make random, and no other known activation either."
+        return f"{name} has no ReLU call site to make random; it uses {', '.join(others)} instead."
+    return f"{name} has no ReLU call site to make random, and no other known activation either."

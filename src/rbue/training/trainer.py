@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rbue.call_sites import innermost, seed
-from rbue.call_sites.scope import CONVERSION
+from rbue.call_sites.following import CONVERSION
 from rbue.methods.base import Method, TrainingProgress
 from rbue.training.batches import Batches, epoch_seed
 from rbue.training.checkpoint import load_checkpoint, save_checkpoint
