@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,45 +10,127 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from rbue import data, metrics, models
-from rbue.call_sites import evaluating
+from rbue import data, models
 from rbue.environment import facts
-from rbue.errors import RbueError
 from rbue.files import write_bytes
-from rbue.prediction import Prediction, concatenate
+from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images
+from rbue.networks import fresh_network, load_networks
+from rbue.prediction import Prediction, RunningStatistics
 from rbue.runs import RunConfig, RunFolder
-from rbue.sampling.collect import collect
-from rbue.training import Batches, EpochReport, Normalise, train
-from rbue.training.checkpoint import load_weights, read_tensors
-
-EVALUATION_BATCH = 500
-DIVERSITY_SAMPLES = 4
-"""JSD and DIS compare the first four samples, or the members of an ensemble (paper §4.4)."""
+from rbue.training import Batches, EpochReport, Job, TrainingSummary, train_together
+from rbue.training.distribution import is_first, joined, own_device, shared
+from rbue.training.logs import EpochLog
+from rbue.training.step import Share
+from rbue.training.weights import save_weights
 
 Report = Callable[[RunConfig, EpochReport], None]
+SAMPLE_COUNTS = (1, 4, 10, 30)
+"""Numbers of samples at which a stochastic method is measured on the way to all of them."""
 
 
-def train_run(config: RunConfig, root: Path, device: torch.device, report: Report | None = None) -> list[RunFolder]:
-    """Train the networks of a run, continuing what was begun and keeping what is done."""
-    folders = []
-    for member in config.members():
-        folder = RunFolder.of(member, root)
-        folders.append(folder)
-        if folder.read("training") is None:
-            _train_network(member, folder, device, report)
-    return folders
+def train_run(
+    config: RunConfig,
+    root: Path,
+    device: torch.device,
+    report: Report | None = None,
+    *,
+    engine: str = "auto",
+    shard_mib: int | None = None,
+    together: int = 1,
+) -> list[RunFolder]:
+    """Train the networks of a run, continuing what was begun and keeping what is done.
+
+    Args:
+        config: what to train.
+        root: folder of the run folders.
+        device: where to train; under ``torchrun`` each process takes its own GPU.
+        report: called after each epoch of each network.
+        engine: how steps are run, see :mod:`rbue.training.engines`.
+        shard_mib: largest size of a file of weights; None writes one file.
+        together: how many members of an ensemble to train side by side.
+    """
+    missing = [member for member in config.members() if RunFolder.of(member, root).read("training") is None]
+    device = own_device(device)
+    with joined(device) as share:
+        for start in range(0, len(missing), together):
+            _train_networks(missing[start : start + together], root, device, share, report, engine, shard_mib)
+    if is_first():
+        RunFolder.of(config, root).open(config, facts())
+    return [RunFolder.of(member, root) for member in config.members()]
 
 
-def _train_network(config: RunConfig, folder: RunFolder, device: torch.device, report: Report | None) -> None:
+def _train_networks(
+    configs: Sequence[RunConfig],
+    root: Path,
+    device: torch.device,
+    share: Share,
+    report: Report | None,
+    engine: str,
+    shard_mib: int | None,
+) -> None:
+    images = training_images(configs[0])
+    jobs: list[Job] = []
+    logs: list[EpochLog] = []
+    for config in configs:
+        folder = RunFolder.of(config, root)
+        network = shared(fresh_network(config, images, device), share, device)
+        if is_first():
+            folder.open(config, facts())
+        log = EpochLog(folder.log, folder.path / "tensorboard")
+        logs.append(log)
+        note = _note(config, log, report) if is_first() else None
+        batches = batches_for(config, images, device)
+        jobs.append(
+            Job(network, config.parsed, batches, config.recipe, config.seed, folder.state, report=note, share=share)
+        )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        summaries = train_together(jobs, engine)
+    finally:
+        for log in logs:
+            log.close()
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    if is_first():
+        for config, job, summary in zip(configs, jobs, summaries, strict=True):
+            _finish(RunFolder.of(config, root), job, summary, peak, images, shard_mib)
+
+
+def _finish(
+    folder: RunFolder,
+    job: Job,
+    summary: TrainingSummary,
+    peak: int | None,
+    images: data.ImageSet,
+    shard_mib: int | None,
+) -> None:
+    save_weights(folder.path, job.network, shard_mib)
+    facts_of_training = {"parameters": models.parameters(job.network), "peak_bytes": peak, "data": images.record()}
+    folder.write("training", {**asdict(summary), "processes": job.share.processes, **facts_of_training})
+
+
+def _note(config: RunConfig, log: EpochLog, report: Report | None) -> Callable[[EpochReport], None]:
+    def note(epoch: EpochReport) -> None:
+        log(epoch)
+        if report is not None:
+            report(config, epoch)
+
+    return note
+
+
+def training_images(config: RunConfig) -> data.ImageSet:
+    """The images a run trains on."""
     images = data.load(config.data, "train")
     if config.holdout:
         images, _ = data.holdout(images, config.holdout, config.holdout_seed)
-    network = fresh_network(config, images, device)
-    folder.open(config, facts())
+    return images
+
+
+def batches_for(config: RunConfig, images: data.ImageSet, device: torch.device) -> Batches:
+    """The training batches of a run, with the data on its device."""
     recipe = config.recipe
-    batches = Batches(
+    return Batches(
         images.images,
         images.labels,
         images.mean,
@@ -61,95 +142,43 @@ def _train_network(config: RunConfig, folder: RunFolder, device: torch.device, r
         device=device,
     )
 
-    def note(epoch: EpochReport) -> None:
-        with folder.log.open("a") as log:
-            log.write(json.dumps(asdict(epoch)) + "\n")
-        if report is not None:
-            report(config, epoch)
-
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    summary = train(network, config.parsed, batches, recipe, run_seed=config.seed, checkpoint=folder.state, report=note)
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    folder.write(
-        "training",
-        {**asdict(summary), "parameters": models.parameters(network), "peak_bytes": peak, "data": images.record()},
-    )
-
-
-def fresh_network(config: RunConfig, images: data.ImageSet, device: torch.device) -> nn.Module:
-    """An initialised network, prepared by the method, on its device; the same for the same seed."""
-    torch.manual_seed(config.seed)
-    channels = images.images.shape[3]
-    network = models.create(config.model, classes=len(images.classes), channels=channels, width=config.width)
-    network = network.to(device)
-    height, width = images.images.shape[1:3]
-    example = torch.zeros(2, channels, height, width, device=device)
-    return config.parsed.prepare(network, example)
-
-
-def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[nn.Module]:
-    """The trained networks of a run."""
-    images = data.load(config.data, "test")
-    networks = []
-    for member in config.members():
-        folder = RunFolder.of(member, root)
-        if folder.read("training") is None:
-            raise RbueError(f"{folder.path} holds no finished training; train it first.")
-        network = fresh_network(member, images, device)
-        tensors, _ = read_tensors(folder.state)
-        weights = {name[8:]: value for name, value in tensors.items() if name.startswith("weights.")}
-        load_weights(network, weights, folder.state)
-        networks.append(network)
-    return networks
-
-
-def predict_images(
-    config: RunConfig,
-    networks: Sequence[nn.Module],
-    images: data.ImageSet,
-    samples: int,
-    seed: int,
-    device: torch.device,
-    return_samples: bool = False,
-) -> Prediction:
-    """Predict a set of images with the method of a run; a method with fewer samples draws all it has."""
-    method = config.parsed
-    count = samples if method.limit is None else min(samples, method.limit)
-    normalise = Normalise(images.mean, images.std, device)
-    parts = []
-    modules = nn.ModuleList(networks)
-    with evaluating(modules):
-        for start in range(0, len(images), EVALUATION_BATCH):
-            block = np.ascontiguousarray(images.images[start : start + EVALUATION_BATCH])
-            x = normalise(torch.from_numpy(block).to(device))
-            numbers = torch.arange(start, start + len(x), dtype=torch.int32, device=device)
-            stream = method.stream(networks, x, seed)
-            parts.append(collect(stream, x, numbers, count, seed=seed, return_samples=return_samples))
-    return concatenate(parts)
-
 
 def evaluate_run(
     config: RunConfig, root: Path, device: torch.device, samples: int = 100, seed: int = 0
 ) -> dict[str, Any]:
-    """Measure a trained run on the test images and keep the result in its folder."""
+    """Measure a trained run on the test images and keep the result in its folder.
+
+    An ensemble whose members' weights are elsewhere is combined from their stored probabilities.
+    """
     folder = RunFolder.of(config, root)
     key = f"samples={samples},seed={seed}"
     results = folder.read("results") or {}
     if key in results:
         return dict(results[key])
-    networks = load_networks(config, root, device)
     images = data.load(config.data, "test")
     labels = torch.from_numpy(images.labels).to(device)
-    prediction = predict_images(config, networks, images, samples, seed, device)
-    first = predict_images(config, networks, images, DIVERSITY_SAMPLES, seed, device, return_samples=True)
+    stored = stored_members(config, root, device)
+    if stored is not None:
+        first = prediction = stored
+        curve: list[dict[str, float]] = []
+    else:
+        networks = load_networks(config, root, device)
+        prediction = predict_images(config, networks, images, samples, seed, device)
+        first = predict_images(config, networks, images, DIVERSITY_SAMPLES, seed, device, return_samples=True)
+        counts = [count for count in SAMPLE_COUNTS if count < samples and config.parsed.limit is None]
+        curve = [
+            {"samples": count, **measure(predict_images(config, networks, images, count, seed, device), labels)}
+            for count in counts
+        ]
     training = [RunFolder.of(member, root).read("training") for member in config.members()]
     result = {
         **measure(prediction, labels),
         **diversity(first),
-        "parameters": sum(models.parameters(network) for network in networks),
+        "parameters": sum(entry["parameters"] for entry in training),
         "training_seconds": sum(entry["seconds"] for entry in training),
         "samples": int(prediction.samples_used[0]),
+        "by_samples": curve,
+        "combined_from": "networks" if stored is None else "stored probabilities",
         "seed": seed,
         "stream_version": prediction.stream_version,
         "data": images.record(),
@@ -161,32 +190,18 @@ def evaluate_run(
     return result
 
 
-def measure(prediction: Prediction, labels: torch.Tensor) -> dict[str, float]:
-    """The paper's measurements and the proper scores of one prediction."""
-    probs = prediction.probs
-    correct = prediction.label == labels
-    return {
-        "accuracy": float(metrics.accuracy(probs, labels)),
-        "ece": float(metrics.ece(probs, labels)),
-        "nll": float(metrics.nll(probs, labels)),
-        "brier": float(metrics.brier(probs, labels)),
-        "entropy": float(prediction.entropy.mean()),
-        "mutual_information": float(prediction.mutual_information.mean()),
-        "aurc": float(metrics.aurc(prediction.confidence, correct)),
-    }
-
-
-def diversity(first: Prediction) -> dict[str, float | None]:
-    """JSD and DIS over pairs of the first samples (paper §4.4); None for a method with a single sample."""
-    if first.samples is None or len(first.samples) < 2:
-        return dict.fromkeys(("mean_jsd", "max_jsd", "mean_dis", "max_dis"))
-    jsd, dis = metrics.jsd(first.samples), metrics.disagreement(first.samples)
-    return {
-        "mean_jsd": float(metrics.mean_pairwise(jsd)),
-        "max_jsd": float(metrics.max_pairwise(jsd)),
-        "mean_dis": float(metrics.mean_pairwise(dis)),
-        "max_dis": float(metrics.max_pairwise(dis)),
-    }
+def stored_members(config: RunConfig, root: Path, device: torch.device) -> Prediction | None:
+    """An ensemble from its members' stored probabilities; None if it has its weights, or is no ensemble."""
+    folders = [RunFolder.of(member, root) for member in config.members()]
+    if len(folders) == 1 or all(folder.has_weights for folder in folders):
+        return None
+    if not all(folder.probs.exists() for folder in folders):
+        return None
+    probs = np.stack([np.load(folder.probs, allow_pickle=False).astype(np.float32) for folder in folders])
+    members = torch.from_numpy(probs).to(device)
+    statistics = RunningStatistics(members.shape[1], device)
+    statistics.add(torch.arange(members.shape[1], device=device), members)
+    return statistics.prediction(0, members)
 
 
 def _save_probs(folder: RunFolder, prediction: Prediction) -> None:

@@ -4,7 +4,8 @@
         config.json          what was asked for; the id is a hash of it
         environment.json     versions, hardware, commit
         state.safetensors    weights, momentum and progress, to continue from
-        log.jsonl            one line an epoch
+        weights.safetensors  weights of the trained network; or weights-*-of-*.safetensors with weights.index.json
+        log.jsonl            one line an epoch; tensorboard/ holds the same for TensorBoard, when installed
         training.json        what training came to; its presence says that training is done
         results.json         measurements, one entry for each number of samples and seed
         probs.npy            mean probabilities of the test images, float16
@@ -26,6 +27,7 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json, write_json
 from rbue.methods import Method, parse, spec_of
 from rbue.training.recipe import Recipe
+from rbue.training.weights import INDEX, ONE_FILE
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ class RunFolder:
     def state(self) -> Path:
         """The checkpoint."""
         return self.path / "state.safetensors"
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a trained network is here."""
+        return (self.path / ONE_FILE).exists() or (self.path / INDEX).exists()
 
     @property
     def log(self) -> Path:

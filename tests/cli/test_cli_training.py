@@ -188,10 +188,10 @@ def test_a_file_where_the_runs_should_be(fails):
 
 def test_a_checkpoint_of_another_model(trained_once, as_json, fails, digit):
     run = Path(as_json("train", "--epochs", 1, "--batch", 128, "--width", 0.5)["run"])
-    shutil.copy(Path(trained_once) / "state.safetensors", run / "state.safetensors")
+    shutil.copy(Path(trained_once) / "weights.safetensors", run / "weights.safetensors")
     assert "weights of another network" in fails("predict", run, digit, code=1)
-    (run / "state.safetensors").write_bytes(b"nonsense")
-    assert "not a readable checkpoint" in fails("evaluate", run, code=1)
+    (run / "weights.safetensors").write_bytes(b"nonsense")
+    assert "cannot be read" in fails("evaluate", run, code=1)
 
 
 def test_a_renamed_run(trained_once, fails, digit, tmp_path):

@@ -7,12 +7,12 @@ from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.methods import parse
-from rbue.training import Batches, Recipe, recipe_for, train
+from rbue.training import Batches, Job, Recipe, recipe_for, train
 from rbue.training.batches import crop, epoch_seed
 from rbue.training.checkpoint import load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
-METHODS = ["single", "svi", "mc-droprelu:0.8", "mc-rrelu"]
+METHODS = ["single", "mc-dropout:0.2", "svi", "mc-droprelu:0.8", "mc-rrelu"]
 
 
 def stripes(count=96, seed=0):
@@ -47,6 +47,10 @@ def fresh(method, seed=0):
 RECIPE = Recipe(epochs=6, batch=20, rate=0.05, padding=1)
 
 
+def train_one(network, method, data, run_seed, engine="plain", **settings):
+    return train(Job(network, method, data, RECIPE, run_seed, **settings), engine)
+
+
 def weights(network):
     return {name: value.clone() for name, value in network.state_dict().items()}
 
@@ -61,7 +65,7 @@ def test_same_seed_same_weights_and_another_seed_others(spec):
     results = []
     for run_seed in (1, 1, 2):
         network = fresh(method)
-        train(network, method, batches(run_seed), RECIPE, run_seed=run_seed)
+        train_one(network, method, batches(run_seed), run_seed)
         results.append(weights(network))
     assert same(results[0], results[1])
     assert not same(results[0], results[2])
@@ -72,7 +76,7 @@ def test_same_seed_same_weights_and_another_seed_others(spec):
 def test_a_run_stopped_after_any_epoch_ends_in_the_same_weights(spec, stop, tmp_path):
     method = parse(spec)
     whole = fresh(method)
-    expected = train(whole, method, batches(), RECIPE, run_seed=0)
+    expected = train_one(whole, method, batches(), 0)
 
     class Stop(Exception):
         pass
@@ -83,10 +87,10 @@ def test_a_run_stopped_after_any_epoch_ends_in_the_same_weights(spec, stop, tmp_
 
     file = tmp_path / "state.safetensors"
     with pytest.raises(Stop):
-        train(fresh(method), method, batches(), RECIPE, run_seed=0, checkpoint=file, report=interrupt)
+        train_one(fresh(method), method, batches(), 0, checkpoint=file, report=interrupt)
     torch.rand(7)  # whatever else happened to the global generator
     continued = fresh(method, seed=9)
-    found = train(continued, method, batches(), RECIPE, run_seed=0, checkpoint=file)
+    found = train_one(continued, method, batches(), 0, checkpoint=file)
     assert same(weights(whole), weights(continued))
     assert (found.loss, found.accuracy) == (expected.loss, expected.accuracy)
 
@@ -96,7 +100,7 @@ def test_training_learns(spec):
     method = parse(spec)
     network = fresh(method)
     losses = []
-    summary = train(network, method, batches(), RECIPE, run_seed=0, report=lambda r: losses.append(r.loss))
+    summary = train_one(network, method, batches(), 0, report=lambda r: losses.append(r.loss))
     assert summary.accuracy > 0.85
     assert len(losses) == 6
     if spec != "svi":  # its loss grows with the weight of the divergence
@@ -106,9 +110,9 @@ def test_training_learns(spec):
 def test_a_finished_run_does_nothing_more(tmp_path):
     method, file = parse("single"), tmp_path / "state.safetensors"
     network = fresh(method)
-    train(network, method, batches(), RECIPE, run_seed=0, checkpoint=file)
+    train_one(network, method, batches(), 0, checkpoint=file)
     before, reports = weights(network), []
-    train(network, method, batches(), RECIPE, run_seed=0, checkpoint=file, report=reports.append)
+    train_one(network, method, batches(), 0, checkpoint=file, report=reports.append)
     assert same(before, weights(network))
     assert reports == []
 
@@ -137,9 +141,9 @@ def test_without_augmentation_a_batch_is_the_normalised_images():
 
 def test_crops_shift_by_the_given_amounts_and_pad_with_zeros():
     x = torch.arange(1, 17, dtype=torch.uint8).reshape(1, 4, 4, 1)
-    middle = crop(x, 1, torch.tensor([[1], [1]]))
+    middle = crop(x, 1, torch.tensor([[1, 1]]))
     assert torch.equal(middle, x)
-    corner = crop(x, 1, torch.tensor([[0], [2]]))[0, :, :, 0]
+    corner = crop(x, 1, torch.tensor([[0, 2]]))[0, :, :, 0]
     assert corner.tolist() == [[0, 0, 0, 0], [2, 3, 4, 0], [6, 7, 8, 0], [10, 11, 12, 0]]
 
 

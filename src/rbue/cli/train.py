@@ -12,7 +12,6 @@ import typer
 from rbue.cli.options import MethodName, Selection, device_named, takes_selection
 from rbue.cli.output import AsJson, duration, number, percent, print_json, say, table
 from rbue.cli.progress import training_progress
-from rbue.environment import facts
 from rbue.experiment import train_run
 from rbue.runs import RunConfig, RunFolder
 
@@ -63,8 +62,6 @@ def trained(config: RunConfig, root: Path, device: torch.device) -> list[Trained
     before = [_outcome(RunFolder.of(member, root)) for member in members]
     with training_progress() as report:
         folders = train_run(config, root, device, report)
-    if len(members) > 1:  # so that the folder of an ensemble can be named before it was measured
-        RunFolder.of(config, root).open(config, facts())
     return [
         Trained(member, folder, outcome, folder.read("training"))
         for member, folder, outcome in zip(members, folders, before, strict=True)

@@ -24,12 +24,16 @@ class TrainingProgress:
     """How far training has come, for losses that change on the way.
 
     Attributes:
-        fraction: share of all training steps done, from 0 to 1.
+        fraction: share of all training steps done, from 0 to 1; a tensor, so that captured steps see it change.
         images: number of training images.
     """
 
-    fraction: float
+    fraction: Tensor
     images: int
+
+
+Loss = tuple[Tensor, Tensor]
+"""What to minimise, and the class scores it came from."""
 
 
 @runtime_checkable
@@ -51,7 +55,7 @@ class Method(Protocol):
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Change a fresh network, in place, into the one to train."""
 
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
         """What one training step minimises."""
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:

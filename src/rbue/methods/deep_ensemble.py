@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbue.errors import InvalidInput
-from rbue.methods.base import TrainingProgress, register
+from rbue.methods.base import Loss, TrainingProgress, register
 from rbue.methods.members import MemberStream
 from rbue.sampling.collect import SampleStream
 
@@ -39,9 +39,10 @@ class DeepEnsemble:
         """Nothing to prepare: members are plain networks."""
         return network
 
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
         """Cross-entropy, for each member on its own."""
-        return F.cross_entropy(network(x), y)
+        logits = network(x)
+        return F.cross_entropy(logits, y), logits
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """Sample ``k`` is member ``k``."""

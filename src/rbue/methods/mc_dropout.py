@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rbue.activations import Dropout
 from rbue.call_sites import convert
-from rbue.methods.base import TrainingProgress, register
+from rbue.methods.base import Loss, TrainingProgress, register
 from rbue.sampling.collect import SampleStream
 from rbue.sampling.passes import StackedPasses
 
@@ -36,9 +36,10 @@ class MCDropout:
         """Put dropout before the chosen layers."""
         return convert(network, Dropout(self.p), where=self.where, example=example)
 
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
         """Cross-entropy of one random pass."""
-        return F.cross_entropy(network(x), y)
+        logits = network(x)
+        return F.cross_entropy(logits, y), logits
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """Random passes of the one network; with ``last`` everything before the classifier runs once."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rbue.activations import RReLU
 from rbue.call_sites import convert
-from rbue.methods.base import TrainingProgress, register
+from rbue.methods.base import Loss, TrainingProgress, register
 from rbue.sampling.collect import SampleStream
 from rbue.sampling.passes import StackedPasses
 
@@ -33,9 +33,10 @@ class MCRReLU:
         """Make the ReLUs random."""
         return convert(network, RReLU(self.lower, self.upper), where=self.where, example=example)
 
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
         """Cross-entropy of one random pass."""
-        return F.cross_entropy(network(x), y)
+        logits = network(x)
+        return F.cross_entropy(logits, y), logits
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """Random passes of the one network."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbue.methods.base import TrainingProgress, register
+from rbue.methods.base import Loss, TrainingProgress, register
 from rbue.methods.members import MemberStream
 from rbue.sampling.collect import SampleStream
 
@@ -25,9 +25,10 @@ class Single:
         """Nothing to prepare."""
         return network
 
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
         """Cross-entropy."""
-        return F.cross_entropy(network(x), y)
+        logits = network(x)
+        return F.cross_entropy(logits, y), logits
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """One sample: the network itself."""

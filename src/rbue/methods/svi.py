@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbue.methods.base import TrainingProgress, register
+from rbue.methods.base import Loss, TrainingProgress, register
 from rbue.methods.gaussian_layers import gaussian_layers, make_gaussian, weight_draw
 from rbue.sampling.collect import SampleStream
 from rbue.sampling.passes import class_scores
@@ -42,11 +42,12 @@ class SVI:
         """Give every convolution and linear layer Gaussian weights."""
         return make_gaussian(network, self.deviation)
 
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Tensor:
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
         """Cross-entropy plus the weighted divergence from the prior, both an image."""
-        grown = 1.0 if self.warm_up == 0 else min(1.0, progress.fraction / self.warm_up)
+        grown = 1.0 if self.warm_up == 0 else torch.clamp(progress.fraction / self.warm_up, max=1.0)
         divergence = torch.stack([layer.kl(None) for _, layer in gaussian_layers(network)]).sum()
-        return F.cross_entropy(network(x), y) + self.kl_weight * grown * divergence / progress.images
+        logits = network(x)
+        return F.cross_entropy(logits, y) + self.kl_weight * grown * divergence / progress.images, logits
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """One weight draw a sample, shared by all images."""

@@ -2,6 +2,17 @@
 
 from rbue.training.batches import Batches, Normalise
 from rbue.training.recipe import RECIPES, Recipe, recipe_for
-from rbue.training.trainer import EpochReport, TrainingSummary, train
+from rbue.training.trainer import EpochReport, Job, TrainingSummary, train, train_together
 
-__all__ = ["RECIPES", "Batches", "EpochReport", "Normalise", "Recipe", "TrainingSummary", "recipe_for", "train"]
+__all__ = [
+    "RECIPES",
+    "Batches",
+    "EpochReport",
+    "Job",
+    "Normalise",
+    "Recipe",
+    "TrainingSummary",
+    "recipe_for",
+    "train",
+    "train_together",
+]

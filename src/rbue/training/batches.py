@@ -7,6 +7,7 @@ same batches. The random numbers are drawn on the CPU, so every device sees the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +15,23 @@ from torch import Tensor
 
 from rbue.errors import InvalidInput
 from rbue.random_stream import mix_int, seed_lanes
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """What an epoch does with each image, in the order it comes to them: its number, where it is cut, if it is flipped.
+
+    Tensors on the device, so that a captured graph can read the plan of the epoch that is running.
+    """
+
+    order: Tensor
+    shifts: Tensor
+    flips: Tensor
+
+    def copy_(self, other: EpochPlan) -> None:
+        """Become another epoch's plan, in place."""
+        for mine, given in ((self.order, other.order), (self.shifts, other.shifts), (self.flips, other.flips)):
+            mine.copy_(given)
 
 
 class Batches:
@@ -45,22 +63,31 @@ class Batches:
         """Batches an epoch; the last one may be smaller, and is used."""
         return -(-len(self.images) // self.batch)
 
-    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch, always the same for the same seed and number."""
+    def plan(self, number: int) -> EpochPlan:
+        """The plan of one epoch, always the same for the same seed and number."""
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, number))
         count = len(self.images)
         order = torch.randperm(count, generator=generator)
         shifts = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator)
         flips = torch.rand(count, generator=generator) < 0.5
-        order, shifts, flips = (drawn.to(self.images.device) for drawn in (order, shifts, flips))
-        for start in range(0, count, self.batch):
-            part = slice(start, start + self.batch)
-            x = self.images[order[part]]
-            if self.padding:
-                x = crop(x, self.padding, shifts[:, part])
-            if self.flip:
-                x = torch.where(flips[part, None, None, None], x.flip(2), x)
-            yield self.normalise(x), self.labels[order[part]]
+        return EpochPlan(*(drawn.to(self.images.device) for drawn in (order, shifts.T.contiguous(), flips)))
+
+    def take(self, plan: EpochPlan, places: Tensor) -> tuple[Tensor, Tensor]:
+        """The images and labels that stand at these places of an epoch's plan."""
+        numbers = plan.order[places]
+        x = self.images[numbers]
+        if self.padding:
+            x = crop(x, self.padding, plan.shifts[places])
+        if self.flip:
+            x = torch.where(plan.flips[places][:, None, None, None], x.flip(2), x)
+        return self.normalise(x), self.labels[numbers]
+
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch."""
+        plan = self.plan(number)
+        places = torch.arange(len(self.images), device=self.images.device)
+        for part in places.split(self.batch):
+            yield self.take(plan, part)
 
 
 class Normalise:
@@ -76,11 +103,11 @@ class Normalise:
 
 
 def crop(x: Tensor, padding: int, shifts: Tensor) -> Tensor:
-    """Each image padded with zeros by ``padding`` and cut back at its own place ``shifts`` (rows, columns)."""
+    """Each image padded with zeros by ``padding`` and cut back at its own place ``shifts``, a row and a column."""
     count, height, width, _ = x.shape
     padded = torch.nn.functional.pad(x, (0, 0, padding, padding, padding, padding))
-    rows = shifts[0][:, None] + torch.arange(height, device=x.device)
-    columns = shifts[1][:, None] + torch.arange(width, device=x.device)
+    rows = shifts[:, 0, None] + torch.arange(height, device=x.device)
+    columns = shifts[:, 1, None] + torch.arange(width, device=x.device)
     images = torch.arange(count, device=x.device)[:, None, None]
     return padded[images, rows[:, :, None], columns[:, None, :]]
 

@@ -1,4 +1,7 @@
-"""Everything a bit-equal continuation needs, in one safetensors file that is replaced in one piece."""
+"""Everything a bit-equal continuation needs, in one safetensors file that is replaced in one piece.
+
+Names are those of the network itself, whatever wrapper it trains in.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from rbue.call_sites import innermost
 from rbue.errors import RbueError
 from rbue.files import write_bytes
+from rbue.training.weights import put_weights
 
 _WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
 
 
 def save_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, progress: dict) -> None:
     """Write weights, momentum and progress."""
+    network = innermost(network)
     tensors: dict[str, Tensor] = {_WEIGHTS + name: value for name, value in network.state_dict().items()}
     for name, parameter in network.named_parameters():
         momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
@@ -29,13 +35,14 @@ def save_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optim
 
 def load_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer) -> dict:
     """Put a checkpoint back into a network and its optimiser; return its progress."""
+    network = innermost(network)
     tensors, progress = read_tensors(path)
     weights = {name[len(_WEIGHTS) :]: value for name, value in tensors.items() if name.startswith(_WEIGHTS)}
-    load_weights(network, weights, path)
+    put_weights(network, weights, path)
     for name, parameter in network.named_parameters():
         momentum = tensors.get(_MOMENTUM + name)
         if momentum is not None:
-            optimiser.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
+            optimiser.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(momentum)
     return progress
 
 
@@ -47,15 +54,3 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
         return load_file(path), note
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise RbueError(f"{path} is not a readable checkpoint ({error}); remove it to start again.") from error
-
-
-def load_weights(network: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Load weights, or say which of them belong to another network."""
-    own = network.state_dict()
-    wrong = sorted(name for name in own.keys() ^ weights.keys())
-    wrong += sorted(name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape)
-    if wrong:
-        raise RbueError(
-            f"{path} holds the weights of another network: {len(wrong)} names or shapes differ, first {wrong[0]!r}."
-        )
-    network.load_state_dict(weights)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from rbue.call_sites import innermost, seed
-from rbue.call_sites.following import CONVERSION
-from rbue.methods.base import Method, TrainingProgress
-from rbue.training.batches import Batches, epoch_seed
+from rbue.methods.base import Method
+from rbue.training.batches import Batches
 from rbue.training.checkpoint import load_checkpoint, save_checkpoint
+from rbue.training.engines import engine_for
 from rbue.training.recipe import Recipe
+from rbue.training.step import Share, TrainingStep
+
+_SAVING_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -31,104 +34,123 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What a whole training came to, interruptions included."""
+    """What a whole training came to, interruptions included.
+
+    ``seconds`` counts everything: preparing, compiling, epochs and saving. Networks trained side by side share the
+    clock, and each is given its part.
+    """
 
     epochs: int
     seconds: float
     loss: float
     accuracy: float
+    engine: str
+    side_by_side: int
 
 
-def train(
-    network: nn.Module,
-    method: Method,
-    batches: Batches,
-    recipe: Recipe,
-    *,
-    run_seed: int,
-    checkpoint: Path | None = None,
-    every: int = 1,
-    report: Callable[[EpochReport], None] | None = None,
-) -> TrainingSummary:
-    """Train a prepared network with a method's loss, continuing from ``checkpoint`` if there is one.
+@dataclass(frozen=True)
+class Job:
+    """One network to train.
 
-    All randomness of an epoch (order, augmentation, masks, weight noise) follows from ``run_seed`` and the epoch's
-    number, so a run that was stopped and continued ends in the same weights, bit for bit, on a CPU.
-
-    Args:
+    Attributes:
         network: the network, prepared by the method, on its device.
         method: says what to minimise.
         batches: the training data.
         recipe: epochs and optimiser settings.
         run_seed: seed of the run.
         checkpoint: file to continue from and to write to; None keeps nothing.
-        every: epochs between checkpoints; the last epoch is always kept.
         report: called after each epoch.
+        share: the part of each batch this process trains on.
     """
-    optimiser = torch.optim.SGD(
-        network.parameters(),
-        lr=recipe.rate,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov and recipe.momentum > 0,
-        weight_decay=recipe.weight_decay,
-    )
-    progress = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
-    if checkpoint is not None and checkpoint.exists():
-        progress = load_checkpoint(checkpoint, network, optimiser)
-    for epoch in range(int(progress["epoch"]), recipe.epochs):
+
+    network: nn.Module
+    method: Method
+    batches: Batches
+    recipe: Recipe
+    run_seed: int
+    checkpoint: Path | None = None
+    report: Callable[[EpochReport], None] | None = None
+    share: Share = field(default_factory=Share)
+
+
+def train(job: Job, engine: str = "auto") -> TrainingSummary:
+    """Train one network, continuing from its checkpoint if there is one.
+
+    All randomness of an epoch (order, augmentation, masks, weight noise) follows from the run's seed and the epoch's
+    number, so a run that was stopped and continued ends in the same weights, bit for bit, on a CPU.
+    """
+    return train_together([job], engine)[0]
+
+
+def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSummary]:
+    """Train several networks side by side on one device: their steps are started in turn and overlap on a GPU.
+
+    Masks, batches and rates are those of training alone. (Noise that a method draws from torch's own generator is not:
+    such a method should train alone.)
+    """
+    start = time.perf_counter()
+    runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
+    while active := [runner for runner in runners if not runner.finished]:
+        for runner in active:
+            runner.start_epoch()
+        for sizes in zip_longest(*(runner.step.batch_sizes() for runner in active)):
+            for runner, rows in zip(active, sizes, strict=True):
+                if rows is not None:
+                    runner.engine.run_epoch_part(rows)
+        for runner in active:
+            runner.end_epoch()
+    return [runner.summary() for runner in runners]
+
+
+class _Runner:
+    """One job on its way."""
+
+    def __init__(self, job: Job, engine: str, together: int, start: float) -> None:
+        self.job, self.together, self.last_look = job, together, start
+        self.step = TrainingStep(job.network, job.method, job.batches, job.recipe, job.run_seed, job.share)
+        self.progress = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
+        if job.checkpoint is not None and job.checkpoint.exists():
+            self.progress = load_checkpoint(job.checkpoint, job.network, self.step.optimiser)
+        if not self.finished:
+            self.engine = engine_for(self.step, engine)
+        self.name = "none" if self.finished else self.engine.name
+        self.saving, self.saved_at = 0.0, time.perf_counter()
+
+    @property
+    def finished(self) -> bool:
+        return int(self.progress["epoch"]) >= self.job.recipe.epochs
+
+    def start_epoch(self) -> None:
+        self.epoch_start = time.perf_counter()
+        self.step.start_epoch(int(self.progress["epoch"]))
+        if self.step.device.type == "cuda":
+            torch.cuda.synchronize(self.step.device)
+
+    def end_epoch(self) -> None:
+        epoch = int(self.progress["epoch"])
+        self.engine.wait()
+        loss, accuracy = self.step.epoch_means()
+        now = time.perf_counter()
+        seconds = self.progress["seconds"] + (now - self.last_look) / self.together
+        self.last_look = now
+        self.progress = {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
+        # A checkpoint of a large network takes as long as an epoch on a GPU: a small share of the time goes to saving.
+        if self.finished or now - self.saved_at >= self.saving / _SAVING_SHARE:
+            self._save()
+        if self.job.report is not None:
+            rate = self.job.recipe.rate_at(epoch)
+            self.job.report(EpochReport(epoch, loss, accuracy, rate, (now - self.epoch_start) / self.together))
+
+    def _save(self) -> None:
+        if self.job.checkpoint is None or self.job.share.rank != 0:
+            return
         start = time.perf_counter()
-        loss, accuracy = _epoch(network, method, batches, recipe, optimiser, run_seed, epoch)
-        seconds = time.perf_counter() - start
-        progress = {
-            "epoch": epoch + 1,
-            "seconds": progress["seconds"] + seconds,
-            "loss": loss,
-            "accuracy": accuracy,
-        }
-        if checkpoint is not None and ((epoch + 1) % every == 0 or epoch + 1 == recipe.epochs):
-            save_checkpoint(checkpoint, network, optimiser, progress)
-        if report is not None:
-            report(EpochReport(epoch, loss, accuracy, recipe.rate_at(epoch), seconds))
-    return TrainingSummary(recipe.epochs, progress["seconds"], progress["loss"], progress["accuracy"])
+        save_checkpoint(self.job.checkpoint, self.job.network, self.step.optimiser, self.progress)
+        self.saved_at = time.perf_counter()
+        self.saving = self.saved_at - start
 
-
-def _epoch(
-    network: nn.Module,
-    method: Method,
-    batches: Batches,
-    recipe: Recipe,
-    optimiser: torch.optim.Optimizer,
-    run_seed: int,
-    epoch: int,
-) -> tuple[float, float]:
-    """One pass over the data; mean loss and training accuracy."""
-    network.train()
-    _restart_randomness(network, run_seed, epoch)
-    for group in optimiser.param_groups:
-        group["lr"] = recipe.rate_at(epoch)
-    images = len(batches.images)
-    steps = len(batches)
-    total = torch.zeros((), device=batches.images.device)
-    correct = torch.zeros((), dtype=torch.int64, device=batches.images.device)
-    outputs: list[torch.Tensor] = []
-    hook = network.register_forward_hook(lambda _, __, out: outputs.append(out.detach()))
-    try:
-        for step, (x, y) in enumerate(batches.epoch(epoch)):
-            outputs.clear()
-            progress = TrainingProgress((epoch + step / steps) / recipe.epochs, images)
-            loss = method.loss(network, x, y, progress)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            total += loss.detach() * len(y)
-            correct += (outputs[-1].argmax(1) == y).sum()
-    finally:
-        hook.remove()
-    return float(total) / images, int(correct) / images
-
-
-def _restart_randomness(network: nn.Module, run_seed: int, epoch: int) -> None:
-    fresh = epoch_seed(run_seed, epoch)
-    torch.manual_seed(fresh)
-    if CONVERSION in innermost(network).__dict__:
-        seed(network, fresh)
+    def summary(self) -> TrainingSummary:
+        done = self.progress
+        return TrainingSummary(
+            self.job.recipe.epochs, done["seconds"], done["loss"], done["accuracy"], self.name, self.together
+        )

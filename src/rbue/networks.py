@@ -1,0 +1,40 @@
+"""The networks of a run: fresh ones to train, trained ones to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rbue import data, models
+from rbue.errors import RbueError
+from rbue.runs import RunConfig, RunFolder
+from rbue.training.weights import load_weights
+
+
+def fresh_network(config: RunConfig, images: data.ImageSet, device: torch.device) -> nn.Module:
+    """An initialised network, prepared by the method, on its device; the same for the same seed."""
+    torch.manual_seed(config.seed)
+    channels = images.images.shape[3]
+    network = models.create(config.model, classes=len(images.classes), channels=channels, width=config.width)
+    network = network.to(device)
+    if device.type == "cuda":  # convolutions are fastest with the channels last, which is how the batches lie too
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    height, width = images.images.shape[1:3]
+    example = torch.zeros(2, channels, height, width, device=device)
+    return config.parsed.prepare(network, example)
+
+
+def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[nn.Module]:
+    """The trained networks of a run."""
+    images = data.load(config.data, "test")
+    networks = []
+    for member in config.members():
+        folder = RunFolder.of(member, root)
+        if folder.read("training") is None:
+            raise RbueError(f"{folder.path} holds no finished training; train it first.")
+        network = fresh_network(member, images, device)
+        load_weights(folder.path, network)
+        networks.append(network)
+    return networks

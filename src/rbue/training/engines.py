@@ -1,0 +1,114 @@
+"""How the steps of an epoch are run: one by one, or as captured graphs that are replayed.
+
+On a GPU the operations of a step for a batch of 128 are so short that starting them takes longer than running them. A
+captured graph starts them all at once. Everything a step reads and changes lives in tensors (:mod:`.step`), so a replay
+is a step: the same batches, masks and rates as in the plain loop.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from rbue.errors import InvalidInput, RbueWarning
+from rbue.training.step import TrainingStep
+
+ENGINES = ("auto", "plain", "captured", "compiled")
+_COMPILING_PAYS = 20_000
+"""Steps from which the time saved by compiled steps exceeds the time spent on compiling them."""
+
+
+class Engine(Protocol):
+    """Runs the steps of epochs."""
+
+    name: str
+
+    def run_epoch_part(self, rows: int) -> None:
+        """Start the step for the next batch; it need not have ended on return."""
+
+    def wait(self) -> None:
+        """Return when every started step has ended."""
+
+
+def engine_for(step: TrainingStep, name: str = "auto") -> Engine:
+    """The engine of this name; ``auto`` is captured on a GPU, compiled where that pays, and plain elsewhere."""
+    if name not in ENGINES:
+        raise InvalidInput(f"engine must be one of {', '.join(ENGINES)}, not {name!r}.")
+    on_gpu = step.device.type == "cuda"
+    if name in ("captured", "compiled") and not on_gpu:
+        raise InvalidInput(f"the {name} engine needs a CUDA device; use engine='plain' on {step.device}.")
+    if name == "plain" or not on_gpu or step.share.processes > 1:
+        return PlainEngine(step)
+    steps = step.recipe.epochs * len(step.batches)
+    compiled = name == "compiled" or (name == "auto" and steps >= _COMPILING_PAYS)
+    try:
+        return CapturedEngine(step, compiled)
+    except RuntimeError as error:
+        if name != "auto":
+            raise
+        reason = str(error).strip().splitlines()[0]
+        warnings.warn(
+            f"the training step cannot be captured as a graph ({reason}); it runs operation by operation.",
+            RbueWarning,
+            stacklevel=2,
+        )
+        return PlainEngine(step)
+
+
+class PlainEngine:
+    """Operation by operation."""
+
+    name = "plain"
+
+    def __init__(self, step: TrainingStep) -> None:
+        self.step = step
+
+    def run_epoch_part(self, rows: int) -> None:
+        """Run one step."""
+        self.step(rows)
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.step.device.type == "cuda":
+            torch.cuda.synchronize(self.step.device)
+
+
+class CapturedEngine:
+    """One graph for full batches, another one for the last batch of an epoch if it is smaller."""
+
+    def __init__(self, step: TrainingStep, compiled: bool) -> None:
+        self.name = "compiled" if compiled else "captured"
+        self.step = step
+        self.stream = torch.cuda.Stream(step.device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        step.network.train()
+        sizes = sorted(set(step.batch_sizes()), reverse=True)
+        self.stream.wait_stream(torch.cuda.current_stream(step.device))
+        with step.undone(), torch.cuda.stream(self.stream):
+            for rows in sizes:
+                if compiled and rows == sizes[0]:
+                    step.forward = torch.compile(step.loss_at, dynamic=False)
+                self.graphs[rows] = self._capture(lambda rows=rows: step(rows))  # type: ignore[misc]
+                step.forward = step.loss_at  # one small batch an epoch is not worth a second compilation
+        torch.cuda.synchronize(step.device)
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        for _ in range(3):  # lets libraries choose their kernels and the allocator settle
+            work()
+        torch.cuda.synchronize(self.step.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            work()
+        return graph
+
+    def run_epoch_part(self, rows: int) -> None:
+        """Start one step."""
+        with torch.cuda.stream(self.stream):
+            self.graphs[rows].replay()
+
+    def wait(self) -> None:
+        """Wait for this network's steps, not for those of others."""
+        self.stream.synchronize()

@@ -1,0 +1,60 @@
+"""The log of a run: one JSON line an epoch, and TensorBoard's files when it is installed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rbue.files import write_bytes
+from rbue.training.trainer import EpochReport
+
+
+class EpochLog:
+    """Adds epochs to a log; an epoch that was lost in a stop and run again replaces its line."""
+
+    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
+        self.path, self.tensorboard = path, tensorboard
+        self.writer: Any = None
+
+    def __call__(self, report: EpochReport) -> None:
+        """Note one epoch."""
+        lines = [] if report.epoch == 0 else read_log(self.path)
+        kept = [line for line in lines if line["epoch"] < report.epoch]
+        entry = asdict(report)
+        if len(kept) == len(lines) and lines:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+        else:
+            write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in [*kept, entry]).encode())
+        if self.tensorboard is not None and find_spec("tensorboard") is not None:
+            self._to_tensorboard(report)
+
+    def _to_tensorboard(self, report: EpochReport) -> None:
+        if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+            self.writer = SummaryWriter(str(self.tensorboard), purge_step=report.epoch)
+        for name in ("loss", "accuracy", "rate", "seconds"):
+            self.writer.add_scalar(f"train/{name}", getattr(report, name), report.epoch)
+        self.writer.flush()
+
+    def close(self) -> None:
+        """End the log."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The epochs of a log; a line cut off by a stop ends it."""
+    if not path.exists():
+        return []
+    entries: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return entries
