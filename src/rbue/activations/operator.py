@@ -18,16 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rbue.activations import cpu, reference
-from rbue.activations.definitions import Activation, DropReLU, RReLU
+from rbue.activations.definitions import Activation, DropReLU
 from rbue.activations.layout import ElementLayout
 from rbue.activations.triton_support import triton_kernels
 from rbue.random_stream import bits
 
 # The mode of torch.autograd.grad(is_grads_batched=True), a vmap that functorch does not report.
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
-
-_LOSES_KEYS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
-"""Whether this torch compiles RReLU's backward with the keys of another call (seen with 2.11, not with 2.13)."""
 
 
 def random_relu(
@@ -57,10 +54,6 @@ def random_relu(
         if inplace and plain_eager(x):
             _refuse_leaf(x)
             return _RandomReLUInPlace.apply(x, keys, activation, cap)
-        if _LOSES_KEYS and torch.compiler.is_compiling() and isinstance(activation, RReLU):
-            torch._dynamo.graph_break(
-                msg="compiled gradients of RReLU are wrong before torch 2.13; use fullgraph=False"
-            )
         out: Tensor = _RandomReLU.apply(x, keys, activation, cap)
         return x.copy_(out) if inplace else out
     return _forward(x, keys, activation, cap, repeat, inplace, saved=False)

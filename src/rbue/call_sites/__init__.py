@@ -1,6 +1,15 @@
 """ReLU call sites: find them in any network, make them random, put them back."""
 
-from rbue.call_sites.conversion import Conversion, NotFoldable, conversion_of, convert, mode, revert, seed
+from rbue.call_sites.conversion import (
+    Conversion,
+    NotFoldable,
+    conversion_of,
+    convert,
+    counted_ahead,
+    mode,
+    revert,
+    seed,
+)
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.scope import running
 from rbue.call_sites.table import Placement, Site, SiteTable
@@ -15,6 +24,7 @@ __all__ = [
     "SiteTable",
     "conversion_of",
     "convert",
+    "counted_ahead",
     "evaluating",
     "innermost",
     "mode",

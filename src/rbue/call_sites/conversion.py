@@ -22,6 +22,9 @@ from rbue.errors import ConversionError, InvalidInput, RbueWarning
 
 MODES = ("random", "mean", "plain")
 
+_LOSES_COUNTS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
+"""Whether this torch gives a compiled backward the count of the next call (seen with 2.10 and 2.11, not with 2.13)."""
+
 
 class Conversion:
     """What a converted network carries: the activation, its sites, and how to run with them."""
@@ -88,10 +91,19 @@ class Conversion:
         given = scope.running.draws
         if given is not None and given[0] == self.token:
             return given[1]
+        if _LOSES_COUNTS and torch.compiler.is_compiling() and torch.is_grad_enabled():
+            _count_outside(self.activation)
         x = draws.first_tensor([args, kwargs])
         if x is None:
             raise InvalidInput("a converted network needs a tensor with a batch dimension among its inputs.")
-        return checkpointing.recorded(lambda: draws.direct_draw(network, x))
+        return checkpointing.recorded(lambda: draws.direct_draw(network, x.shape[0], x.device))
+
+
+def _count_outside(randomness: Randomness) -> None:
+    """Leave the graph before calls are counted, where the backward would need the count and get a wrong one."""
+    if not isinstance(randomness, DropReLU):
+        name = type(randomness).__name__
+        torch._dynamo.graph_break(msg=f"compiled gradients of {name} are wrong before torch 2.13; use fullgraph=False")
 
 
 @torch.compiler.disable
@@ -226,6 +238,25 @@ def seed(model: nn.Module, value: int) -> None:
     network = tracing.innermost(model)
     conversion_of(network)
     draws.set_seed(network, random_stream.check_seed(value))
+
+
+@contextmanager
+def counted_ahead(model: nn.Module, rows: int, device: torch.device) -> Iterator[None]:
+    """Count one call of a network before it is made, so that a compiled or captured call has nothing to count.
+
+    The call inside draws the bits it would have drawn anyway. A network without random sites is left alone.
+    """
+    network = tracing.innermost(model)
+    conversion = network.__dict__.get(following.CONVERSION)
+    if conversion is None:
+        yield
+        return
+    before = scope.running.draws
+    scope.running.draws = conversion.token, draws.direct_draw(network, rows, device)
+    try:
+        yield
+    finally:
+        scope.running.draws = before
 
 
 @contextmanager

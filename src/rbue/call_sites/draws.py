@@ -63,7 +63,7 @@ def _count(rows: int, device: torch.device) -> Tensor:
     return torch.arange(rows, dtype=torch.int32, device=device)
 
 
-def direct_draw(network: nn.Module, x: Tensor) -> Draw:
+def direct_draw(network: nn.Module, rows: int, device: torch.device) -> Draw:
     """The draw of a plain call: the sample number counts calls, the image number counts rows.
 
     Processes of a distributed run, and replicas of ``DataParallel``, number their rows apart: with equal
@@ -72,12 +72,11 @@ def direct_draw(network: nn.Module, x: Tensor) -> Draw:
     step = network.get_buffer(STEP)
     sample = _snapshot(step).reshape(1)
     _add_one(step)
-    rows = x.shape[0]
-    images = _count(rows, x.device)
+    images = _count(rows, device)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         images = images + torch.distributed.get_rank() * rows
     if getattr(network, "_is_replica", False):
-        images = images + ((x.device.index or 0) << 24)
+        images = images + ((device.index or 0) << 24)
     return Draw(_snapshot(network.get_buffer(SEED)), sample, images)
 
 

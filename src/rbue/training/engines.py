@@ -8,7 +8,8 @@ is a step: the same batches, masks and rates as in the plain loop.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -58,6 +59,21 @@ def engine_for(step: TrainingStep, name: str = "auto") -> Engine:
         return PlainEngine(step)
 
 
+@contextmanager
+def _fastest_kernels() -> Iterator[None]:
+    """Let cuDNN try its kernels while warming up; those it chooses are captured."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _room_for_networks() -> AbstractContextManager:
+    """Let one process compile the step of many networks, and fail rather than run one uncompiled."""
+    return torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True)
+
+
 class PlainEngine:
     """Operation by operation."""
 
@@ -87,7 +103,7 @@ class CapturedEngine:
         step.network.train()
         sizes = sorted(set(step.batch_sizes()), reverse=True)
         self.stream.wait_stream(torch.cuda.current_stream(step.device))
-        with step.undone(), torch.cuda.stream(self.stream):
+        with _fastest_kernels(), _room_for_networks(), step.undone(), torch.cuda.stream(self.stream):
             for rows in sizes:
                 if compiled and rows == sizes[0]:
                     step.forward = torch.compile(step.loss_at, dynamic=False)

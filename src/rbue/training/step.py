@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rbue.call_sites import innermost, seed
+from rbue.call_sites import counted_ahead, innermost, seed
 from rbue.call_sites.following import CONVERSION
 from rbue.methods.base import Loss, Method, TrainingProgress
 from rbue.training.batches import Batches, epoch_seed
@@ -81,7 +81,8 @@ class TrainingStep:
         """Train on the next ``rows`` images of the epoch."""
         share = self.share.of(rows)
         start = self.done % len(self.batches) * self.batches.batch + share.start
-        (loss, logits), y = self.forward(start + self.rows[: len(share)])
+        with counted_ahead(self.network, len(share), self.device):
+            (loss, logits), y = self.forward(start + self.rows[: len(share)])
         self.optimiser.zero_grad(set_to_none=True)
         (loss * (len(share) * self.share.processes / rows)).backward()
         self.optimiser.step()
