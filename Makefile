@@ -5,8 +5,8 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo test test-all test-gpu lint format bench clean
 
-demo: $(VENV)/.ready  ## the library at work on a small network, trained on the spot
-	$(BIN)/python -m rbue.demo
+demo: $(VENV)/.ready  ## all six methods on digits, trained and measured on the spot
+	$(BIN)/rbue demo
 
 test: $(VENV)/.ready lint  ## everything that runs on a CPU in a few minutes
 	$(PYTEST) -n 2 -m "not slow and not gpu" --doctest-modules --doctest-ignore-import-errors src tests

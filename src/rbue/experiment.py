@@ -197,11 +197,16 @@ def stored_members(config: RunConfig, root: Path, device: torch.device) -> Predi
         return None
     if not all(folder.probs.exists() for folder in folders):
         return None
-    probs = np.stack([np.load(folder.probs, allow_pickle=False).astype(np.float32) for folder in folders])
-    members = torch.from_numpy(probs).to(device)
+    members = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
     statistics = RunningStatistics(members.shape[1], device)
     statistics.add(torch.arange(members.shape[1], device=device), members)
     return statistics.prediction(0, members)
+
+
+def read_probs(path: Path) -> np.ndarray:
+    """Stored mean probabilities ``(N, C)`` in ``float32``, summing to one again after their rounding."""
+    probs = np.load(path, allow_pickle=False).astype(np.float32)
+    return probs / probs.sum(1, keepdims=True)
 
 
 def _save_probs(folder: RunFolder, prediction: Prediction) -> None:

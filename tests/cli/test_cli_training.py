@@ -200,7 +200,7 @@ def test_a_renamed_run(trained_once, fails, digit, tmp_path):
 
 
 def test_interruption(command, monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "train_run", stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -14,7 +14,10 @@ from rbue.cli.output import AsJson, duration, number, percent, print_json, say, 
 from rbue.cli.progress import training_progress
 from rbue.experiment import train_run
 from rbue.runs import RunConfig, RunFolder
+from rbue.training.distribution import is_first
+from rbue.training.engines import ENGINES
 
+WAY = "How it is trained (the network is the same)"
 EXAMPLE = "Example: rbue train --data digits --model small_cnn --method mc-droprelu:0.9"
 
 
@@ -23,13 +26,28 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog=EXAMPLE)(takes_selection(train))
 
 
-def train(selection: Selection, method: MethodName = "single", json: AsJson = False) -> None:
+def train(
+    selection: Selection,
+    method: MethodName = "single",
+    engine: Annotated[str, typer.Option(help=f"How steps run: {', '.join(ENGINES)}.", rich_help_panel=WAY)] = "auto",
+    together: Annotated[
+        int, typer.Option(min=1, help="Members of an ensemble trained side by side.", rich_help_panel=WAY)
+    ] = 1,
+    shard_mib: Annotated[
+        int | None, typer.Option(min=1, help="Largest size of a file of weights.", rich_help_panel=WAY)
+    ] = None,
+    json: AsJson = False,
+) -> None:
     """Train a network with a method, continue where it was stopped, or report that it is done.
 
-    The last line is the run folder. An ensemble reuses members that were trained before with the same settings.
+    The last line is the run folder. An ensemble reuses members that were trained before with the same settings. Under
+    torchrun every process trains on its part of each batch.
     """
     config = selection.config(method)
-    networks = trained(config, selection.runs, device_named(selection.device))
+    way = Way(engine, together, shard_mib)
+    networks = trained(config, selection.runs, device_named(selection.device), way)
+    if not is_first():
+        return
     run = RunFolder.of(config, selection.runs).path
     if json:
         content = [{"run": one.folder.path, "outcome": one.outcome, **one.training} for one in networks]
@@ -47,6 +65,15 @@ def train(selection: Selection, method: MethodName = "single", json: AsJson = Fa
 
 
 @dataclass(frozen=True)
+class Way:
+    """How a run is trained; none of it changes what is trained."""
+
+    engine: str = "auto"
+    together: int = 1
+    shard_mib: int | None = None
+
+
+@dataclass(frozen=True)
 class Trained:
     """One network of a run: where it is, what training came to, and whether that happened now."""
 
@@ -56,12 +83,17 @@ class Trained:
     training: dict[str, Any]
 
 
-def trained(config: RunConfig, root: Path, device: torch.device) -> list[Trained]:
+def trained(config: RunConfig, root: Path, device: torch.device, way: Way | None = None) -> list[Trained]:
     """Train what is missing of a run and say what happened to each of its networks."""
+    way = way or Way()
     members = config.members()
     before = [_outcome(RunFolder.of(member, root)) for member in members]
     with training_progress() as report:
-        folders = train_run(config, root, device, report)
+        folders = train_run(
+            config, root, device, report, engine=way.engine, together=way.together, shard_mib=way.shard_mib
+        )
+    if not is_first():
+        return []
     return [
         Trained(member, folder, outcome, folder.read("training"))
         for member, folder, outcome in zip(members, folders, before, strict=True)

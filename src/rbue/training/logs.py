@@ -21,14 +21,8 @@ class EpochLog:
 
     def __call__(self, report: EpochReport) -> None:
         """Note one epoch."""
-        lines = [] if report.epoch == 0 else read_log(self.path)
-        kept = [line for line in lines if line["epoch"] < report.epoch]
-        entry = asdict(report)
-        if len(kept) == len(lines) and lines:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-        else:
-            write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in [*kept, entry]).encode())
+        before = [line for line in read_log(self.path) if line["epoch"] < report.epoch]
+        write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in [*before, asdict(report)]).encode())
         if self.tensorboard is not None and find_spec("tensorboard") is not None:
             self._to_tensorboard(report)
 

@@ -1,0 +1,80 @@
+"""Weights in one file or in shards; logs that survive a stop."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.training.logs import EpochLog, read_log
+from rbue.training.trainer import EpochReport
+from rbue.training.weights import load_weights, save_weights
+
+
+def network(seed, width=256):
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(12)), nn.BatchNorm1d(width))
+
+
+@pytest.mark.parametrize("shard_mib", [None, 1, 100])
+def test_weights_come_back_bit_for_bit(tmp_path, shard_mib):
+    saved, loaded = network(0), network(1)
+    save_weights(tmp_path, saved, shard_mib)
+    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert (len(files) > 1) == (shard_mib == 1)
+    assert all(path.stat().st_size < (1 << 20) + 4096 for path in tmp_path.glob("*-of-*.safetensors"))
+    load_weights(tmp_path, loaded)
+    for name, value in saved.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+
+
+def test_a_missing_shard_or_another_network_is_said(tmp_path):
+    save_weights(tmp_path, network(0), 1)
+    with pytest.raises(RbueError, match="another network"):
+        load_weights(tmp_path, network(0, 128))
+    next(tmp_path.glob("*-of-*.safetensors")).unlink()
+    with pytest.raises(RbueError, match="cannot be read"):
+        load_weights(tmp_path, network(0))
+    with pytest.raises(RbueError, match="holds no weights"):
+        load_weights(tmp_path / "nothing", network(0))
+    with pytest.raises(InvalidInput, match="at least 1 MiB, not 0"):
+        save_weights(tmp_path, network(0), 0)
+
+
+def report(epoch, loss=1.0):
+    return EpochReport(epoch, loss, 0.5, 0.1, 2.0)
+
+
+def test_an_epoch_run_again_replaces_its_line(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = EpochLog(path)
+    for epoch in range(4):
+        log(report(epoch))
+    again = EpochLog(path)
+    again(report(2, loss=7.0))
+    again(report(3, loss=8.0))
+    assert [(line["epoch"], line["loss"]) for line in read_log(path)] == [(0, 1.0), (1, 1.0), (2, 7.0), (3, 8.0)]
+
+
+def test_a_line_cut_off_by_a_stop_is_no_obstacle(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = EpochLog(path)
+    log(report(0))
+    with path.open("a") as file:
+        file.write('{"epoch": 1, "lo')
+    EpochLog(path)(report(1, loss=3.0))
+    assert [line["loss"] for line in read_log(path)] == [1.0, 3.0]
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_tensorboard_gets_every_epoch_once(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for epochs in (range(3), range(2, 4)):
+        log = EpochLog(tmp_path / "log.jsonl", tmp_path / "tensorboard")
+        for epoch in epochs:
+            log(report(epoch, loss=float(epoch)))
+        log.close()
+    found = events.EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [event.value for event in found.Scalars("train/loss")] == [0.0, 1.0, 2.0, 3.0]
