@@ -39,25 +39,60 @@ def train_run(
     shard_mib: int | None = None,
     together: int = 1,
 ) -> list[RunFolder]:
-    """Train the networks of a run, continuing what was begun and keeping what is done.
+    """Train the networks of a run: see :func:`train_runs`. The folders are those of its networks."""
+    train_runs([config], root, device, report, engine=engine, shard_mib=shard_mib, together=together)
+    return [RunFolder.of(member, root) for member in config.members()]
+
+
+def train_runs(
+    configs: Sequence[RunConfig],
+    root: Path,
+    device: torch.device,
+    report: Report | None = None,
+    *,
+    engine: str = "auto",
+    shard_mib: int | None = None,
+    together: int = 1,
+) -> None:
+    """Train the networks of runs, continuing what was begun and keeping what is done.
 
     Args:
-        config: what to train.
+        configs: what to train.
         root: folder of the run folders.
         device: where to train; under ``torchrun`` each process takes its own GPU.
         report: called after each epoch of each network.
         engine: how steps are run, see :mod:`rbue.training.engines`.
         shard_mib: largest size of a file of weights; None writes one file.
-        together: how many members of an ensemble to train side by side.
+        together: how many networks to train side by side on a GPU.
     """
-    missing = [member for member in config.members() if RunFolder.of(member, root).read("training") is None]
     device = own_device(device)
+    missing = missing_networks(configs, root)
     with joined(device) as share:
-        for start in range(0, len(missing), together):
-            _train_networks(missing[start : start + together], root, device, share, report, engine, shard_mib)
+        for group in _groups(missing, together):
+            _train_networks(group, root, device, share, report, engine, shard_mib)
     if is_first():
-        RunFolder.of(config, root).open(config, facts())
-    return [RunFolder.of(member, root) for member in config.members()]
+        for config in configs:
+            RunFolder.of(config, root).open(config, facts())
+
+
+def missing_networks(configs: Sequence[RunConfig], root: Path) -> list[RunConfig]:
+    """The networks that have to be trained for some runs, each once."""
+    members = dict.fromkeys(member for config in configs for member in config.members())
+    return [member for member in members if RunFolder.of(member, root).read("training") is None]
+
+
+def _groups(configs: Sequence[RunConfig], together: int) -> list[list[RunConfig]]:
+    """Networks to train side by side: the same data, and no method that needs to be alone."""
+    groups: list[list[RunConfig]] = []
+    for config in configs:
+        first = groups[-1][0] if groups else None
+        alone = any(getattr(one.parsed, "trains_alone", False) for one in (config, first) if one is not None)
+        same = first is not None and training_data(config) == training_data(first)
+        if same and not alone and len(groups[-1]) < together:
+            groups[-1].append(config)
+        else:
+            groups.append([config])
+    return groups
 
 
 def _train_networks(
@@ -117,6 +152,11 @@ def _note(config: RunConfig, log: EpochLog, report: Report | None) -> Callable[[
             report(config, epoch)
 
     return note
+
+
+def training_data(config: RunConfig) -> tuple[str, int, int]:
+    """What decides the images a run trains on."""
+    return config.data, config.holdout, config.holdout_seed
 
 
 def training_images(config: RunConfig) -> data.ImageSet:

@@ -47,6 +47,8 @@ def test_kl_against_torch_distributions():
     p = torch.distributions.Normal(torch.zeros(4, 7), 0.5)
     expected = torch.distributions.kl_divergence(q, p).sum()
     torch.testing.assert_close(layer.kl(0.5), expected)
+    tied = torch.distributions.Normal(layer.weight, 0.5)
+    torch.testing.assert_close(layer.kl(0.5, tied=True), torch.distributions.kl_divergence(q, tied).sum())
 
 
 def test_a_sample_is_one_network_for_all_images():

@@ -51,16 +51,17 @@ class GaussianLayer(nn.Module):
         variance = self.linear_map(x * x, self.deviation**2, None)
         return mean + torch.sqrt(variance + _TINY) * torch.randn_like(mean)
 
-    def kl(self, prior_deviation: float | None) -> Tensor:
-        """``KL(q || N(0, s²)) = Σ log(s/σ) + (σ² + μ²) / (2 s²) - 1/2`` over the weights.
+    def kl(self, prior_deviation: float | None, tied: bool = False) -> Tensor:
+        """``KL(q || N(m, s²)) = Σ log(s/σ) + (σ² + (μ - m)²) / (2 s²) - 1/2`` over the weights.
 
-        ``s`` is the given deviation, or ``sqrt(2 / fan_in)``, the scale at which the network is initialised.
+        ``s`` is the given deviation, or ``sqrt(2 / fan_in)``, the scale of initialisation. The prior's
+        mean ``m`` is 0, or tied to ``μ``, which leaves the divergence to the deviations.
         """
         fan_in = self.weight[0].numel()
         prior = math.sqrt(2 / fan_in) if prior_deviation is None else prior_deviation
         deviation = self.deviation
-        terms = math.log(prior) - torch.log(deviation) + (deviation**2 + self.weight**2) / (2 * prior**2) - 0.5
-        return terms.sum()
+        square = deviation**2 if tied else deviation**2 + self.weight**2
+        return (math.log(prior) - torch.log(deviation) + square / (2 * prior**2) - 0.5).sum()
 
 
 class GaussianLinear(GaussianLayer, nn.Linear):  # type: ignore[misc]

@@ -1,0 +1,45 @@
+"""Two processes train the network that one process trains."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+MODEL = """
+from torch import nn
+
+def factory(classes, channels, width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, classes))
+"""
+
+
+def train(folder, method, processes):
+    """A network without BatchNorm, whose statistics are each process's own."""
+    words = ["-m", "rbue", "train", "--data", "digits", "--model", "plain_mlp:factory", "--method", method]
+    words += ["--epochs", "3", "--batch", "64", "--runs", str(folder / f"runs{processes}"), "--json"]
+    if processes > 1:
+        launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
+        words = [*launcher, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=environment, cwd=folder, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["networks"][0]
+
+
+@pytest.mark.parametrize("method", ["mc-droprelu:0.8"])
+def test_two_processes_train_what_one_does(tmp_path, method):
+    """1,442 images in batches of 64 leave a last one of 34: equal halves, so the masks are the same ones too."""
+    (tmp_path / "plain_mlp.py").write_text(MODEL)
+    one, two = train(tmp_path, method, 1), train(tmp_path, method, 2)
+    assert (one["processes"], two["processes"]) == (1, 2)
+    weights = [load_file(f"{run['run']}/weights.safetensors") for run in (one, two)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, atol=2e-4, rtol=1e-3)
+    assert two["accuracy"] == pytest.approx(one["accuracy"], abs=0.01)
+    assert two["loss"] == pytest.approx(one["loss"], rel=0.01)
