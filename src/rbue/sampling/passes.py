@@ -21,7 +21,8 @@ from rbue.call_sites.prefix import repeat_rows
 from rbue.errors import RbueError
 
 CPU_BUDGET = 256 << 20
-GPU_SHARE = 0.25
+GPU_BUDGET, GPU_SHARE = 4 << 30, 0.25
+"""Enough rows to keep a large GPU busy; more would only be held in memory. Never more than a share of what is free."""
 _LIVE_TENSORS = 4
 """A pass holds about this many tensors of the largest size at once."""
 
@@ -175,7 +176,7 @@ def _is_compiled(model: nn.Module) -> bool:
 def _default_budget(device: torch.device) -> float:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return GPU_SHARE * free
+        return min(GPU_BUDGET, GPU_SHARE * free)
     return CPU_BUDGET
 
 
