@@ -1,0 +1,216 @@
+"""The page in headless Chromium: errors, sorting, alternative texts, contrast, a narrow screen, dark mode, print.
+
+Needs Debian's chromium and chromium-driver and the Python package selenium. Where they are missing the tests skip;
+with RBUE_NEEDS_BROWSER set, as in ``.ci/run``, they fail instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+
+import pytest
+
+NARROW = 390
+CONTRAST = """
+const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const rgba = (text) => {
+  canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+  const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+  return [r, g, b, a / 255];
+};
+const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+const luminance = (colour) => {
+  const [r, g, b] = colour.map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const behind = (element) => {
+  const layers = [];
+  for (let one = element; one; one = one.parentElement) layers.push(rgba(getComputedStyle(one).backgroundColor));
+  return layers.reverse().reduce((below, top) => over(top, below), rgba("Canvas"));
+};
+const poor = []; let seen = 0;
+for (const element of document.querySelectorAll("body *")) {
+  const words = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  const box = element.getBoundingClientRect();
+  if (!words || !box.width || !box.height || element.closest(".unseen, script")) continue;
+  seen += 1;
+  const style = getComputedStyle(element), background = behind(element);
+  const colour = over(rgba(element.closest("svg") ? style.fill : style.color), background);
+  const [high, low] = [luminance(colour), luminance(background)].sort((a, b) => b - a);
+  const ratio = (high + 0.05) / (low + 0.05);
+  if (ratio < 4.5) poor.push(`${element.tagName} "${element.textContent.trim().slice(0, 30)}" ${ratio.toFixed(2)}`);
+}
+return [seen, poor];
+"""
+OPEN_FOLDS = "for (const fold of document.querySelectorAll('details')) fold.open = true;"
+
+
+def _browser(folder):
+    """A headless Chromium, or why there is none."""
+    from selenium import webdriver
+
+    binary = shutil.which("chromium") or shutil.which("chromium-browser")
+    driver = shutil.which("chromedriver")
+    if binary is None or driver is None:
+        raise ImportError("Debian's chromium and chromium-driver are not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    options.add_argument(f"--user-data-dir={folder}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    try:
+        driver = _browser(tmp_path_factory.mktemp("chromium"))
+    except ImportError as error:
+        if os.environ.get("RBUE_NEEDS_BROWSER"):
+            pytest.fail(f"RBUE_NEEDS_BROWSER is set, but {error}")
+        pytest.skip(f"the page cannot be opened: {error}")
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module", params=["every block", "runs"])
+def address(request, tmp_path_factory, full_page):
+    """A page with every kind of block, and a report of runs."""
+    page = full_page
+    if request.param == "runs":
+        page = request.getfixturevalue("run_report").page
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(page.html(), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def opened(browser, address):
+    """Opens the page as a screen of a width, or in a colour scheme."""
+
+    def show(width=1200, scheme="light"):
+        features = [
+            {"name": "prefers-color-scheme", "value": scheme},
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.get("about:blank")
+        browser.get_log("browser")
+        browser.get(address)
+        return browser
+
+    return show
+
+
+def test_no_console_message_and_no_request(opened):
+    page = opened()
+    page.execute_script(OPEN_FOLDS)
+    assert page.get_log("browser") == []
+    assert (
+        page.execute_script("return performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:'))")
+        == []
+    )
+
+
+def _column(page, place):
+    script = "return [...document.querySelector('table.sortable').tBodies[0].rows].map(r => r.cells[arguments[0]])"
+    cells = page.execute_script(
+        script + ".map(c => 'missing' in c.dataset ? null : c.dataset.number || c.textContent)", place
+    )
+    return [None if cell is None else cell if place == 0 else float(cell) for cell in cells]
+
+
+@pytest.mark.parametrize("how", ["click", "enter", "space"])
+def test_tables_sort(opened, how):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    page = opened()
+    headings = page.find_elements(By.CSS_SELECTOR, "table.sortable:first-of-type thead th")
+    titles = [heading.text.split()[0] for heading in headings]
+    for place in (0, titles.index("accuracy"), titles.index("ECE")):
+        button = headings[place].find_element(By.TAG_NAME, "button")
+        for order in ("ascending", "descending"):
+            if how == "click":
+                button.click()
+            else:
+                button.send_keys(Keys.ENTER if how == "enter" else Keys.SPACE)
+            assert headings[place].get_attribute("aria-sort") == order
+            found = _column(page, place)
+            there = [value for value in found if value is not None]
+            assert found[: len(there)] == there  # missing cells are last
+            assert there == sorted(there, reverse=order == "descending")
+            said = page.execute_script("return document.getElementById('announcement').textContent")
+            assert order in said
+        sorts = [heading.get_attribute("aria-sort") for heading in headings]
+        assert sum(one != "none" for one in sorts) == 1
+
+
+def test_keyboard_reaches_the_content_first(opened):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    page = opened()
+    ActionChains(page).send_keys(Keys.TAB).perform()
+    link = page.switch_to.active_element
+    assert link.get_attribute("class") == "skip"
+    assert link.rect["x"] >= 0
+    link.send_keys(Keys.ENTER)
+    assert page.switch_to.active_element.get_attribute("id") == "content"
+
+
+def test_every_picture_has_words_and_is_not_empty(opened):
+    page = opened()
+    page.execute_script(OPEN_FOLDS)
+    images = page.execute_script("return [...document.images].map(i => [i.alt, i.complete && i.naturalWidth, i.width])")
+    assert images
+    assert all(alt.strip() and pixels and width for alt, pixels, width in images)
+    drawings = page.execute_script(
+        "return [...document.querySelectorAll('figure svg')].map(s => [s.getAttribute('aria-label'),"
+        " s.getBBox().width, s.querySelectorAll('path, use, image').length, s.clientWidth])"
+    )
+    assert drawings
+    assert all(alt.strip() and box > 50 and shapes > 10 and width > 100 for alt, box, shapes, width in drawings)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast(opened, scheme):
+    page = opened(scheme=scheme)
+    page.execute_script(OPEN_FOLDS)
+    seen, poor = page.execute_script(CONTRAST)
+    assert seen > 100
+    assert poor == []
+    back = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(253, 252, 249)") == (scheme == "light")
+
+
+@pytest.mark.parametrize("width", [320, NARROW, 700, 1024])
+def test_no_sideways_scrolling(opened, width):
+    page = opened(width=width)
+    page.execute_script(OPEN_FOLDS)
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    assert page.execute_script("return document.documentElement.clientWidth") <= width
+    if width == NARROW:
+        region = "const r = document.querySelector('.scroll'); r.focus(); r.scrollLeft = 50; "
+        assert page.execute_script(region + "return [document.activeElement === r, r.scrollLeft]") == [True, 50]
+
+
+def test_links_to_sources_lead_there(opened):
+    from selenium.webdriver.common.by import By
+
+    page = opened()
+    link = page.find_element(By.CSS_SELECTOR, "tbody th a")
+    name = link.get_attribute("href").rpartition("#")[2]
+    link.click()
+    assert page.find_element(By.ID, name).is_displayed()
+
+
+def test_print(opened):
+    document = base64.b64decode(opened().execute_cdp_cmd("Page.printToPDF", {})["data"])
+    assert document.startswith(b"%PDF")
+    assert len(document) > 20_000
