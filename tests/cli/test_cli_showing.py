@@ -7,6 +7,7 @@ import runpy
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,23 @@ import pytest
 
 from rbue._version import __version__
 from rbue.cli import output
+from rbue.cli.options import Selection
 from rbue.data import names, registry
 from rbue.data.images import checksums
 from rbue.methods import list_methods
 from rbue.models import list_models
 
-VERBS = ("train", "evaluate", "compare", "predict", "models", "methods", "sites", "env", "data", "runs")
-GROUPS = {"data": ("list", "fetch", "import", "check", "pack", "unpack"), "runs": ("list", "show", "remove")}
+VERBS = ("train", "evaluate", "compare", "predict", "shift", "report", "models", "methods", "sites", "env")
+GROUPS = {
+    "data": ("list", "fetch", "import", "check", "pack", "unpack"),
+    "runs": ("list", "show", "remove"),
+    "paper": ("list", "plan", "run", "report", "claims"),
+}
 
 
 def test_help_lists_every_verb(command):
     shown = command("--help").stdout
-    assert all(f" {verb} " in shown for verb in (*VERBS, "demo"))
+    assert all(f" {verb} " in shown for verb in (*VERBS, *GROUPS, "demo", "corrupt"))
 
 
 @pytest.mark.parametrize("words", [(v,) for v in VERBS] + [(g, v) for g, verbs in GROUPS.items() for v in verbs])
@@ -67,9 +73,16 @@ def test_sites(command, as_json, fails):
     assert "did you mean 'vgg13'" in fails("sites", "vgg31", code=2)
 
 
-def test_demo(command, monkeypatch):
+def test_demo(command, monkeypatch, tmp_path):
+    """Both parts, with less to train; the last line names the table that was written."""
     monkeypatch.setattr("rbue.demo.main", lambda: print("shown"))
-    assert command("demo").stdout == "shown\n"
+    monkeypatch.setattr("rbue.cli.demo.Selection", partial(Selection, epochs=1, batch=128, width=0.25))
+    lines = command("demo", "--runs", tmp_path / "runs").stdout.splitlines()
+    assert lines[0] == "shown"
+    assert Path(lines[-1]) == tmp_path / "runs" / "comparison.md"
+    table = Path(lines[-1]).read_text()
+    assert all(method in table for method in list_methods())
+    assert all(heading in table for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters"))
     assert "Example: rbue demo" in command("demo", "--help").stdout
 
 
