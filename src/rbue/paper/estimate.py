@@ -1,0 +1,115 @@
+"""How long the missing work would take on this machine, from a few timed steps of each network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from rbue import data, models
+from rbue.experiment import DIVERSITY_SAMPLES
+from rbue.paper.jobs import Step
+from rbue.paper.settings import Settings
+from rbue.paper.shift_results import CORRUPTION_COUNT
+from rbue.runs import RunConfig, RunFolder
+
+TIMED_STEPS = 2
+TIMED_BATCH = {"cpu": 8, "cuda": 128}
+METHOD_FACTORS = {"svi": 2.4, "mc-droprelu": 1.3, "mc-rrelu": 1.3}
+"""Cost of a step of a method in steps of Single, measured on a CPU with small networks."""
+
+SMALLER_COUNTS = (1, 4, 10, 30)
+"""Numbers of samples that an evaluation also measures on its way."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds for one image of a network: in a training step, and in a forward pass."""
+
+    training: float
+    forward: float
+
+
+class Estimator:
+    """Times each network once, and prefers what finished trainings of the same network took."""
+
+    def __init__(self, device: torch.device, root: Path, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.device, self.root, self._clock = device, root, clock
+        self._speeds: dict[tuple[str, str, float], Speed] = {}
+
+    def seconds(self, step: Step, settings: Settings) -> float:
+        """How long one step would take."""
+        if step.kind == "train":
+            return self._training(step.config)
+        images = data.get(step.config.data).published("test", "official").count
+        if step.kind == "clean":
+            counts = [count for count in SMALLER_COUNTS if count < settings.sample_count]
+            passes = sum(
+                _passes(step.config, count) for count in (settings.samples_of(step.config), DIVERSITY_SAMPLES, *counts)
+            )
+        else:
+            sets = CORRUPTION_COUNT * len(settings.scale.severities)
+            passes = sets * _passes(step.config, settings.samples_of(step.config))
+        return images * passes * self.speed(step.config).forward * _factor(step.config)
+
+    def _training(self, config: RunConfig) -> float:
+        done = RunFolder.of(config, self.root).path.parent.glob(f"*-seed*-{'?' * 8}/training.json")
+        for path in sorted(done):
+            folder = RunFolder(path.parent)
+            other, training = folder.config(), folder.read("training")
+            if other.width == config.width and other.parsed.name == config.parsed.name:
+                return float(training["seconds"] / other.recipe.epochs * config.recipe.epochs)
+        images = data.get(config.data).published("train", "official").count - config.holdout
+        return images * config.recipe.epochs * self.speed(config).training * _factor(config)
+
+    def speed(self, config: RunConfig) -> Speed:
+        """The speed of a plain network, timed on random images when it is first asked for."""
+        key = (config.data, config.model, config.width)
+        if key not in self._speeds:
+            self._speeds[key] = self._timed(config)
+        return self._speeds[key]
+
+    def _timed(self, config: RunConfig) -> Speed:
+        known = data.get(config.data)
+        height, width, channels = known.shape
+        network = models.create(config.model, len(known.classes), channels, config.width).to(self.device)
+        batch = min(config.recipe.batch, TIMED_BATCH.get(self.device.type, 8))
+        x = torch.randn(batch, channels, height, width, device=self.device)
+        y = torch.zeros(batch, dtype=torch.int64, device=self.device)
+
+        def train() -> None:
+            F.cross_entropy(network.train()(x), y).backward()
+
+        def forward() -> None:
+            with torch.no_grad():
+                network.eval()(x)
+
+        return Speed(self._seconds_of(train) / batch, self._seconds_of(forward) / batch)
+
+    def _seconds_of(self, work: Callable[[], None]) -> float:
+        work()  # the first one prepares kernels and memory
+        self._wait()
+        start = self._clock()
+        for _ in range(TIMED_STEPS):
+            work()
+        self._wait()
+        return (self._clock() - start) / TIMED_STEPS
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _passes(config: RunConfig, samples: int) -> int:
+    method = config.parsed
+    if method.limit is not None:
+        return min(samples, method.limit)
+    return 1 if getattr(method, "where", "all") == "last" else samples
+
+
+def _factor(config: RunConfig) -> float:
+    return METHOD_FACTORS.get(config.parsed.name, 1.0)

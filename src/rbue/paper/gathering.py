@@ -1,0 +1,147 @@
+"""One experiment's data, measured and printed side by side: what a table or a figure is made from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rbue.paper.definitions import Experiment, Grid
+from rbue.paper.illustrations import read_illustration
+from rbue.paper.measured import Measured, Summary
+from rbue.paper.numbers import paper_value
+from rbue.paper.settings import Settings
+
+CLEAN_MEASURES = ("accuracy", "ece", "nll", "brier", "training_seconds", "parameters")
+DIVERSITY_MEASURES = ("mean_jsd", "max_jsd", "mean_dis", "max_dis")
+
+
+@dataclass(frozen=True)
+class GatheredCell:
+    """One number: measured, and as the paper prints it; either may be None."""
+
+    measured: Summary | None
+    paper: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """How far the measured mean lies above the paper's value."""
+        if self.measured is None or self.paper is None:
+            return None
+        return self.measured.mean - self.paper
+
+
+@dataclass(frozen=True)
+class GatheredRow:
+    """One method on one network."""
+
+    model: str
+    method: str
+    cells: dict[str, GatheredCell]
+
+
+@dataclass(frozen=True)
+class ExperimentData:
+    """Everything to draw one experiment with.
+
+    Attributes:
+        experiment: what it is.
+        scale: ``full`` or ``quick``.
+        data: the data set really used.
+        rows: one for each network and method.
+        heat_maps: measure -> method -> matrix of every two samples.
+        corrupted: measure -> method -> severity -> one value a corruption.
+        illustration: data that comes from no comparison.
+        missing: what has not been measured yet, in words.
+    """
+
+    experiment: Experiment
+    scale: str
+    data: str | None = None
+    rows: tuple[GatheredRow, ...] = ()
+    heat_maps: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
+    corrupted: dict[str, dict[str, dict[int, list[float]]]] = field(default_factory=dict)
+    illustration: dict[str, Any] | None = None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def has_something(self) -> bool:
+        """Whether anything of it has been measured or made."""
+        numbers = any(cell.measured is not None for row in self.rows for cell in row.cells.values())
+        return numbers or self.illustration is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def gather(experiment: Experiment, settings: Settings, root: Path) -> ExperimentData:
+    """Collect what there is of an experiment; what is missing is listed, never an error."""
+    measured = Measured(root, settings)
+    wanted = settings.measures(experiment)
+    missing: list[str] = []
+    illustration = None
+    if experiment.illustration is not None:
+        illustration = read_illustration(experiment, settings, root)
+        if illustration is None:
+            missing.append(f"the data to draw {experiment.id} from")
+    grid = experiment.grid
+    if grid is None:
+        return ExperimentData(experiment, settings.scale.name, illustration=illustration, missing=tuple(missing))
+    chosen = {(config.model, config.method) for config in settings.configs(experiment)}
+    cells = [(model, method) for model in grid.models for method in grid.methods if (model, method) in chosen]
+    rows = tuple(_row(experiment, measured, *cell, diversity="diversity" in wanted) for cell in cells)
+    if not cells:
+        missing.append("all of it, because no row of it was asked for")
+    missing += [f"{row.model} {row.method}" for row in rows if row.cells["accuracy"].measured is None]
+    corrupted = _corrupted(grid, cells, measured) if "shift" in wanted else {}
+    if "shift" in wanted:
+        seen = corrupted.get("accuracy", {})
+        missing += [f"{model} {method} under corruptions" for model, method in cells if method not in seen]
+    return ExperimentData(
+        experiment,
+        settings.scale.name,
+        data=settings.data_of(grid.data),
+        rows=rows,
+        heat_maps=_heat_maps(grid, cells, measured) if "diversity" in wanted else {},
+        corrupted=corrupted,
+        illustration=illustration,
+        missing=tuple(missing),
+    )
+
+
+def _row(experiment: Experiment, measured: Measured, model: str, method: str, diversity: bool) -> GatheredRow:
+    assert experiment.grid is not None
+    data = experiment.grid.data
+    # A table of the paper shows its own numbers; a figure those of whichever table has them.
+    table = experiment.id if experiment.id.startswith("table") else None
+    measures = (*CLEAN_MEASURES, *(DIVERSITY_MEASURES if diversity else ()))
+    cells = {
+        measure: GatheredCell(
+            measured.summary(data, model, method, measure), paper_value(data, model, method, measure, table)
+        )
+        for measure in measures
+    }
+    return GatheredRow(model, method, cells)
+
+
+def _heat_maps(grid: Grid, cells: list[tuple[str, str]], measured: Measured) -> dict[str, dict[str, list[list[float]]]]:
+    found: dict[str, dict[str, list[list[float]]]] = {"jsd": {}, "dis": {}}
+    for measure, by_method in found.items():
+        for model, method in cells:
+            matrix = measured.matrix(grid.data, model, method, measure)
+            if matrix is not None:
+                by_method[method] = matrix
+    return found
+
+
+def _corrupted(
+    grid: Grid, cells: list[tuple[str, str]], measured: Measured
+) -> dict[str, dict[str, dict[int, list[float]]]]:
+    found: dict[str, dict[str, dict[int, list[float]]]] = {"accuracy": {}, "ece": {}}
+    for measure, by_method in found.items():
+        for model, method in cells:
+            table = measured.corrupted(grid.data, model, method, measure)
+            if table:
+                by_method[method] = {severity: list(values.values()) for severity, values in table.items()}
+    return found

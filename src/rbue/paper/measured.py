@@ -1,0 +1,107 @@
+"""What was measured: means over repetitions, looked up under the paper's names."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rbue.paper.settings import Settings, spread
+from rbue.paper.shift_results import shift_rows
+from rbue.runs import RunConfig, RunFolder
+
+BySeverity = dict[int, dict[str, float]]
+"""severity -> corruption -> value"""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One measurement over its repetitions.
+
+    Attributes:
+        mean: mean over them.
+        deviation: sample standard deviation; None for one repetition.
+        values: one value each.
+        runs: the folders they come from.
+    """
+
+    mean: float
+    deviation: float | None
+    values: tuple[float, ...]
+    runs: tuple[str, ...]
+
+
+class Measured:
+    """The results in a folder of runs that belong to some settings, and no others."""
+
+    def __init__(self, root: Path, settings: Settings) -> None:
+        self.root, self.settings = root, settings
+        self._results: dict[RunConfig, dict[str, Any] | None] = {}
+        self._shift: dict[tuple[str, str, str, str], BySeverity] = {}
+
+    def configs(self, data: str, model: str, method: str) -> list[RunConfig]:
+        """The runs of one cell, one a repetition."""
+        return [self.settings.config(data, model, method, seed) for seed in self.settings.seeds or (0,)]
+
+    def result(self, config: RunConfig) -> dict[str, Any] | None:
+        """The clean results of one run; None if there are none with the wanted number of samples."""
+        if config not in self._results:
+            entries = RunFolder.of(config, self.root).read("results") or {}
+            self._results[config] = entries.get(f"samples={self.settings.samples_of(config)},seed=0")
+        return self._results[config]
+
+    def summary(self, data: str, model: str, method: str, measure: str) -> Summary | None:
+        """A clean measurement over its repetitions; None if no repetition has it."""
+        values, runs = [], []
+        for config in self.configs(data, model, method):
+            found = (self.result(config) or {}).get(measure)
+            if isinstance(found, int | float):
+                values.append(float(found))
+                runs.append(str(RunFolder.of(config, self.root).path))
+        if not values:
+            return None
+        mean, deviation = spread(values)
+        return Summary(mean, deviation, tuple(values), tuple(runs))
+
+    def value(self, data: str, model: str, method: str, measure: str, table: str | None = None) -> float | None:
+        """The mean of a measurement; ``relative_size`` is in sizes of Single."""
+        if measure == "relative_size":
+            own, single = (self.value(data, model, one, "parameters") for one in (method, "single"))
+            return None if own is None or single is None else own / single
+        found = self.summary(data, model, method, measure)
+        return None if found is None else found.mean
+
+    def matrix(self, data: str, model: str, method: str, measure: str) -> list[list[float]] | None:
+        """The ``jsd`` or ``dis`` of every two samples, from the first repetition that has it."""
+        for config in self.configs(data, model, method):
+            found = (self.result(config) or {}).get(measure)
+            if isinstance(found, list):
+                return found
+        return None
+
+    def corrupted(self, data: str, model: str, method: str, measure: str) -> BySeverity:
+        """A measurement of every corruption at every severity, each the mean over repetitions."""
+        key = (data, model, method, measure)
+        if key not in self._shift:
+            gathered: dict[tuple[int, str], list[float]] = defaultdict(list)
+            for config in self.configs(data, model, method):
+                for row in shift_rows(RunFolder.of(config, self.root), self.settings.samples_of(config)):
+                    if isinstance(row.get(measure), int | float):
+                        gathered[row["severity"], row["corruption"]].append(float(row[measure]))
+            table: BySeverity = defaultdict(dict)
+            for (severity, corruption), values in sorted(gathered.items()):
+                table[severity][corruption] = spread(values)[0]
+            self._shift[key] = dict(table)
+        return self._shift[key]
+
+    def shift(self, data: str, model: str, method: str, measure: str, severity: int) -> float | None:
+        """The median over corruptions at one severity."""
+        found = self.corrupted(data, model, method, measure).get(severity)
+        return median(found.values()) if found else None
+
+    @property
+    def severities(self) -> tuple[int, ...]:
+        """The severities that were asked for."""
+        return self.settings.scale.severities

@@ -1,0 +1,54 @@
+"""Measure a run under corruptions, and read what was measured."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rbue import data
+from rbue.runs import RunConfig, RunFolder
+
+Row = dict[str, Any]
+CORRUPTION_COUNT = 19
+
+
+def shift_runner() -> Callable[..., list[Row]] | None:
+    """``rbue.shift.shift_run``, or None where this installation has no such part."""
+    try:
+        found: Callable[..., list[Row]] = importlib.import_module("rbue.shift").shift_run
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+def measure_shift(
+    config: RunConfig,
+    root: Path,
+    device: torch.device,
+    severities: Sequence[int],
+    samples: int,
+    progress: data.Progress | None = None,
+) -> list[Row]:
+    """Measure one run on all corruptions at the severities and keep the rows in its folder."""
+    run = shift_runner()
+    assert run is not None, "ask shift_runner first"
+    return run(config, root, device, severities=tuple(severities), samples=samples, seed=0, progress=progress)
+
+
+def shift_rows(folder: RunFolder, samples: int) -> list[Row]:
+    """What was measured under corruptions: rows with ``corruption``, ``severity``, ``accuracy``, ``ece``.
+
+    A method that gave every sample it has writes no number of samples into its rows.
+    """
+    rows = (folder.read("shift") or {}).get("rows", [])
+    return [row for row in rows if row["samples_asked"] in (None, samples) and row["seed"] in (None, 0)]
+
+
+def shift_is_done(folder: RunFolder, severities: Sequence[int], samples: int) -> bool:
+    """Whether all corruptions at all the severities are there."""
+    seen = {(row["corruption"], row["severity"]) for row in shift_rows(folder, samples)}
+    return all(sum(severity == one for _, severity in seen) >= CORRUPTION_COUNT for one in severities)

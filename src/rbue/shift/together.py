@@ -1,0 +1,161 @@
+"""Runs on one data set, measured together: every damaged set is made once, every network loaded once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rbue import data
+from rbue.data.corruptions import corrupted
+from rbue.data.corruptions.published import find_published
+from rbue.data.images import Labels
+from rbue.environment import facts
+from rbue.errors import RbueError, RbueWarning
+from rbue.measuring import measure, predict_images
+from rbue.networks import load_networks
+from rbue.runs import RunConfig, RunFolder
+from rbue.shift.ensembles import LabelsByChecksum, combined, members_of
+from rbue.shift.preparing import check_size, prepared
+from rbue.shift.rows import Cell, ShiftStore
+from rbue.shift.settings import Setting
+
+
+class Group:
+    """Runs on one data set, and what is missing of them.
+
+    Attributes:
+        needed: what has to be measured, as networks and sets; members of ensembles stand for themselves.
+        networks: the networks that takes.
+    """
+
+    def __init__(
+        self, configs: Sequence[RunConfig], root: Path, device: torch.device, cells: Sequence[Cell], setting: Setting
+    ) -> None:
+        self.root, self.device, self.cells, self.setting = root, device, cells, setting
+        self.data = configs[0].data
+        self.ensembles = [config for config in configs if config.parsed.networks > 1]
+        self.needed: set[tuple[RunConfig, Cell]] = set()
+        for config in configs:
+            self._plan(config)
+        if self.needed:
+            check_size(self.images)
+        asked = dict.fromkeys(member for config in configs for member in members_of(config, setting))
+        self.networks = [config for config in asked if any(config == run for run, _ in self.needed)]
+
+    @cached_property
+    def images(self) -> data.ImageSet:
+        """The clean test set; not opened when everything has been measured."""
+        return data.load(self.data, "test")
+
+    @cached_property
+    def labels(self) -> LabelsByChecksum:
+        """Labels seen so far."""
+        return LabelsByChecksum(self.images.labels)
+
+    def _plan(self, config: RunConfig) -> None:
+        """Note what has to be measured for a run, and what cannot be."""
+        wanted = missing(config, self.root, self.cells, self.setting)
+        lacking: set[Cell] = set()
+        for member in members_of(config, self.setting):
+            cells = wanted
+            if member != config:
+                cells = missing(member, self.root, wanted, self.setting, with_probs=True)
+            folder = RunFolder.of(member, self.root)
+            if folder.has_weights and folder.read("training") is not None:
+                self.needed.update((member, cell) for cell in cells)
+            else:
+                lacking.update(cells)
+        if not lacking:
+            return
+        place = RunFolder.of(config, self.root).path
+        if len(lacking) == len(self.cells):
+            raise RbueError(
+                f"{place} has neither trained networks nor measurements under corruptions here; train it first."
+            )
+        warnings.warn(
+            f"{place} lacks {len(lacking)} of {len(self.cells)} measurements under corruptions, and its weights are "
+            "not here to make them; what there is is used.",
+            RbueWarning,
+            stacklevel=4,
+        )
+
+    def measured(self, cache: bool, helpers: int | None) -> Generator[None, None, None]:
+        """Measure what is missing, one network and one set at a time."""
+        networks = {config: load_networks(config, self.root, self.device) for config in self.networks}
+        at_work = [cell for cell in self.cells if any(wanted == cell for _, wanted in self.needed)]
+        for config in self.ensembles:
+            for cell in self.cells:
+                if cell not in at_work:
+                    self._combine(config, cell)
+        if not at_work:
+            return
+        with closing(prepared(self.images, at_work, cache=cache, helpers=helpers)) as sets:
+            for cell, damaged in sets:
+                for config in self.networks:
+                    if (config, cell) in self.needed:
+                        self._measure(config, networks[config], cell, damaged)
+                        yield
+                for config in self.ensembles:
+                    self._combine(config, cell)
+
+    def _measure(self, config: RunConfig, networks: list[nn.Module], cell: Cell, damaged: data.ImageSet) -> None:
+        setting = self.setting
+        prediction = predict_images(
+            config,
+            networks,
+            damaged,
+            setting.samples,
+            setting.seed,
+            self.device,
+            adaptive=setting.adaptive,
+        )
+        row = {
+            **cell._asdict(),
+            **setting.facts(config),
+            **measure(prediction, torch.from_numpy(damaged.labels).to(self.device)),
+            "samples": float(prediction.samples_used.double().mean()),
+            "images": len(damaged),
+            "variant": damaged.variant,
+            "labels_sha256": self.labels.note(damaged.labels),
+            "stream_version": prediction.stream_version,
+            "device": self.device.type,
+            "combined_from": "networks",
+        }
+        store = ShiftStore(RunFolder.of(config, self.root))
+        store.save_probs(cell, prediction.probs.cpu().numpy())
+        store.add(row)
+
+    def _combine(self, config: RunConfig, cell: Cell) -> None:
+        store = ShiftStore(RunFolder.of(config, self.root))
+        if cell in store.find(config, self.setting):
+            return
+
+        def labels(name: str) -> Labels:
+            if not self.labels.knows(name) and find_published(self.images, cell.corruption, None) is not None:
+                self.labels.note(corrupted(self.images, *cell).labels)
+            if not self.labels.knows(name):
+                raise RbueError(
+                    f"the probabilities of {config.method} under {cell} belong to images that are not on this machine; "
+                    f"remove shift.json of its members to have them measured again."
+                )
+            return self.labels[name]
+
+        row = combined(config, self.root, cell, self.setting, self.device, labels)
+        if row is not None:
+            store.folder.open(config, facts())
+            store.add(row)
+
+
+def missing(
+    config: RunConfig, root: Path, cells: Sequence[Cell], setting: Setting, with_probs: bool = False
+) -> list[Cell]:
+    """The sets of which a run has no row; or, if those are asked for, no probabilities."""
+    store = ShiftStore(RunFolder.of(config, root))
+    found = store.find(config, setting)
+    return [cell for cell in cells if cell not in found or (with_probs and not store.has_probs(cell))]

@@ -1,0 +1,113 @@
+"""rbue paper: list, plan, run, report and claims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rbue.paper.experiments import IDS
+
+SMALL = ("table1-cifar10", "--quick", "--models", "vgg13", "--methods", "single,deep-ensemble:4", "--epochs", 1)
+
+
+def test_list(command, as_json):
+    shown = command("paper", "list").stdout
+    assert all(name in shown for name in IDS)
+    content = as_json("paper", "list")["experiments"]
+    assert [one["id"] for one in content] == list(IDS)
+    assert any("CIFAR-10 is assumed" in note for note in content[3]["notes"])
+
+
+def test_plan_then_run_then_report(command, as_json):
+    before = as_json("paper", "plan", *SMALL)
+    assert [run["missing"] for run in before["runs"]] == [["train", "clean"], ["train", "train", "train", "clean"]]
+    assert before["seconds"] > 0
+    shown = command("paper", "plan", *SMALL).stdout
+    assert "train 3, clean" in shown
+    assert "2 of 2 runs have something missing" in shown
+    assert not Path("runs").exists()
+
+    first = command("paper", "run", *SMALL)
+    assert "1 of 2: train colour-digits-few vgg13 single seed 0" in first.stderr
+    assert first.stdout.splitlines()[-1] == "runs"
+    assert len(list(Path("runs").rglob("training.json"))) == 4
+    again = as_json("paper", "run", *SMALL)
+    assert (again["done"], again["left"], again["already"]) == ([], [], 2)
+    assert as_json("paper", "plan", *SMALL)["seconds"] == 0
+
+    result = command("paper", "report")
+    assert "0 of 18 experiments complete (quick)" in result.stdout
+    assert "table1-cifar10: 28 missing: vgg13 mc-dropout:0.2; " in result.stderr
+    text = Path("paper-report/report.md").read_text()
+    assert "**Quick run**" in text
+    assert "| vgg13 | single |" in text
+    assert "paper 93.85" in text
+    content = as_json("paper", "report", "table1-cifar10", "-o", "other")
+    assert content["scale"] == "quick"
+    assert Path("other/data/table1-cifar10.json").is_file()
+    judged = as_json("paper", "claims")
+    assert judged["scale"] == "quick"
+
+
+def test_a_budget_that_is_over_says_what_is_left(command, as_json):
+    result = command("paper", "run", *SMALL, "--time-budget", "0.001s")
+    assert "the time is over; 6 steps are left" in result.stdout
+    assert "train colour-digits-few vgg13 single seed 0" in result.stdout
+    assert not list(Path("runs").rglob("training.json"))
+
+
+def test_figures_without_runs(command, as_json):
+    content = as_json("paper", "run", "fig-activations", "fig-network")
+    assert content["done"] == ["draw from fig-activations", "draw from fig-network"]
+    assert as_json("paper", "run", "fig-activations")["done"] == []
+    assert json.loads(Path("runs/paper/full/fig-activations.json").read_text())["q"] == 0.9
+
+
+def test_report_of_nothing(command):
+    result = command("paper", "report")
+    assert "nothing of this has been measured in runs yet" in result.stderr
+    assert "0 of 18 experiments complete (full)" in result.stdout
+
+
+def test_claims(command, as_json):
+    shown = command("paper", "claims").stdout
+    assert "outperforms-dropout" in shown
+    assert "not measured" in shown
+    content = {claim["id"]: claim for claim in as_json("paper", "claims")["claims"]}
+    assert content["outperforms-dropout"]["paper"]["verdict"] == "false"
+    assert content["jsd-order"]["paper"]["verdict"] == "true"
+    assert content["jsd-order"]["measured"]["verdict"] == "not measured"
+    assert "93.37 % against 93.78 %" in command("paper", "claims", "--why").stdout
+
+
+def test_missing_data_is_named(command):
+    result = command("paper", "run", "table2-cifar100", "--models", "vgg13", "--methods", "single")
+    assert "cifar100 is not on this machine; run `rbue data fetch cifar100`" in result.stderr
+    planned = command("paper", "plan", "table2-cifar100", "--models", "vgg13", "--methods", "single", "--epochs", 1)
+    assert "cifar100 is not on this machine" in planned.stderr
+
+
+def test_mistakes_get_one_sentence(fails):
+    assert "did you mean 'table1-cifar10'?" in fails("paper", "run", "table1-cifar", code=2)
+    assert "did you mean 'fig-q-sweep'?" in fails("paper", "plan", "fig-qsweep", code=2)
+    assert "give --all" in fails("paper", "run", code=2)
+    assert "not '25'" in fails("paper", "run", "variance", "--time-budget", 25, code=2)
+    assert "--seeds" in fails("paper", "run", "variance", "--seeds", "many", code=2)
+    assert "no network 'vgg16'" in fails("paper", "run", "table1-cifar10", "--models", "vgg16", code=2)
+    assert "did you mean 'single'?" in fails("paper", "run", "table1-cifar10", "--methods", "singel", code=2)
+    assert "none of these experiments has mc-droprelu:0.7" in fails(
+        "paper", "run", "table1-cifar10", "--methods", "mc-droprelu:0.7", code=2
+    )
+    assert "leaves nothing" in fails("paper", "run", "variance", "--only", "table1-cifar10", code=2)
+    assert not Path("runs").exists()
+
+
+def test_only_takes_ids_and_steps(as_json):
+    content = as_json("paper", "plan", "--quick", "--only", "table6*,train")
+    assert {run["method"] for run in content["runs"]} == {
+        "mc-droprelu:0.8",
+        "mc-droprelu:0.8,last",
+        "mc-droprelu:0.8,first",
+    }
+    assert all(run["missing"] == ["train"] for run in content["runs"])
+    assert as_json("paper", "plan", "--quick", "--only", "table6*,diversity")["runs"][0]["missing"] == ["clean"]

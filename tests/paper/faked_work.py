@@ -1,0 +1,72 @@
+"""Training and measuring that take no time but a fake clock's, and leave the files real ones would."""
+
+from __future__ import annotations
+
+import torch
+
+from rbue.paper import runner, shift_results
+from rbue.paper.runner import Place
+from rbue.runs import RunFolder
+
+NAMES = tuple(f"corruption{number}" for number in range(19))
+
+
+class FakeWork:
+    """Stands in for `rbue.experiment` and `rbue.shift`, and counts what is done."""
+
+    def __init__(self, monkeypatch, seconds=60.0, with_shift=True):
+        self.now, self.seconds = 0.0, seconds
+        self.trained, self.measured, self.shifted = [], [], []
+        monkeypatch.setattr(runner, "train_run", self.train_run)
+        monkeypatch.setattr(runner, "evaluate_run", self.evaluate_run)
+        monkeypatch.setattr(runner, "data_is_here", lambda name: True)
+        for module in (runner, shift_results):
+            monkeypatch.setattr(module, "shift_runner", lambda: self.shift_run if with_shift else None)
+        monkeypatch.setattr(runner, "write_illustration", lambda *_: None)
+
+    def clock(self):
+        return self.now
+
+    def train_run(self, config, root, device, report=None):
+        self.now += self.seconds
+        self.trained.append(config)
+        folder = RunFolder.of(config, root)
+        folder.open(config, {})
+        folder.write("training", {"seconds": self.seconds, "parameters": 10 * len(config.members())})
+
+    def evaluate_run(self, config, root, device, samples=100, seed=0):
+        self.measured.append(config)
+        folder = RunFolder.of(config, root)
+        folder.open(config, {})
+        result = {
+            "accuracy": 0.9 + 0.01 * config.seed,
+            "ece": 0.05,
+            "parameters": 10 * len(config.members()),
+            "training_seconds": 60.0,
+            "mean_jsd": 0.01,
+            "jsd": [[0.0, 0.01], [0.01, 0.0]],
+            "dis": [[0.0, 0.02], [0.02, 0.0]],
+        }
+        folder.write("results", {f"samples={samples},seed={seed}": result})
+        return result
+
+    def shift_run(self, config, root, device, *, severities, samples, seed=0, **_):
+        self.shifted.append(config)
+        rows = [
+            {
+                "corruption": name,
+                "severity": severity,
+                "samples_asked": None if config.parsed.limit else samples,
+                "seed": None if config.parsed.limit else seed,
+                "accuracy": 0.8 - 0.1 * severity,
+                "ece": 0.01 * severity * place,
+            }
+            for severity in severities
+            for place, name in enumerate(NAMES)
+        ]
+        RunFolder.of(config, root).write("shift", {"rows": rows, "environments": {}})
+        return rows
+
+
+def place(root):
+    return Place(root, torch.device("cpu"))

@@ -1,0 +1,160 @@
+"""Verdicts on the paper's own tables, and that they flip when the numbers do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rbue.paper.claims import CLAIMS, PaperNumbers, judge, judge_all
+from rbue.paper.claims.judging import Check, all_hold, compare
+from rbue.paper.measured import Measured
+from rbue.paper.settings import Settings
+
+BY_ID = {claim.id: claim for claim in CLAIMS}
+
+
+class Changed(PaperNumbers):
+    """The paper's numbers, some of them replaced."""
+
+    def __init__(self, *changes):
+        self.changes = changes
+
+    def value(self, data, model, method, measure, table=None):
+        for names, value in self.changes:
+            if names == (data, model, method, measure):
+                return value
+        return super().value(data, model, method, measure, table)
+
+
+class Everywhere(PaperNumbers):
+    """Numbers from a function of method and measure, the same on all data and networks."""
+
+    severities = (1, 5)
+
+    def __init__(self, function):
+        self.function = function
+
+    def value(self, data, model, method, measure, table=None):
+        return self.function(method, measure)
+
+    def shift(self, data, model, method, measure, severity):
+        return self.function(method, measure) * (1 + severity if measure == "ece" else 1)
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    return {one.claim.id: one for one in judge_all(PaperNumbers())}
+
+
+def test_ids_are_different_and_readings_stated():
+    assert len(BY_ID) == len(CLAIMS) > 40
+    assert all(claim.reading and claim.quote and claim.section for claim in CLAIMS)
+    sections = {
+        claim.section.split(".")[0] + "." + claim.section.split(".")[1][:1]
+        for claim in CLAIMS
+        if claim.section[0] in "34"
+    }
+    assert sections == {"3.4", "4.1", "4.2", "4.3", "4.4", "4.5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("variance-dropout", "true"),
+        ("variance-droprelu", "false"),
+        ("epsilon-positive", "true"),
+        ("epsilon-incalculable", "false"),
+        ("more-variance", "false"),
+        ("experiments-prove-diversity", "true"),
+        ("on-par-and-cheaper", "true"),
+        ("closest-to-ensemble", "false"),
+        ("outperforms-dropout", "false"),
+        ("outperforms-dropout-weakly", "false"),
+        ("best-q-vgg", "false"),
+        ("p02-q08-cifar", "false"),
+        ("p02-q08-tiny", "true"),
+        ("slower-than-dropout", "true"),
+        ("sampling-is-slower", "false"),
+        ("faster-than-ensemble", "true"),
+        ("tiny-four-times-less-time", "false"),
+        ("tiny-vgg-slightly-worse", "true"),
+        ("jsd-order", "true"),
+        ("ours-more-diverse", "false"),
+        ("dis-order", "true"),
+        ("droprelu-better-than-rrelu", "false"),
+        ("more-layers-ece", "true"),
+        ("more-layers-diversity", "not in its tables"),
+        ("plane-better-than-dropout", "true"),
+        ("shift-on-par", "not in its tables"),
+    ],
+)
+def test_verdicts_on_the_papers_tables(verdicts, name, word):
+    assert verdicts[name].paper.word == word
+
+
+def test_the_counterexample_is_named(verdicts):
+    why = verdicts["outperforms-dropout"].paper.why
+    assert "accuracy of mc-droprelu:0.8 and mc-dropout:0.2, vgg13 on cifar10: 93.37 % against 93.78 %" in why
+    assert "single" not in verdicts["closest-to-ensemble"].paper.why
+    assert "densenet121 on cifar10: 94.16 % against 94.20 %" in verdicts["closest-to-ensemble"].paper.why
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("closest-to-ensemble", [(("cifar10", "densenet121", "mc-droprelu:0.95", "accuracy"), 0.9421)]),
+        ("p02-q08-tiny", [(("tiny-imagenet", "resnet18", "mc-droprelu:0.8", "ece"), 0.09)]),
+        ("jsd-order", [(("cifar10", "resnet18", "mc-droprelu:0.8", "mean_jsd"), 0.021)]),
+        ("more-layers-ece", [(("tiny-imagenet", "densenet121", "mc-droprelu:0.8,last", "ece"), 0.04)]),
+        ("faster-than-ensemble", [(("cifar100", "vgg13", "deep-ensemble:4", "training_seconds"), 2.9 * 3600)]),
+        ("tiny-vgg-slightly-worse", [(("tiny-imagenet", "vgg13", "mc-rrelu", "accuracy"), 0.59)]),
+        ("experiments-prove-diversity", [(("cifar10", "resnet18", "mc-dropout:0.2", "max_dis"), 0.05)]),
+        ("plane-better-than-dropout", [(("cifar10", "resnet18", "mc-dropout:0.5", "accuracy"), 0.96)]),
+    ],
+)
+def test_verdicts_flip_with_the_numbers(verdicts, name, changes):
+    before = verdicts[name].paper.holds
+    assert before is not None
+    assert judge(BY_ID[name], Changed(*changes)).measured.holds is (not before)
+
+
+def test_numbers_that_would_please_the_authors():
+    def ideal(method, measure):
+        ours = method.startswith(("mc-droprelu", "mc-rrelu"))
+        if measure == "accuracy":
+            return 0.95 if ours else 0.96 if "ensemble" in method else 0.9
+        if measure == "training_seconds":
+            return 4.1 if "ensemble" in method else 1.0 if ours else 1.01
+        return 0.02 if ours else 0.015 if "ensemble" in method else 0.04
+
+    judged = {one.claim.id: one.measured.word for one in judge_all(Everywhere(ideal))}
+    for name in ("outperforms-dropout", "closest-to-ensemble", "shift-outperform", "shift-ensemble-lowest"):
+        assert judged[name] == "true"
+    assert judged["shift-exceeds-ensemble"] == "false"
+    assert judged["shift-growing-advantage"] == "true"
+
+
+def test_a_counterexample_decides_even_when_numbers_are_missing():
+    assert all_hold([Check("a", None), Check("b", False)]).holds is False
+    assert all_hold([Check("a", None), Check("b", True)]).holds is None
+    assert all_hold([Check("a", True), Check("b", True)]).holds is True
+    assert compare("x", 0.05, ">=", 0.05).holds
+    assert not compare("x", 0.05, ">", 0.05).holds
+    assert compare("x", None, ">", 1.0).holds is None
+
+
+def test_nothing_measured(tmp_path):
+    judged = judge_all(Measured(tmp_path, Settings()))
+    told = {one.claim.id for one in judged if one.measured.holds is not None}
+    assert told == {
+        *("variance-dropout", "variance-droprelu", "epsilon-positive", "epsilon-incalculable", "more-variance"),
+        *("cifar-counts", "tiny-counts", "ninety-five"),
+    }
+    assert all(one.measured.word == "not measured" for one in judged if one.measured.holds is None)
+    assert json.loads(json.dumps([one.as_json() for one in judged]))[0]["measured"]["verdict"] == "true"
+
+
+def test_a_quick_run_cannot_compare_data_sets(tmp_path):
+    quick = Measured(tmp_path, Settings(quick=True))
+    assert "one data set" in judge(BY_ID["svi-larger-data"], quick).measured.why

@@ -1,0 +1,47 @@
+"""A plan's times come from timed steps, or from trainings that are finished."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from faked_work import FakeWork, place
+
+from rbue.paper.estimate import TIMED_STEPS, Estimator
+from rbue.paper.experiments import chosen
+from rbue.paper.jobs import Step, jobs_for
+from rbue.paper.planning import planned
+from rbue.paper.runner import run_experiments
+from rbue.paper.settings import Settings
+
+QUICK = Settings(quick=True, models=("vgg13",), methods=("single", "svi", "deep-ensemble:4"))
+
+
+@pytest.fixture
+def estimator(tmp_path):
+    ticks = iter(range(1000))
+    return Estimator(torch.device("cpu"), tmp_path, clock=lambda: float(next(ticks)))
+
+
+def test_a_timed_step_is_scaled_to_a_whole_training(estimator):
+    config = QUICK.config("cifar10", "vgg13", "single", 0)
+    per_image = 1 / TIMED_STEPS / 8
+    assert estimator.seconds(Step("train", config), QUICK) == pytest.approx(200 * 3 * per_image)
+    svi = QUICK.config("cifar10", "vgg13", "svi", 0)
+    assert estimator.seconds(Step("train", svi), QUICK) == pytest.approx(2.4 * 200 * 3 * per_image)
+    assert estimator.seconds(Step("shift", config), QUICK) == pytest.approx(100 * 38 * per_image)
+    assert estimator.seconds(Step("clean", config), QUICK) == pytest.approx(100 * 3 * per_image)
+
+
+def test_a_finished_training_tells_more(estimator, tmp_path, monkeypatch):
+    FakeWork(monkeypatch, seconds=500)
+    run_experiments(chosen(["table1*"]), Settings(quick=True, models=("vgg13",), methods=("single",)), place(tmp_path))
+    other = QUICK.config("cifar10", "vgg13", "single", 7)
+    assert estimator.seconds(Step("train", other), QUICK) == pytest.approx(500)
+    longer = Settings(quick=True, epochs=6).config("cifar10", "vgg13", "single", 7)
+    assert estimator.seconds(Step("train", longer), QUICK) == pytest.approx(1000)
+
+
+def test_a_network_that_two_runs_share_is_planned_once(estimator):
+    rows = planned(jobs_for(chosen(["table1*"]), QUICK), QUICK, estimator)
+    assert sum(row.missing.count("train") for row in rows) == 4 + 1
+    assert [row.state for row in rows] == ["train, clean", "train, clean", "train 3, clean"]

@@ -1,0 +1,70 @@
+"""Every table and figure is there, and its grid is the paper's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from rbue import models
+from rbue.errors import InvalidInput
+from rbue.methods import parse, spec_of
+from rbue.paper.experiments import EXPERIMENTS, IDS, METHODS, SIX, chosen, get
+from rbue.paper.illustrations import _MAKERS
+
+ALL = """
+    table1-cifar10 table2-cifar100 table3-tinyimagenet table4-jsd table5-dis table6-position fig-activations
+    fig-network fig-framework fig-shot-noise fig-shift-cifar10 fig-shift-cifar10-ece fig-shift-tinyimagenet
+    fig-shift-tinyimagenet-ece fig-jsd fig-dis fig-q-sweep variance
+"""
+
+
+def test_every_id_is_there():
+    assert sorted(IDS) == sorted(ALL.split())
+
+
+def test_grids_name_what_exists_in_canonical_form():
+    for experiment in EXPERIMENTS:
+        assert experiment.drawings
+        assert experiment.grid is not None or experiment.illustration is not None
+        if experiment.illustration is not None:
+            assert experiment.illustration.kind in _MAKERS
+        if experiment.grid is not None:
+            assert set(experiment.grid.models) <= set(models.list_models())
+            assert all(spec_of(parse(method)) == method for method in experiment.grid.methods)
+            for drawing in experiment.drawings:
+                assert set(drawing.methods) <= set(experiment.grid.methods)
+
+
+def test_the_grids_are_the_papers():
+    for name in ("table1-cifar10", "table2-cifar100", "table3-tinyimagenet"):
+        grid = get(name).grid
+        assert len(grid.models) == 3
+        assert grid.methods == METHODS
+        assert len(METHODS) == 10
+    assert len(get("table4-jsd").grid.methods) == 7
+    assert get("table4-jsd").grid == get("fig-dis").grid
+    assert get("table6-position").grid.methods == ("mc-droprelu:0.8", "mc-droprelu:0.8,last", "mc-droprelu:0.8,first")
+    assert [method for method in get("fig-q-sweep").grid.methods if "droprelu" in method] == [
+        f"mc-droprelu:{q}" for q in (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
+    ]
+    drawn = [drawing.methods for drawing in get("fig-shift-cifar10").drawings]
+    assert drawn.count(SIX) == drawn.count(METHODS) == 2
+
+
+def test_what_the_paper_leaves_open_is_said():
+    assert any("CIFAR-10 is assumed" in note for note in get("table5-dis").notes)
+    assert any("first ReLU" in note for note in get("table6-position").notes)
+    assert any("p=0.2 and q=0.9" in note for note in get("fig-shift-tinyimagenet").notes)
+
+
+def test_an_experiment_is_data():
+    assert json.loads(json.dumps([asdict(one) for one in EXPERIMENTS]))
+
+
+def test_patterns_and_wrong_names():
+    assert [one.id for one in chosen(["table4*", "variance"])] == ["table4-jsd", "variance"]
+    assert len(chosen([])) == len(ALL.split())
+    with pytest.raises(InvalidInput, match="did you mean 'table1-cifar10'"):
+        chosen(["tabel1-cifar10"])

@@ -1,0 +1,147 @@
+"""What was measured, beside the paper's numbers, with what is missing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+import torch
+from faked_work import FakeWork, place
+
+from rbue.paper.experiments import EXPERIMENTS, chosen, get
+from rbue.paper.gathering import gather
+from rbue.paper.illustrations import read_illustration, write_illustration
+from rbue.paper.measured import Measured
+from rbue.paper.reporting import last_settings, plain_files, write_report
+from rbue.paper.runner import run_experiments
+from rbue.paper.settings import Settings
+from rbue.paper.tables import comma_separated, markdown
+
+TWO = Settings(models=("vgg13", "densenet121"), methods=("single", "deep-ensemble:4"), seeds=(0, 1))
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    run_experiments(chosen(["table1-cifar10", "fig-shift-cifar10"]), TWO, place(tmp_path))
+    return tmp_path
+
+
+def test_several_seeds_give_mean_and_deviation(measured):
+    found = Measured(measured, TWO).summary("cifar10", "vgg13", "single", "accuracy")
+    assert found.values == (0.9, 0.91)
+    assert found.mean == pytest.approx(0.905)
+    assert found.deviation == pytest.approx(0.00707, abs=1e-5)
+    one = Measured(measured, Settings()).summary("cifar10", "vgg13", "single", "accuracy")
+    assert one.deviation is None
+
+
+def test_runs_of_other_settings_do_not_count(measured):
+    for other in (Settings(epochs=3), Settings(quick=True), Settings(samples=7)):
+        assert Measured(measured, other).value("cifar10", "vgg13", "single", "accuracy") is None
+
+
+def test_sizes_are_in_singles(measured):
+    assert Measured(measured, TWO).value("cifar10", "vgg13", "deep-ensemble:4", "relative_size") == 4
+
+
+def test_the_paper_stands_beside(measured):
+    gathered = gather(get("table1-cifar10"), TWO, measured)
+    row = gathered.rows[0]
+    assert (row.model, row.method) == ("vgg13", "single")
+    assert row.cells["accuracy"].paper == 0.9385
+    assert row.cells["accuracy"].difference == pytest.approx(0.905 - 0.9385)
+    assert gathered.missing == ()
+    text = markdown(gathered)
+    assert "90.50 ± 0.71 (paper 93.85, -3.35)" in text
+    assert "Quick" not in text
+
+
+def test_shift_is_gathered_by_severity(measured):
+    gathered = gather(get("fig-shift-cifar10"), TWO, measured)
+    boxes = gathered.corrupted["ece"]["deep-ensemble:4"]
+    assert sorted(boxes) == [1, 2, 3, 4, 5]
+    assert len(boxes[3]) == 19
+    assert Measured(measured, TWO).shift("cifar10", "densenet121", "single", "ece", 2) == pytest.approx(0.02 * 9)
+    assert "median ECE over corruptions" in markdown(gathered)
+
+
+def test_heat_maps(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    settings = Settings(methods=("svi",))
+    run_experiments(chosen(["fig-jsd"]), settings, place(tmp_path))
+    assert gather(get("fig-jsd"), settings, tmp_path).heat_maps["jsd"] == {"svi": [[0.0, 0.01], [0.01, 0.0]]}
+
+
+def test_what_is_missing_is_said(tmp_path):
+    everything = [gather(one, Settings(), tmp_path) for one in EXPERIMENTS]
+    assert all(one.missing for one in everything)
+    assert not any(one.has_something for one in everything)
+    assert "Missing: vgg13 single;" in markdown(everything[0])
+    shift = gather(get("fig-shift-cifar10"), Settings(), tmp_path)
+    assert "densenet121 svi under corruptions" in shift.missing
+
+
+def test_the_report_holds_every_id(measured, tmp_path):
+    gathered = [gather(one, TWO, measured) for one in EXPERIMENTS]
+    files = write_report(gathered, tmp_path / "report")
+    text = files[0].read_text()
+    assert all(f"## {one.id}:" in text for one in EXPERIMENTS)
+    assert json.loads((tmp_path / "report" / "data" / "fig-shift-cifar10.json").read_text())["scale"] == "full"
+    rows = list(csv.DictReader(io.StringIO(comma_separated(gathered))))
+    (cell,) = [
+        row
+        for row in rows
+        if (row["experiment"], row["model"], row["method"], row["measure"])
+        == ("table1-cifar10", "vgg13", "single", "ece")
+    ]
+    assert (cell["mean"], cell["repetitions"], cell["paper"]) == ("0.05", "2", "0.05")
+    assert "seed0" in cell["runs"]
+
+
+def test_quick_results_are_labelled(tmp_path):
+    gathered = [gather(get("table4-jsd"), Settings(quick=True), tmp_path)]
+    assert plain_files(gathered)["report.md"].decode().count("**Quick run**") == 2
+
+
+def test_a_page_can_be_plugged_in(tmp_path):
+    files = write_report([], tmp_path, renderers=[lambda gathered: {"page.html": b"<p>"}])
+    assert files[0].read_bytes() == b"<p>"
+
+
+def test_the_last_settings_are_remembered(measured):
+    assert last_settings(measured, Settings()) == Settings(seeds=(0, 1))
+    assert last_settings(measured, Settings(epochs=3)) == Settings(epochs=3)
+    assert last_settings(measured / "nowhere", Settings()) == Settings()
+
+
+@pytest.mark.parametrize("name", ["fig-activations", "fig-network", "fig-shot-noise", "variance"])
+def test_illustrations(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("rbue.paper.illustrations.SIMULATIONS", 2000)
+    settings = Settings(quick=True)
+    assert read_illustration(get(name), settings, tmp_path) is None
+    write_illustration(get(name), settings, tmp_path, torch.device("cpu"))
+    content = read_illustration(get(name), settings, tmp_path)
+    assert content["scale"] == "quick"
+    assert read_illustration(get(name), Settings(), tmp_path) is None
+    if name == "variance":
+        for exact, seen, error in zip(content["exact"], content["simulated"], content["error"], strict=True):
+            assert abs(exact - seen) < 5 * error
+    if name == "fig-shot-noise":
+        assert len(content["images"][0]) == 6
+        assert content["images"][0][0] != content["images"][0][1]
+
+
+def test_the_framework_is_drawn_from_a_real_prediction(tmp_path):
+    settings = Settings(quick=True, epochs=1)
+    experiment = get("fig-framework")
+    outcome = run_experiments([experiment], settings, place(tmp_path))
+    assert outcome.done[-1] == "draw from fig-framework"
+    content = gather(experiment, settings, tmp_path).illustration
+    samples = torch.tensor(content["samples"])
+    assert samples.shape == (10, 10)
+    assert torch.allclose(samples.mean(0), torch.tensor(content["mean"]), atol=1e-5)
+    assert len(content["image"]) == 16
+    assert content["truth"] in content["classes"]

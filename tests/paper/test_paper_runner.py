@@ -1,0 +1,190 @@
+"""Every run once, in order, within the time, and again from where it stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from faked_work import FakeWork, place
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.paper import runner
+from rbue.paper.budget import TimeBudget, parse_duration
+from rbue.paper.experiments import EXPERIMENTS, METHODS, chosen
+from rbue.paper.jobs import jobs_for, training_cost
+from rbue.paper.runner import run_experiments
+from rbue.paper.settings import FULL, QUICK, Settings, parse_seeds
+from rbue.training.recipe import recipe_for
+
+SMALL = Settings(quick=True, models=("vgg13",), methods=("single", "deep-ensemble:4", "mc-rrelu"))
+
+
+def test_shared_runs_are_one_job():
+    jobs = jobs_for(chosen(["table1-cifar10", "table4-jsd", "fig-q-sweep", "fig-shift-cifar10"]), Settings())
+    assert len({job.config for job in jobs}) == len(jobs) == 30 + 4
+    shared = {(job.config.model, job.config.method): job for job in jobs}
+    assert shared["resnet18", "mc-droprelu:0.8"].experiments == ("table1-cifar10", "table4-jsd", "fig-q-sweep")
+    assert shared["resnet18", "mc-droprelu:0.8"].measures == {"clean", "diversity"}
+    assert shared["densenet121", "svi"].measures == {"clean", "shift"}
+
+
+def test_quick_runs_serve_all_three_tables():
+    jobs = jobs_for(EXPERIMENTS, Settings(quick=True))
+    networks = {member for job in jobs for member in job.config.members()}
+    assert len(jobs) == 30 + 4 + 2
+    assert len(networks) == 3 * (4 + 8) + 4 + 2
+    assert {job.config.data for job in jobs} == {QUICK.data}
+    assert {job.config.width for job in jobs} == {QUICK.width}
+
+
+def test_full_and_quick_share_no_run():
+    full, quick = ({job.config for job in jobs_for(EXPERIMENTS, Settings(quick=one))} for one in (False, True))
+    assert not {config.id for config in full} & {config.id for config in quick}
+    assert {config.recipe for config in full if config.data == "cifar10"} == {recipe_for("cifar10")}
+    assert FULL.samples == 100
+
+
+def test_cheap_and_shared_runs_come_first():
+    jobs = jobs_for(chosen(["table1-cifar10", "table4-jsd"]), Settings())
+    price = [training_cost(job.config) / len(job.experiments) for job in jobs]
+    assert price == sorted(price)
+    names = [(job.config.model, job.config.method) for job in jobs]
+    assert names.index(("vgg13", "single")) < names.index(("densenet121", "single"))
+    assert names.index(("resnet18", "svi")) < names.index(("resnet18", "single"))
+    assert names.index(("vgg13", "single")) < names.index(("vgg13", "deep-ensemble:4"))
+
+
+def test_repetitions_of_an_ensemble_share_no_member():
+    settings = Settings(methods=("single", "deep-ensemble:4"), models=("vgg13",), seeds=(0, 1))
+    (experiment,) = chosen(["table1-cifar10"])
+    configs = list(settings.configs(experiment))
+    assert [(config.method, config.seed) for config in configs] == [
+        ("single", 0),
+        ("single", 1),
+        ("deep-ensemble:4", 0),
+        ("deep-ensemble:4", 4),
+    ]
+    members = [member for config in configs[2:] for member in config.members()]
+    assert len(set(members)) == 8
+    assert set(configs[:2]) <= set(members)
+
+
+def test_each_run_is_trained_once_and_measured_after_it(tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch)
+    lines = []
+    outcome = run_experiments(chosen(["table*"]), SMALL, place(tmp_path), tell=lines.append)
+    assert len(work.trained) == len(set(work.trained)) == 5
+    assert len(work.measured) == 3
+    assert not outcome.left
+    assert lines.index("1 of 3: train colour-digits-few vgg13 single seed 0") + 1 == lines.index(
+        "1 of 3: measure colour-digits-few vgg13 single seed 0"
+    )
+    again = run_experiments(chosen(["table*"]), SMALL, place(tmp_path))
+    assert len(work.trained) == 5
+    assert again.done == []
+    assert again.already == 3
+
+
+def test_the_budget_ends_between_steps_and_the_next_command_continues(tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch, seconds=60)
+    experiments = chosen(["table1-cifar10"])
+    outcome = run_experiments(experiments, SMALL, place(tmp_path), budget=TimeBudget(90, work.clock))
+    assert len(work.trained) == 2
+    assert work.now == 120  # the second training was begun within the time, and finished
+    assert outcome.done
+    assert any("deep-ensemble" in step for step in outcome.left)
+    assert len(set(outcome.left)) == len(outcome.left)
+    first = list(work.trained)
+    outcome = run_experiments(experiments, SMALL, place(tmp_path), budget=TimeBudget(3600, work.clock))
+    assert outcome.left == []
+    assert len(work.trained) == 5
+    assert not set(first) & set(work.trained[2:])
+    assert len(work.measured) == 3
+
+
+def test_no_time_at_all_does_nothing(tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch)
+    ticking = iter(range(0, 10_000, 100))
+    outcome = run_experiments(
+        chosen(["table1-cifar10"]), SMALL, place(tmp_path), budget=TimeBudget(1, lambda: next(ticking))
+    )
+    assert work.trained == []
+    assert len(outcome.left) == 5 + 3
+
+
+def test_shift_where_the_paper_has_it_or_where_asked(tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch)
+    dense = replace(SMALL, models=("vgg13", "densenet121"), methods=("single",))
+    run_experiments(chosen(["table1*", "fig-shift-cifar10"]), dense, place(tmp_path))
+    assert [config.model for config in work.shifted] == ["densenet121"]
+    run_experiments(chosen(["table1*", "fig-shift-cifar10"]), dense, place(tmp_path))
+    assert len(work.shifted) == 1
+    run_experiments(chosen(["table1*"]), replace(dense, shift=True), place(tmp_path))
+    assert [config.model for config in work.shifted] == ["densenet121", "vgg13"]
+    fresh = tmp_path / "other"
+    run_experiments(chosen(["fig-shift-cifar10"]), replace(dense, shift=False), place(fresh))
+    assert len(work.shifted) == 2
+
+
+def test_without_corruptions_the_rest_is_done(tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch, with_shift=False)
+    settings = Settings(quick=True, methods=("single",))
+    outcome = run_experiments(chosen(["fig-shift-cifar10"]), settings, place(tmp_path))
+    assert len(work.measured) == 1
+    ((step, reason),) = outcome.skipped
+    assert "corruptions" in step
+    assert "rbue.shift is missing" in reason
+
+
+def test_missing_data_is_skipped_with_the_way_to_get_it(tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch)
+    monkeypatch.setattr(runner, "data_is_here", lambda name: name != "cifar100")
+    settings = Settings(models=("vgg13",), methods=("single",))
+    outcome = run_experiments(chosen(["table1*", "table2*"]), settings, place(tmp_path))
+    assert [config.data for config in work.trained] == ["cifar10"]
+    assert {reason for _, reason in outcome.skipped} == {
+        "cifar100 is not on this machine; run `rbue data fetch cifar100`"
+    }
+
+
+def test_only_some_kinds_of_steps(tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch)
+    experiments = chosen(["table1-cifar10"])
+    run_experiments(experiments, SMALL, place(tmp_path), kinds=["train"])
+    assert (len(work.trained), len(work.measured)) == (5, 0)
+    run_experiments(experiments, SMALL, place(tmp_path), kinds=["clean"])
+    assert (len(work.trained), len(work.measured)) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("25m", 1500), ("1h", 3600), ("1h30m", 5400), ("1.5h", 5400)]
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["25", "", "m", "25 minutes", "-5m", "0s", "5m!"])
+def test_durations_that_are_none(text):
+    with pytest.raises(InvalidInput, match="90s, 25m or 1h30m"):
+        parse_duration(text)
+
+
+def test_an_ensemble_gives_all_its_members():
+    quick = Settings(quick=True)
+    assert quick.samples_of(quick.config("cifar10", "vgg13", "deep-ensemble:4", 0)) == 4
+    assert quick.samples_of(quick.config("cifar10", "vgg13", "svi", 0)) == QUICK.samples < 4
+    assert Settings().samples_of(Settings().config("cifar10", "vgg13", "deep-ensemble:4", 0)) == 100
+
+
+def test_seeds_and_settings_travel():
+    assert parse_seeds("3") == (0, 1, 2)
+    assert parse_seeds("4,0") == (4, 0)
+    for wrong in ("0", "x", "", "-1", "1,-2"):
+        with pytest.raises(InvalidInput, match="--seeds"):
+            parse_seeds(wrong)
+    settings = replace(SMALL, seeds=(0, 2), epochs=3)
+    assert Settings.from_json(settings.as_json()) == settings
+    with pytest.raises(RbueError, match="another version"):
+        Settings.from_json({"speed": 3})
+    assert Settings(methods=("mc-droprelu",)).methods == ("mc-droprelu:0.9",)
+    assert set(METHODS) >= set(SMALL.methods)
