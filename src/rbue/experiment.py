@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +12,11 @@ import torch
 
 from rbue import data, models
 from rbue.environment import facts
-from rbue.files import write_bytes
 from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images
 from rbue.networks import fresh_network, load_networks
 from rbue.prediction import Prediction, RunningStatistics
 from rbue.runs import RunConfig, RunFolder
+from rbue.stored_probs import read_probs, write_probs
 from rbue.training import Batches, EpochReport, Job, TrainingSummary, train_together
 from rbue.training.distribution import is_first, joined, own_device, shared
 from rbue.training.logs import EpochLog
@@ -225,7 +224,7 @@ def evaluate_run(
         "environment": facts(),
     }
     folder.open(config, facts())
-    _save_probs(folder, prediction)
+    write_probs(folder.probs, prediction.probs.cpu().numpy())
     folder.write("results", {**results, key: result})
     return result
 
@@ -241,15 +240,3 @@ def stored_members(config: RunConfig, root: Path, device: torch.device) -> Predi
     statistics = RunningStatistics(members.shape[1], device)
     statistics.add(torch.arange(members.shape[1], device=device), members)
     return statistics.prediction(0, members)
-
-
-def read_probs(path: Path) -> np.ndarray:
-    """Stored mean probabilities ``(N, C)`` in ``float32``, summing to one again after their rounding."""
-    probs = np.load(path, allow_pickle=False).astype(np.float32)
-    return probs / probs.sum(1, keepdims=True)
-
-
-def _save_probs(folder: RunFolder, prediction: Prediction) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, prediction.probs.cpu().numpy().astype(np.float16), allow_pickle=False)
-    write_bytes(folder.probs, buffer.getvalue())

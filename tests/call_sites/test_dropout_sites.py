@@ -3,12 +3,12 @@
 import copy
 
 import numpy as np
-import numpy_stream
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import numpy_stream
 import rbue
 from rbue import methods, models
 from rbue.activations import random_dropout

@@ -16,8 +16,17 @@ from rbue.errors import InvalidInput
 
 
 def test_every_set_has_what_training_needs():
-    assert data.names() == ("cifar10", "cifar100", "digits", "fashion-mnist", "svhn", "tiny-imagenet")
-    for name, classes in zip(data.names(), (10, 100, 10, 10, 10, 200), strict=True):
+    assert data.names() == (
+        "cifar10",
+        "cifar100",
+        "colour-digits",
+        "colour-digits-few",
+        "digits",
+        "fashion-mnist",
+        "svhn",
+        "tiny-imagenet",
+    )
+    for name, classes in zip(data.names(), (10, 100, 10, 10, 10, 10, 10, 200), strict=True):
         entry = data.get(name)
         assert len(set(entry.classes)) == classes
         assert len(entry.mean) == len(entry.std) == entry.shape[2]

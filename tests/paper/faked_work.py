@@ -16,8 +16,8 @@ class FakeWork:
 
     def __init__(self, monkeypatch, seconds=60.0, with_shift=True):
         self.now, self.seconds = 0.0, seconds
-        self.trained, self.measured, self.shifted = [], [], []
-        monkeypatch.setattr(runner, "train_run", self.train_run)
+        self.trained, self.measured, self.shifted, self.groups = [], [], [], []
+        monkeypatch.setattr(runner, "train_runs", self.train_runs)
         monkeypatch.setattr(runner, "evaluate_run", self.evaluate_run)
         monkeypatch.setattr(runner, "data_is_here", lambda name: True)
         for module in (runner, shift_results):
@@ -27,12 +27,15 @@ class FakeWork:
     def clock(self):
         return self.now
 
-    def train_run(self, config, root, device, report=None):
+    def train_runs(self, configs, root, device, report=None, together=1):
+        assert len(configs) <= together
         self.now += self.seconds
-        self.trained.append(config)
-        folder = RunFolder.of(config, root)
-        folder.open(config, {})
-        folder.write("training", {"seconds": self.seconds, "parameters": 10 * len(config.members())})
+        self.groups.append(list(configs))
+        for config in configs:
+            self.trained.append(config)
+            folder = RunFolder.of(config, root)
+            folder.open(config, {})
+            folder.write("training", {"seconds": self.seconds, "parameters": 10 * len(config.members())})
 
     def evaluate_run(self, config, root, device, samples=100, seed=0):
         self.measured.append(config)

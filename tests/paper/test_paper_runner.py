@@ -188,3 +188,20 @@ def test_seeds_and_settings_travel():
         Settings.from_json({"speed": 3})
     assert Settings(methods=("mc-droprelu",)).methods == ("mc-droprelu:0.9",)
     assert set(METHODS) >= set(SMALL.methods)
+
+
+def test_networks_side_by_side_are_each_trained_once(monkeypatch, tmp_path):
+    """Later jobs lend their trainings to earlier ones; measuring still follows job by job."""
+    work = FakeWork(monkeypatch)
+    run_experiments(chosen(["table1-cifar10"]), SMALL, replace(place(tmp_path), together=2))
+    assert len(work.trained) == len(set(work.trained)) == 5
+    assert [len(group) for group in work.groups] == [2, 2, 1]
+    assert {config.method for config in work.measured} == {"single", "deep-ensemble:4", "mc-rrelu"}
+
+
+def test_corrupted_images_get_fewer_samples():
+    config = Settings().config("cifar10", "vgg13", "mc-rrelu", 0)
+    assert (Settings().samples_of(config), Settings().shift_samples_of(config)) == (100, 20)
+    assert Settings(samples=5).shift_samples_of(config) == 5
+    ensemble = Settings().config("cifar10", "vgg13", "deep-ensemble:40", 0)
+    assert Settings().shift_samples_of(ensemble) == 40

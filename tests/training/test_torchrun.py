@@ -13,7 +13,8 @@ MODEL = """
 from torch import nn
 
 def factory(classes, channels, width):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, classes))
+    hidden = [nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, classes))
 """
 
 

@@ -122,6 +122,7 @@ def run(
         str | None, typer.Option("--time-budget", help="Begin nothing new after this time: 90s, 25m, 1h30m.")
     ] = None,
     shift: Shift = None,
+    together: Annotated[int, typer.Option(min=1, help="Networks trained side by side on a GPU.")] = 1,
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     json: AsJson = False,
@@ -136,7 +137,7 @@ def run(
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
     budget = TimeBudget(None if time_budget is None else parse_duration(time_budget))
-    place = Place(runs, device_named(device))
+    place = Place(runs, device_named(device), together)
     watch = Watch(training_progress, data_progress)
     outcome = run_experiments(experiments, settings, place, budget=budget, kinds=kinds, tell=remark, watch=watch)
     if json:

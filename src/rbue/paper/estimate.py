@@ -53,7 +53,7 @@ class Estimator:
             )
         else:
             sets = CORRUPTION_COUNT * len(settings.scale.severities)
-            passes = sets * _passes(step.config, settings.samples_of(step.config))
+            passes = sets * _passes(step.config, settings.shift_samples_of(step.config))
         return images * passes * self.speed(step.config).forward * _factor(step.config)
 
     def _training(self, config: RunConfig) -> float:

@@ -53,7 +53,7 @@ class Job:
         if self.measures & {"clean", "diversity"} and not is_measured(self.config, root, samples):
             steps.append(Step("clean", self.config))
         if "shift" in self.measures and not shift_is_done(
-            RunFolder.of(self.config, root), settings.scale.severities, samples
+            RunFolder.of(self.config, root), settings.scale.severities, settings.shift_samples_of(self.config)
         ):
             steps.append(Step("shift", self.config))
         return [step for step in steps if step.kind in kinds]

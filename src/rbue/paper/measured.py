@@ -87,7 +87,7 @@ class Measured:
         if key not in self._shift:
             gathered: dict[tuple[int, str], list[float]] = defaultdict(list)
             for config in self.configs(data, model, method):
-                for row in shift_rows(RunFolder.of(config, self.root), self.settings.samples_of(config)):
+                for row in shift_rows(RunFolder.of(config, self.root), self.settings.shift_samples_of(config)):
                     if isinstance(row.get(measure), int | float):
                         gathered[row["severity"], row["corruption"]].append(float(row[measure]))
             table: BySeverity = defaultdict(dict)

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from rbue import data
-from rbue.experiment import Report, evaluate_run, train_run
+from rbue.experiment import Report, evaluate_run, train_runs
 from rbue.files import write_json
 from rbue.paper.budget import TimeBudget
 from rbue.paper.definitions import Experiment
 from rbue.paper.illustrations import is_illustrated, write_illustration
-from rbue.paper.jobs import STEPS, Step, is_trained, jobs_for
+from rbue.paper.jobs import STEPS, Job, Step, is_trained, jobs_for
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import measure_shift, shift_runner
 
@@ -58,10 +58,17 @@ class Watch:
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs are and where to compute."""
+    """Where runs are and where to compute.
+
+    Attributes:
+        root: folder of the runs.
+        device: where to compute.
+        together: how many networks to train side by side.
+    """
 
     root: Path
     device: torch.device
+    together: int = 1
 
 
 def run_experiments(
@@ -99,15 +106,18 @@ def run_experiments(
         missing = job.missing(place.root, settings, kinds)
         outcome.already += not missing
         for step in missing:
+            if step.kind == "train" and is_trained(step.config, place.root):
+                continue  # alongside another one
             problem = _obstacle(step, place.root) if here[step.config.data] else _not_here(step.config.data)
             if budget.over() and here[step.config.data]:
                 outcome.left.append(str(step))
             elif problem is not None:
                 outcome.skipped.append((str(step), problem))
             else:
-                tell(f"{number} of {len(jobs)}: {step}")
-                _do(step, settings, place, watch or Watch())
-                outcome.done.append(str(step))
+                group = _alongside(step, jobs[number - 1 :], place, settings, kinds)
+                tell(f"{number} of {len(jobs)}: {', '.join(str(one) for one in group)}")
+                _do(group, settings, place, watch or Watch())
+                outcome.done += [str(one) for one in group]
     _illustrate([one for one in drawn if one.grid is not None], settings, place, budget, tell, outcome)
     outcome.left = list(dict.fromkeys(outcome.left))
     return outcome
@@ -118,14 +128,29 @@ def settings_file(root: Path) -> Path:
     return root / "paper" / "settings.json"
 
 
-def _do(step: Step, settings: Settings, place: Place, watch: Watch) -> None:
-    config, samples = step.config, settings.samples_of(step.config)
+def _alongside(step: Step, jobs: Sequence[Job], place: Place, settings: Settings, kinds: frozenset[str]) -> list[Step]:
+    """The step, and other trainings of its job and later ones, on the same data, to do with it."""
+    if step.kind != "train" or place.together == 1:
+        return [step]
+    trainings = [step]
+    for job in jobs:
+        for one in job.missing(place.root, settings, kinds):
+            fits = one.kind == "train" and one.config.data == step.config.data and one not in trainings
+            if fits and len(trainings) < place.together:
+                trainings.append(one)
+    return trainings
+
+
+def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -> None:
+    step, config = steps[0], steps[0].config
     if step.kind == "train":
         with watch.training() as report:
-            train_run(config, place.root, place.device, report)
+            configs = [one.config for one in steps]
+            train_runs(configs, place.root, place.device, report, together=place.together)
     elif step.kind == "clean":
-        evaluate_run(config, place.root, place.device, samples=samples, seed=0)
+        evaluate_run(config, place.root, place.device, samples=settings.samples_of(config), seed=0)
     else:
+        samples = settings.shift_samples_of(config)
         with watch.shifting() as progress:
             measure_shift(config, place.root, place.device, settings.scale.severities, samples, progress)
 

@@ -26,6 +26,7 @@ class Scale:
         width: factor on the channels of every network.
         recipe: in place of the data set's, if given.
         samples: random passes for each image.
+        shift_samples: the same for corrupted images, of which there are 95 times as many.
         severities: of the corruptions.
     """
 
@@ -34,6 +35,7 @@ class Scale:
     width: float = 1.0
     recipe: Recipe | None = None
     samples: int = 100
+    shift_samples: int = 20
     severities: tuple[int, ...] = SEVERITIES
 
 
@@ -44,6 +46,7 @@ QUICK = Scale(
     width=0.125,
     recipe=Recipe(epochs=3, batch=16, rate=0.1, milestones=(0.6,), padding=0, flip=False),
     samples=2,
+    shift_samples=2,
     severities=(1, 5),
 )
 """Every experiment end to end in minutes on a CPU. It shows that everything works; its numbers are no evidence."""
@@ -92,6 +95,10 @@ class Settings:
     def samples_of(self, config: RunConfig) -> int:
         """What to ask of one run: an ensemble gives all its members, however few samples are asked for."""
         return max(self.sample_count, config.parsed.limit or 0)
+
+    def shift_samples_of(self, config: RunConfig) -> int:
+        """What to ask of one run on corrupted images."""
+        return max(min(self.sample_count, self.scale.shift_samples), config.parsed.limit or 0)
 
     def data_of(self, data: str) -> str:
         """The data set that is really used."""

@@ -8,7 +8,6 @@ from which ensembles are combined.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,11 @@ from numpy.typing import NDArray
 from rbue.data.corruptions import CORRUPTIONS
 from rbue.environment import facts
 from rbue.errors import RbueError
-from rbue.experiment import read_probs
-from rbue.files import write_bytes
 from rbue.runs import RunConfig, RunFolder
 from rbue.shift.settings import Setting
+from rbue.stored_probs import read_probs, write_probs
 
 Row = dict[str, Any]
-SMALLEST_HALF = np.float16(2.0**-24)
 
 
 class Cell(NamedTuple):
@@ -66,22 +63,12 @@ class ShiftStore:
         return self._probs(cell).exists()
 
     def save_probs(self, cell: Cell, probs: NDArray[np.float32]) -> None:
-        """Keep mean probabilities.
-
-        None becomes 0, which would make the NLL of an ensemble infinite: what is too small for float16 is raised to its
-        smallest number, 6e-8.
-        """
-        buffer = io.BytesIO()
-        np.save(buffer, np.maximum(probs.astype(np.float16), SMALLEST_HALF), allow_pickle=False)
-        write_bytes(self._probs(cell), buffer.getvalue())
+        """Keep mean probabilities."""
+        write_probs(self._probs(cell), probs)
 
     def load_probs(self, cell: Cell) -> NDArray[np.float32]:
         """Mean probabilities kept earlier."""
-        path = self._probs(cell)
-        try:
-            return read_probs(path)
-        except (OSError, ValueError, EOFError) as error:
-            raise RbueError(f"{path} cannot be read ({error}); remove it to have it made again.") from error
+        return read_probs(self._probs(cell))
 
     def _probs(self, cell: Cell) -> Path:
         return self.folder.path / "shift" / f"{cell.corruption}-{cell.severity}.npy"

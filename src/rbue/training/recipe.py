@@ -47,6 +47,7 @@ class Recipe:
 
 
 _PAPER = Recipe()
+_DIGITS = Recipe(epochs=20, batch=32, rate=0.05, padding=1, flip=False)
 RECIPES = {
     "cifar10": _PAPER,
     "cifar100": _PAPER,
@@ -54,7 +55,9 @@ RECIPES = {
     "tiny-imagenet": Recipe(epochs=150, batch=100, rate=0.01, milestones=(0.6, 0.9)),
     "svhn": replace(_PAPER, flip=False),
     "fashion-mnist": replace(_PAPER, epochs=60, padding=2),
-    "digits": Recipe(epochs=20, batch=32, rate=0.05, padding=1, flip=False),
+    "digits": _DIGITS,
+    "colour-digits": _DIGITS,
+    "colour-digits-few": _DIGITS,
 }
 """The recipe of each data set; those the paper does not train on have one of our own."""
 

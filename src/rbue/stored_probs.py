@@ -1,0 +1,34 @@
+"""Mean probabilities of a set of images on disk, in ``float16``: enough for ensembles and reports without a network."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rbue.errors import RbueError
+from rbue.files import write_bytes
+
+SMALLEST_HALF = np.float16(2.0**-24)
+
+
+def write_probs(path: Path, probs: NDArray[np.float32]) -> None:
+    """Keep mean probabilities ``(N, C)``.
+
+    None becomes 0, which would make the NLL of an ensemble infinite: what is too small for ``float16`` is raised to its
+    smallest number, 6e-8.
+    """
+    buffer = io.BytesIO()
+    np.save(buffer, np.maximum(probs.astype(np.float16), SMALLEST_HALF), allow_pickle=False)
+    write_bytes(path, buffer.getvalue())
+
+
+def read_probs(path: Path) -> NDArray[np.float32]:
+    """Mean probabilities kept earlier, summing to one again after their rounding."""
+    try:
+        probs = np.load(path, allow_pickle=False).astype(np.float32)
+    except (OSError, ValueError, EOFError) as error:
+        raise RbueError(f"{path} cannot be read ({error}); remove it to have it made again.") from error
+    return probs / probs.sum(1, keepdims=True)
