@@ -60,10 +60,10 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this package runs from; None for an installed package."""
+    """The commit of the checkout this package runs from; ``$RBUE_COMMIT`` where it was copied without its history."""
     here = Path(__file__).resolve().parent
     command = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("RBUE_COMMIT")

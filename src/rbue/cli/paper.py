@@ -22,8 +22,9 @@ from rbue.paper.gathering import gather
 from rbue.paper.illustrations import is_illustrated
 from rbue.paper.jobs import jobs_for
 from rbue.paper.measured import Measured
+from rbue.paper.page import HTML, page_files
 from rbue.paper.planning import planned
-from rbue.paper.reporting import last_settings, write_report
+from rbue.paper.reporting import last_settings, plain_files, write_report
 from rbue.paper.runner import KINDS, Outcome, Place, Watch, run_experiments
 from rbue.paper.settings import Settings, parse_seeds
 
@@ -160,13 +161,14 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write into.")] = Path("paper-report"),
     json: AsJson = False,
 ) -> None:
-    """Write what was measured beside what the paper prints: Markdown, CSV and the data of every figure.
+    """Write what was measured beside what the paper prints: one page, LaTeX, Markdown, CSV and the data of figures.
 
     Without settings, those of the last `rbue paper run` in the folder of runs.
     """
     settings = last_settings(runs, _settings(quick, models, methods, seeds, epochs, samples, None))
     gathered = [gather(one, settings, runs) for one in chosen(ids or ())]
-    files = write_report(gathered, output)
+    with working("drawing the page"):
+        files = write_report(gathered, output, (plain_files, page_files(settings, runs)))
     complete = [one.experiment.id for one in gathered if not one.missing]
     missing = {one.experiment.id: one.missing for one in gathered if one.missing}
     if json:
@@ -177,7 +179,7 @@ def report(
     for name, what in missing.items():
         remark(f"{name}: {len(what)} missing: {'; '.join(what[:3])}{' ...' if len(what) > 3 else ''}")
     say(f"{len(complete)} of {len(gathered)} experiments complete ({settings.scale.name})")
-    say(str(files[0]))
+    say(str(output / HTML))
 
 
 @app.command(epilog="Example: rbue paper claims --json")

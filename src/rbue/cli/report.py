@@ -14,6 +14,7 @@ from rbue.cli.output import AsJson, print_json, remark, say
 from rbue.cli.progress import working
 from rbue.errors import InvalidInput
 from rbue.files import write_bytes
+from rbue.paper.numbers import paper_value
 from rbue.report.of_runs import Report, read_records, report_on
 from rbue.report.tables import csv_table
 from rbue.runs import RunFolder, find_runs
@@ -60,7 +61,7 @@ def report(
     place = device_named(device)
     records = read_records(folders_named(where, runs))
     with working(f"reporting on {len(records)} run{'s' if len(records) != 1 else ''}"):
-        made = report_on(records, pictures=chosen is Form.html, device=place)
+        made = report_on(records, paper_value, pictures=chosen is Form.html, device=place)
         write_bytes(output, as_text(made, chosen).encode())
     if json:
         measured = [str(record.folder.path) for record in records if record.results]

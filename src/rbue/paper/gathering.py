@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rbue.paper.illustrations import read_illustration
 from rbue.paper.measured import Measured, Summary
 from rbue.paper.numbers import paper_value
 from rbue.paper.settings import Settings
+from rbue.paper.shift_results import CORRUPTION_COUNT
 
 CLEAN_MEASURES = ("accuracy", "ece", "nll", "brier", "training_seconds", "parameters")
 DIVERSITY_MEASURES = ("mean_jsd", "max_jsd", "mean_dis", "max_dis")
@@ -93,11 +95,10 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
     rows = tuple(_row(experiment, measured, *cell, diversity="diversity" in wanted) for cell in cells)
     if not cells:
         missing.append("all of it, because no row of it was asked for")
-    missing += [f"{row.model} {row.method}" for row in rows if row.cells["accuracy"].measured is None]
+    missing += _missing_runs(rows, len(settings.seeds or grid.seeds))
     corrupted = _corrupted(grid, cells, measured) if "shift" in wanted else {}
     if "shift" in wanted:
-        seen = corrupted.get("accuracy", {})
-        missing += [f"{model} {method} under corruptions" for model, method in cells if method not in seen]
+        missing += _missing_corruptions(cells, corrupted["accuracy"], measured.severities)
     return ExperimentData(
         experiment,
         settings.scale.name,
@@ -123,6 +124,27 @@ def _row(experiment: Experiment, measured: Measured, model: str, method: str, di
         for measure in measures
     }
     return GatheredRow(model, method, cells)
+
+
+def _missing_runs(rows: Iterable[GatheredRow], repetitions: int) -> Iterator[str]:
+    for row in rows:
+        found = row.cells["accuracy"].measured
+        there = 0 if found is None else len(found.values)
+        if there < repetitions:
+            part = f": {repetitions - there} of {repetitions} repetitions" if there else ""
+            yield f"{row.model} {row.method}{part}"
+
+
+def _missing_corruptions(
+    cells: list[tuple[str, str]], seen: dict[str, dict[int, list[float]]], severities: Sequence[int]
+) -> Iterator[str]:
+    wanted = CORRUPTION_COUNT * len(severities)
+    for model, method in cells:
+        table = seen.get(method, {})
+        there = sum(min(len(table.get(severity, ())), CORRUPTION_COUNT) for severity in severities)
+        if there < wanted:
+            part = f": {wanted - there} of {wanted}" if there else ""
+            yield f"{model} {method} under corruptions{part}"
 
 
 def _heat_maps(grid: Grid, cells: list[tuple[str, str]], measured: Measured) -> dict[str, dict[str, list[list[float]]]]:

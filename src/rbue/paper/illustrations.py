@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rbue import data, variance
+from rbue.environment import facts
 from rbue.errors import RbueError
 from rbue.experiment import load_networks, predict_images
 from rbue.files import read_json, write_json
@@ -46,7 +47,8 @@ def write_illustration(experiment: Experiment, settings: Settings, root: Path, d
     assert experiment.illustration is not None
     make = _MAKERS[experiment.illustration.kind]
     content = make(experiment, settings, root, device)
-    write_json(illustration_file(experiment, settings, root), {"scale": settings.scale.name, **content})
+    known = {"scale": settings.scale.name, "environment": facts()}
+    write_json(illustration_file(experiment, settings, root), {**known, **content})
 
 
 def _activations(*_: Any) -> dict[str, Any]:

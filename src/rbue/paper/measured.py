@@ -24,7 +24,7 @@ class Summary:
         mean: mean over them.
         deviation: sample standard deviation; None for one repetition.
         values: one value each.
-        runs: the folders they come from.
+        runs: the folders they come from, below the folder of runs.
     """
 
     mean: float
@@ -59,7 +59,7 @@ class Measured:
             found = (self.result(config) or {}).get(measure)
             if isinstance(found, int | float):
                 values.append(float(found))
-                runs.append(str(RunFolder.of(config, self.root).path))
+                runs.append(RunFolder.of(config, Path()).path.as_posix())
         if not values:
             return None
         mean, deviation = spread(values)

@@ -93,7 +93,7 @@ def group_records(records: Sequence[Record]) -> list[Group]:
     return [
         Group(
             f"{shared.model} on {_short(shared.data)}",
-            _recipe(shared),
+            recipe_words(shared),
             dict(sorted(methods.items(), key=_in_paper_order)),
         )
         for shared, methods in found.items()
@@ -160,7 +160,8 @@ def _trouble(folder: RunFolder, config: RunConfig) -> str:
     return f"training stopped after {epochs} of {config.recipe.epochs} epochs; the same `rbue train` continues it."
 
 
-def _recipe(config: RunConfig) -> str:
+def recipe_words(config: RunConfig) -> str:
+    """The recipe of a run in a few words."""
     recipe = config.recipe
     parts = [
         f"{recipe.epochs} epoch{'s' if recipe.epochs != 1 else ''}",

@@ -16,11 +16,19 @@ from rbue.report.tables.markdown import markdown_text
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it; ``name`` is its id and made from the title if left out."""
+    """A heading and what stands under it.
+
+    Attributes:
+        title: the heading.
+        blocks: what stands under it.
+        name: its id; made from the title if left out.
+        short: what the contents call it, if not by its title.
+    """
 
     title: str
     blocks: Sequence[Block]
     name: str = ""
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Page:
     def html(self) -> str:
         """One file that needs nothing else."""
         named = list(self._named())
-        contents = "".join(f'<li><a href="#{name}">{inline(one.title)}</a></li>' for name, one in named)
+        contents = "".join(f'<li><a href="#{name}">{inline(one.short or one.title)}</a></li>' for name, one in named)
         body = "\n".join(
             f'<section aria-labelledby="{name}"><h2 id="{name}" tabindex="-1">{inline(section.title)}</h2>\n'
             + "\n".join(block.html(f"{name}--{place}") for place, block in enumerate(section.blocks, 1))
