@@ -38,12 +38,20 @@ def test_plan_then_run_then_report(command, as_json):
     result = command("paper", "report")
     assert "0 of 18 experiments complete (quick)" in result.stdout
     assert "table1-cifar10: 28 missing: vgg13 mc-dropout:0.2; " in result.stderr
+    assert result.stdout.splitlines()[-1] == str(Path("paper-report/report.html"))
+    page = Path("paper-report/report.html").read_text()
+    assert all(f'id="{name}"' in page for name in IDS)
+    assert "table1-cifar10</code>: 28 missing: vgg13 mc-dropout:0.2; " in page
+    assert "these numbers are no evidence" in page
+    assert r"\toprule" in Path("paper-report/report.tex").read_text()
     text = Path("paper-report/report.md").read_text()
     assert "**Quick run**" in text
     assert "| vgg13 | single |" in text
     assert "paper 93.85" in text
     content = as_json("paper", "report", "table1-cifar10", "-o", "other")
     assert content["scale"] == "quick"
+    assert {Path(name).name for name in content["files"]} >= {"report.html", "report.md", "report.csv", "report.tex"}
+    assert "paper 93.85" in Path("other/report.html").read_text()
     assert Path("other/data/table1-cifar10.json").is_file()
     judged = as_json("paper", "claims")
     assert judged["scale"] == "quick"
@@ -67,6 +75,7 @@ def test_report_of_nothing(command):
     result = command("paper", "report")
     assert "nothing of this has been measured in runs yet" in result.stderr
     assert "0 of 18 experiments complete (full)" in result.stdout
+    assert "Nothing has been measured yet" in Path("paper-report/report.html").read_text()
 
 
 def test_claims(command, as_json):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from tiny_runs import TINY
+
+from rbue.runs import RunConfig, RunFolder
+from rbue.training import recipe_for
 
 METHODS = "single,mc-droprelu:0.9"
 
@@ -57,6 +61,19 @@ def test_csv_has_a_row_a_run_with_where_it_comes_from(measured_once, command):
         assert float(row["accuracy"]) == result["accuracy"]
         assert float(row["ece"]) == result["ece"]
         assert all(row[name] for name in ("hardware", "versions", "seed", "sample_seed", "test_images"))
+
+
+def test_the_numbers_of_the_paper_stand_beside(command, tmp_path):
+    config = RunConfig(data="cifar10", model="resnet18", method="mc-droprelu:0.95", recipe=recipe_for("cifar10"))
+    folder = RunFolder.of(config, tmp_path / "runs")
+    folder.open(config, {})
+    result = {"accuracy": 0.95, "ece": 0.021, "samples": 100, "seed": 0, "mean_jsd": 0.01}
+    folder.write("results", {"samples=100,seed=0": result})
+    command("report", "runs", "-o", "table.md")
+    assert re.search(r"95\.00\s% \(paper 95\.32\s%, −0\.32\)", Path("table.md").read_text())
+    command("report", "runs", "-o", "table.csv")
+    (row,) = csv.DictReader(Path("table.csv").read_text().splitlines())
+    assert (row["accuracy_paper"], row["ece_paper"]) == ("0.9532", "0.02")
 
 
 def test_runs_are_named_by_folder_parent_and_id(measured_once, command, as_json):

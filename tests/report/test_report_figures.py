@@ -2,6 +2,7 @@
 
 import builtins
 import itertools
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import colormaps
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -19,6 +21,7 @@ import rbue
 from rbue.errors import InvalidInput, RbueError
 from rbue.report import figures
 from rbue.report.figures import style
+from rbue.report.figures.heat_maps import luminance, readable_on
 from rbue.report.figures.plane import PlanePoint
 
 METHODS = ["single", "mc-dropout:0.2", "deep-ensemble:4", "svi", "mc-rrelu", "mc-droprelu:0.8", "mc-droprelu:0.9"]
@@ -148,6 +151,26 @@ def test_heat_maps_share_one_scale(random):
     assert "JSD" in texts(figure)
     with pytest.raises(InvalidInput, match="square"):
         figures.heat_maps({"a": np.zeros((2, 3))}, "JSD")
+
+
+def test_numbers_on_heat_maps_stand_out():
+    for place in np.linspace(0, 1, 101):
+        colour = luminance(colormaps[style.SEQUENTIAL](place))
+        shade = 0.0 if readable_on(colormaps[style.SEQUENTIAL](place)) == "#000000" else 1.0
+        assert (max(colour, shade) + 0.05) / (min(colour, shade) + 0.05) >= 4.5
+
+
+def test_equal_pictures_share_no_id():
+    text = figures.inline_svg(figures.heat_maps({"a": np.eye(2), "b": np.eye(2)}, "JSD"), "two maps", "one")
+    names = re.findall(r'\bid="([^"]+)"', text)
+    assert len(set(names)) == len(names)
+
+
+def test_many_lines_have_their_legend_below():
+    curves = {f"mc-droprelu:0.{number}": {1: {"ece": 0.1}, 4: {"ece": 0.05}} for number in range(1, 8)}
+    assert len(figures.lines_against_samples(curves, {"ece": "ECE"}).legends) == 1
+    few = dict(list(curves.items())[:2])
+    assert figures.lines_against_samples(few, {"ece": "ECE"}).legends == []
 
 
 def test_plane_has_stars_coloured_by_q_a_square_and_a_circle():

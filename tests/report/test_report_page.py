@@ -9,7 +9,7 @@ import pytest
 
 from rbue.errors import InvalidInput
 from rbue.report import figures
-from rbue.report.page import Card, FigureBlock, Page, Section, Text, source_from_run
+from rbue.report.page import Card, FigureBlock, Notice, Page, Section, Text, source_from_run
 
 VOID = {"meta", "link", "img", "br", "wbr", "path", "use", "image", "rect"}
 
@@ -131,3 +131,16 @@ def test_sources_say_where_a_run_was_trained_and_measured():
     assert source.data == "355 of digits, abcdef01"
     assert (source.samples, source.sample_seed, source.seed, source.commit) == (30, 4, 2, "abc")
     assert source_from_run("r", "single", 0, {}).hardware is None
+
+
+def test_the_contents_may_call_a_section_by_a_shorter_name():
+    text = Page("title", [Section("A very long heading", [Text("words")], "one", "Short")]).html()
+    assert '<a href="#one">Short</a>' in text
+    assert ">A very long heading</h2>" in text
+
+
+def test_a_notice_may_be_a_title_alone():
+    notice = Notice("Take care")
+    assert "<ul>" not in notice.html("one")
+    assert notice.markdown() == "**Take care**"
+    assert notice.latex("one") == r"\textbf{Take care}"

@@ -1,6 +1,7 @@
 """The report of the paper's experiments as files: Markdown, CSV, and the data of every figure.
 
-A page can be plugged in: a *renderer* takes what was gathered and gives files by name, as :func:`plain_files` does.
+More can be plugged in: a *renderer* takes what was gathered and gives files by name, as :func:`plain_files` does, and
+:func:`rbue.paper.page.page_files` for the page.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ SHOWN = 3
 ROUNDING = 1e-9
 """Differences below this come from arithmetic, not from measurements."""
 
+SHORT = 360.0
+"""Times below this would be 0.0 hours."""
+
 
 class Numbers(Protocol):
     """Where a predicate looks numbers up."""
@@ -147,7 +150,7 @@ def shown(measure: str, value: float) -> str:
     if measure == "accuracy":
         return f"{100 * value:.2f} %"
     if measure == "training_seconds":
-        return f"{value / 3600:.2f} h"
+        return f"{value / 3600:.2f} h" if value >= SHORT else f"{value:.1f} s"
     return f"{value:.4g}"
 
 

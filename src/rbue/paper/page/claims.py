@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rbue.paper.claims import Judged
 from rbue.paper.settings import QUICK
-from rbue.report.page import Block, Bullets, Fold, Section, TableBlock, Text
+from rbue.report.page import Block, Bullets, Fold, Heading, Section, TableBlock, Text
 from rbue.report.tables import Column, Table
 
 VERDICTS = ("true", "false", "not in its tables", "not measured")
@@ -26,10 +26,10 @@ def claims_section(judged: Sequence[Judged], scale: str) -> Section:
         lead += " The verdicts here come from a quick run and are no evidence."
     columns = (
         Column("claim", "claim", numeric=False),
-        Column("section", "§", numeric=False),
-        Column("sentence", "sentence", numeric=False),
         Column("paper", "by its own numbers", numeric=False),
         Column("here", here, numeric=False),
+        Column("section", "§", numeric=False),
+        Column("sentence", "sentence", numeric=False),
     )
     rows = [
         {
@@ -41,12 +41,12 @@ def claims_section(judged: Sequence[Judged], scale: str) -> Section:
         }
         for one in judged
     ]
-    reasons = [_reason(one, here) for one in judged]
     blocks: list[Block] = [
         Text(lead),
         Bullets(totals),
         TableBlock(Table(columns, rows, "Sentences of the paper with both verdicts")),
-        Fold("How each sentence is read, and what decides it", [Bullets(reasons)]),
+        Heading("How each sentence is read, and what decides it"),
+        *(_reasons(one, here) for one in judged),
     ]
     return Section("What the paper claims", blocks, "claims", "Claims")
 
@@ -56,6 +56,11 @@ def _counted(words: Sequence[str]) -> str:
     return ", ".join(f"{seen[word]} {word}" for word in (*VERDICTS, *sorted(set(seen) - set(VERDICTS))) if seen[word])
 
 
-def _reason(one: Judged, here: str) -> str:
-    verdicts = f"By its own numbers {one.paper}. {here.capitalize()} {one.measured}."
-    return f"`{one.claim.id}`, read as: {one.claim.reading} {verdicts}"
+def _reasons(one: Judged, here: str) -> Fold:
+    verdicts = f"by its own numbers: {one.paper.word}; {here}: {one.measured.word}"
+    decided = [
+        f"Read as: {one.claim.reading}",
+        f"By its own numbers {one.paper}.",
+        f"{here.capitalize()} {one.measured}.",
+    ]
+    return Fold(f"`{one.claim.id}`, {verdicts}", [Bullets([f"“{one.claim.quote}”", *decided])])

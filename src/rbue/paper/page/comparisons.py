@@ -26,7 +26,7 @@ def tables(shown: Shown, drawing: Drawing) -> list[Block]:
     blocks: list[Block] = []
     for number, model in enumerate(shown.models):
         blocks += [Heading(model)] if len(shown.models) > 1 else []
-        blocks.append(TableBlock(numbers_table(shown, model, drawing.measures), explain=number == 0))
+        blocks.append(TableBlock(numbers_table(shown, model, drawing.measures, drawing.caption), explain=number == 0))
         if "accuracy" in drawing.measures:
             blocks += more_samples(shown, model)
     return blocks
@@ -41,9 +41,9 @@ def boxes(shown: Shown, drawing: Drawing) -> list[Block]:
     name = COLUMNS[measure].heading
     figure = figures.severity_boxes(values, name, percent=measure == "accuracy")
     alt = f"Box plots of {name} over corruptions. {_medians_in_words(values, measure)}"
-    blocks: list[Block] = [FigureBlock(figure, alt, f"{drawing.caption} {shown.words()}", wide=True)]
+    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption), wide=True)]
     if _is_largest(shown, drawing):
-        table = medians_table(values, measure, f"Median {name} over corruptions: {shown.words()}")
+        table = medians_table(values, measure, shown.caption(f"Median {name} over corruptions."))
         blocks.append(Fold(f"Medians of {name} as numbers", [TableBlock(table)]))
     return blocks
 
@@ -57,9 +57,9 @@ def medians(shown: Shown, drawing: Drawing) -> list[Block]:
     name = COLUMNS[measure].heading
     figure = figures.severity_medians(values, name, percent=measure == "accuracy")
     alt = f"Median {name} against severity. {_medians_in_words(values, measure)}"
-    blocks: list[Block] = [FigureBlock(figure, alt, f"{drawing.caption} {shown.words()}")]
+    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption))]
     if _is_largest(shown, drawing):
-        blocks.append(TableBlock(medians_table(values, measure, f"Median {name} over corruptions: {shown.words()}")))
+        blocks.append(TableBlock(medians_table(values, measure, shown.caption(f"Median {name} over corruptions."))))
     return blocks
 
 
@@ -75,7 +75,7 @@ def heat_maps(shown: Shown, drawing: Drawing) -> list[Block]:
     name = measure.upper()
     alt = f"Heat maps of {name} between every two of the first samples. Means over pairs: {means}."
     figure = figures.heat_maps(matrices, "JSD in nats" if measure == "jsd" else name)
-    return [FigureBlock(figure, alt, f"{drawing.caption} {shown.words()}", wide=True)]
+    return [FigureBlock(figure, alt, shown.caption(drawing.caption), wide=True)]
 
 
 def plane(shown: Shown, drawing: Drawing) -> list[Block]:
@@ -93,8 +93,9 @@ def plane(shown: Shown, drawing: Drawing) -> list[Block]:
             said = "; ".join(f"{one.label} {one.accuracy:.4f}, {one.ece:.4f}" for one in points)
             alt = f"Accuracy and ECE of {len(points)} methods: {said}."
             figure = figures.accuracy_ece_plane(points)
-            blocks.append(FigureBlock(figure, alt, f"{drawing.caption} {shown.words([model])}"))
-        blocks.append(TableBlock(numbers_table(shown, model, drawing.measures), explain=True))
+            blocks.append(FigureBlock(figure, alt, shown.caption(drawing.caption, model)))
+        table = numbers_table(shown, model, drawing.measures, "The same as numbers, and those the paper prints.")
+        blocks.append(TableBlock(table, explain=True))
     return blocks
 
 
@@ -113,7 +114,7 @@ def more_samples(shown: Shown, model: str) -> list[Block]:
         f"most gained in ECE: {_most_gained(curves)}."
     )
     figure = figures.lines_against_samples(curves)
-    caption = f"Accuracy and ECE of the mean over the first samples. {shown.words([model])}"
+    caption = shown.caption("Accuracy and ECE of the mean over the first samples.", model)
     return [Fold(f"What more samples bring to {model}", [FigureBlock(figure, alt, caption, wide=True)])]
 
 

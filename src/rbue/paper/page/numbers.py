@@ -11,6 +11,7 @@ from rbue.paper.page.shown import Shown
 from rbue.report.of_runs.comparison import MEASURES
 from rbue.report.tables import Cell, Column, Table
 from rbue.report.tables.formats import whole
+from rbue.report.tables.model import Row, Value
 
 METHOD = Column("method", "method", numeric=False)
 SEEDS = Column("seeds", "runs", text=whole, about="Trainings with different seeds: mean ± standard deviation.")
@@ -23,16 +24,15 @@ _OWN = (
     Column(
         "relative_size",
         "size",
-        "lower",
-        "{:.2f} ×".format,
-        about="Parameters in those of Single. The paper states it in words: one, or four for Deep Ensemble.",
+        text="{:.2f} ×".format,
+        about="Parameters in those of Single. The paper's is from its captions: four for Deep Ensemble, else one.",
     ),
 )
 COLUMNS = {column.key: column for column in (*MEASURES, *_OWN)}
 
 
-def numbers_table(shown: Shown, model: str, measures: Sequence[str]) -> Table:
-    """One row a method of one network."""
+def numbers_table(shown: Shown, model: str, measures: Sequence[str], sentence: str = "") -> Table:
+    """One row a method of one network; ``sentence`` begins its caption."""
     rows = shown.rows(model)
     keys = list(measures)
     if "accuracy" in keys:
@@ -41,14 +41,17 @@ def numbers_table(shown: Shown, model: str, measures: Sequence[str]) -> Table:
         keys.insert(keys.index("parameters") + 1, "relative_size")
     several = any(_repetitions(row) > 1 for row in rows)
     columns = (METHOD, *((SEEDS,) if several else ()), *(COLUMNS[key] for key in keys))
-    lines = []
+    lines: list[dict[str, Value]] = []
     for row in rows:
-        line = {key: _size(shown, row) if key == "relative_size" else _cell(key, row.cells[key]) for key in keys}
+        line: dict[str, Value] = {
+            key: _size(shown, row) if key == "relative_size" else _cell(key, row.cells[key]) for key in keys
+        }
         line["method"] = Cell(row.method, link=shown.link(row.model, row.method))
         if several:
             line["seeds"] = Cell(_repetitions(row))
         lines.append(line)
-    return Table(columns, lines, shown.words([model]))
+    spread = " Mean ± standard deviation." if several else ""
+    return Table(columns, lines, shown.caption(f"{sentence}{spread}", model))
 
 
 def medians_table(by_method: Mapping[str, Mapping[int, Sequence[float]]], measure: str, caption: str) -> Table:
@@ -57,7 +60,7 @@ def medians_table(by_method: Mapping[str, Mapping[int, Sequence[float]]], measur
     like = COLUMNS[measure]
     columns = [METHOD]
     columns += [Column(str(one), f"severity {one}", like.better, like.text, like.difference) for one in severities]
-    rows = [
+    rows: list[Row] = [
         {"method": method, **{str(severity): median(values) for severity, values in table.items()}}
         for method, table in by_method.items()
     ]

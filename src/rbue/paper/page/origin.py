@@ -8,6 +8,7 @@ from typing import Any
 
 from rbue.paper.gathering import ExperimentData
 from rbue.paper.measured import Measured
+from rbue.paper.numbers import printed
 from rbue.paper.page.shown import anchor_of, name_of
 from rbue.paper.shift_results import shift_rows
 from rbue.report.page import Block, Section, Source, TableBlock, Text, provenance_table, source_from_run
@@ -32,10 +33,11 @@ def origin_section(gathered: Sequence[ExperimentData], measured: Measured) -> Se
     if drawn:
         blocks.append(TableBlock(provenance_table(drawn, "Figures that compare no runs: one row a figure")))
     if blocks:
+        paper = printed()
         words = (
             "Every number measured here comes from one of these runs; the method in a table leads to its row. The same "
             "seeds and the same version of the random stream give the same random bits on every machine. The paper's "
-            "numbers are those printed in its tables."
+            f"numbers are from {paper['source']}; its hardware was {paper['hardware']}."
         )
         blocks.insert(0, Text(words))
     return Section("Where each number comes from", blocks, "origin", "Origin")

@@ -50,7 +50,7 @@ def framework(shown: Shown, drawing: Drawing) -> list[Block]:
     )
     caption = (
         f"{drawing.caption} Test image {content['image_number']}, labelled {content['truth']}, in {len(samples)} "
-        f"passes of `{name_of(RunConfig.from_json(content['run']))}`. {shown.words()}"
+        f"passes of `{name_of(RunConfig.from_json(content['run']))}`."
     )
     figure = figures.framework(np.asarray(content["image"], dtype=np.uint8), samples, classes)
     return [FigureBlock(figure, alt, caption, wide=True)]
@@ -71,7 +71,7 @@ def variance(shown: Shown, drawing: Drawing) -> list[Block]:
     """The paper's formula, the exact value and a simulation."""
     content = _content(shown)
     layer = content["layer"]
-    numbers = {name: np.asarray(content[name], dtype=float) for name in _VARIANCES}
+    numbers: dict[str, Any] = {name: np.asarray(content[name], dtype=float) for name in _VARIANCES}
     gap = float(np.max(np.abs(numbers["simulated"] - numbers["exact"]) / numbers["error"]))
     ratio = float(np.median(numbers["paper"] / numbers["exact"]))
     found = [

@@ -39,17 +39,17 @@ FEW = 4
 def experiment_section(shown: Shown) -> Section:
     """The section, whose name is the experiment's id; it says what is missing and how the paper is read."""
     experiment, gathered = shown.experiment, shown.gathered
-    words = shown.words()
+    words = shown.settings_words()
     lead = f"{experiment.place} of the paper, `{experiment.id}`."
     if words:
         lead += f" {'Measured with' if _has_measured(gathered) else 'To be measured with'} {words}"
     blocks: list[Block] = [Text(lead)]
     if shown.quick and _has_measured(gathered):
-        blocks.append(Notice(QUICK_TITLE, [f"Small stand-ins on {QUICK.data}, to show that everything works."]))
+        blocks.append(Notice(QUICK_TITLE))
     if gathered.missing:
         blocks.append(_missing_notice(gathered))
     if experiment.notes:
-        blocks.append(Bullets(experiment.notes))
+        blocks += [Text("How the paper is read here:"), Bullets(experiment.notes)]
     for drawing in experiment.drawings:
         blocks += _drawn(shown, drawing)
     return Section(f"{experiment.place}: {experiment.title}", blocks, experiment.id, experiment.place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,31 +66,32 @@ class Shown:
         measured = [config for config in self.configs(model, method) if self.measured.result(config) is not None]
         return f"#{anchor_of(measured[0])}" if measured else ""
 
-    def words(self, models: list[str] | None = None) -> str:
-        """What is run for it: networks, data, recipe, samples, seeds, quick or not."""
-        configs = [
-            config
-            for row in self.gathered.rows
-            if models is None or row.model in models
-            for config in self.configs(row.model, row.method)
-        ]
+    def settings_words(self) -> str:
+        """What is run for it: networks, data, recipe, samples, seeds."""
+        configs = [config for row in self.gathered.rows for config in self.configs(row.model, row.method)]
         if not configs:
             return ""
-        parts = [f"{' and '.join(dict.fromkeys(one.model for one in configs))} on {self._data()}"]
-        parts.append(recipe_words(configs[0]))
-        parts.append(self._samples(configs))
-        parts.append(self._repetitions())
-        if self.quick:
-            parts.append("a quick run, no evidence")
-        return "; ".join(parts) + "."
+        networks = _listed(dict.fromkeys(one.model for one in configs))
+        parts = (recipe_words(configs[0]), self._samples(configs), self._repetitions())
+        return f"{networks} on {self._data()}; {'; '.join(parts)}."
 
-    def _data(self) -> str:
+    def caption(self, sentence: str, model: str | None = None) -> str:
+        """A sentence with what was run, short enough to stand below every figure."""
+        if not self.gathered.rows:
+            return sentence
+        count = self.measured.settings.sample_count
+        networks = model or _listed(self.models)
+        parts = [f"{networks} on {self._data(count=False)}", f"{count} sample{'s' if count != 1 else ''}"]
+        parts += [self._repetitions(), *(["quick run, no evidence"] if self.quick else [])]
+        return f"{sentence} ({', '.join(parts)}.)".strip()
+
+    def _data(self, count: bool = True) -> str:
         assert self.experiment.grid is not None
         wanted, used = self.experiment.grid.data, str(self.gathered.data)
-        counts = (dict(result.get("data") or {}).get("count") for result in self._all_results())
-        count = next((count for count in counts if count), None)
         text = used if used == wanted else f"{used} in place of {wanted}"
-        return f"{text} ({count:,} test images)" if count else text
+        counts = (dict(result.get("data") or {}).get("count") for result in self._all_results())
+        images = next((number for number in counts if number), None) if count else None
+        return f"{text} ({images:,} test images)" if images else text
 
     def _all_results(self) -> list[dict[str, Any]]:
         return [result for row in self.gathered.rows for result in self.results(row.model, row.method)]
@@ -104,4 +106,9 @@ class Shown:
         seeds = self.measured.settings.seeds or (0,)
         if len(seeds) == 1:
             return f"seed {seeds[0]}"
-        return f"{len(seeds)} repetitions ({', '.join(map(str, seeds))}), mean ± standard deviation"
+        return f"mean of {len(seeds)} repetitions"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

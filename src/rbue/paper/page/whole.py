@@ -8,7 +8,6 @@ from pathlib import Path
 from rbue.paper.claims import judge_all
 from rbue.paper.gathering import ExperimentData
 from rbue.paper.measured import Measured
-from rbue.paper.numbers import printed
 from rbue.paper.page.claims import claims_section
 from rbue.paper.page.origin import origin_section
 from rbue.paper.page.section import QUICK_TITLE, experiment_section, missing_sentence
@@ -17,6 +16,7 @@ from rbue.paper.reporting import Renderer
 from rbue.paper.settings import QUICK, Settings
 from rbue.report.page import Block, Notice, Page, Section, TableBlock
 from rbue.report.tables import Cell, Column, Table
+from rbue.report.tables.model import Row
 
 HTML, LATEX = "report.html", "report.tex"
 TITLE = "The paper’s tables and figures, measured"
@@ -70,11 +70,9 @@ def _page(gathered: Sequence[ExperimentData], sections: Sequence[Section], measu
 
 def _lead(gathered: Sequence[ExperimentData]) -> str:
     complete = sum(not one.missing for one in gathered)
-    source = printed().get("source")
-    paper = f" The paper: {source}." if isinstance(source, str) else ""
     if not any(one.has_something for one in gathered):
-        return f"Nothing has been measured yet; `rbue paper run` does it. The numbers here are the paper’s own.{paper}"
-    return f"{complete} of {len(gathered)} tables and figures are complete.{paper}"
+        return "Nothing has been measured yet; `rbue paper run` does it. The numbers here are the paper’s own."
+    return f"{complete} of {len(gathered)} tables and figures are complete."
 
 
 def _quick(gathered: Sequence[ExperimentData]) -> list[Section]:
@@ -90,7 +88,7 @@ def _overview(gathered: Sequence[ExperimentData]) -> Table:
         Column("title", "what it shows", numeric=False),
         Column("state", "state", numeric=False),
     )
-    rows = [
+    rows: list[Row] = [
         {
             "id": Cell(one.experiment.id, link=f"#{one.experiment.id}"),
             "place": one.experiment.place,

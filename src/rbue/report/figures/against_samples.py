@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rbue.errors import InvalidInput
-from rbue.report.figures.style import dress, legend, looks, new_figure, percent_ticks
+from rbue.report.figures.style import INK, SMALL, dress, legend, looks, new_figure, percent_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+FEW = 4
+"""More lines than this have their legend below, where it hides none of them."""
 
 Curve = Mapping[int, Mapping[str, float]]
 """number of samples -> measure -> value."""
@@ -45,5 +48,11 @@ def lines_against_samples(curves: Mapping[str, Curve], measures: Mapping[str, st
         dress(axes, x="samples", y=name)
         if measure == "accuracy":
             percent_ticks(axes.yaxis)
-    legend(panels[0])
+    if len(curves) <= FEW:
+        legend(panels[0])
+    else:
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=SMALL, labelcolor=INK
+        )
     return figure

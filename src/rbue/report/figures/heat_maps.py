@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,10 @@ from rbue.report.figures.style import INK, MUTED, SEQUENTIAL, SMALL, TEXT, new_f
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+EVEN = 0.179
+"""The luminance on which black and white stand out equally."""
 
 
 def heat_maps(matrices: Mapping[str, ArrayLike], measure: str, *, columns: int = 4, digits: int = 3) -> Figure:
@@ -37,8 +41,7 @@ def heat_maps(matrices: Mapping[str, ArrayLike], measure: str, *, columns: int =
     for axes, (name, matrix) in zip(places, squares.items(), strict=False):
         shown = axes.imshow(matrix, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="none")
         for (row, column), value in np.ndenumerate(matrix):
-            on_light = value > 0.47 * top
-            shade = "#000000" if on_light else "#ffffff"
+            shade = readable_on(shown.cmap(shown.norm(value)))
             axes.text(column, row, f"{value:.{digits}f}", color=shade, fontsize=SMALL - 1, ha="center", va="center")
         axes.set_title(name, color=INK, fontsize=TEXT)
         numbers = range(len(matrix))
@@ -54,3 +57,20 @@ def heat_maps(matrices: Mapping[str, ArrayLike], measure: str, *, columns: int =
     bar.ax.tick_params(labelcolor=MUTED, labelsize=SMALL, color=MUTED)
     bar.outline.set_visible(False)
     return figure
+
+
+def readable_on(colour: Sequence[float]) -> str:
+    """Black or white, whichever stands out more on a colour of red, green and blue from 0 to 1.
+
+    >>> readable_on((1.0, 0.9, 0.2)), readable_on((0.0, 0.1, 0.3))
+    ('#000000', '#ffffff')
+    """
+    return "#000000" if luminance(colour) > EVEN else "#ffffff"
+
+
+def luminance(colour: Sequence[float]) -> float:
+    """Relative luminance as the web's contrast rules define it."""
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in tuple(colour)[:3]
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -56,7 +56,13 @@ def accuracy_ece_plane(points: Sequence[PlanePoint], *, title: str = "") -> Figu
         look = styles[point.label]
         size = 130 if look.marker == "*" else 55
         axes.scatter(
-            point.accuracy, point.ece, s=size, color=look.colour, marker=look.marker, label=point.label, zorder=3
+            *(point.accuracy, point.ece),
+            s=size,
+            facecolors=[(look.colour, look.strength**3)],
+            edgecolors=look.colour,
+            marker=look.marker,
+            label=point.label,
+            zorder=3,
         )
     if stars:
         _stars(axes, stars)
@@ -65,7 +71,7 @@ def accuracy_ece_plane(points: Sequence[PlanePoint], *, title: str = "") -> Figu
     axes.locator_params(axis="x", nbins=5)
     percent_ticks(axes.xaxis)
     if others:
-        legend(axes)
+        legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
     return figure
 
 

@@ -37,6 +37,8 @@ def inline_svg(figure: Figure, alt: str, prefix: str) -> str:
     """
     text = _written(figure, fonts="none")
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    # matplotlib names a picture by its content, so that two equal ones would share an id, which nothing refers to.
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)
     text = re.sub(r'\b(id="|url\(#|xlink:href="#)', rf"\g<1>{prefix}-", text)
     text = re.sub("#[0-9a-f]{6}", lambda colour: _themed(colour[0]), text)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)

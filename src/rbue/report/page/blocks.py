@@ -89,25 +89,28 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something a reader must not overlook, such as what is missing."""
+    """Something a reader must not overlook, such as what is missing; the title alone may say it."""
 
     title: str
-    items: Sequence[str]
+    items: Sequence[str] = ()
 
     def html(self, name: str) -> str:
         """As a marked box."""
         return (
             f'<div class="notice" role="note" aria-labelledby="{name}-notice">'
-            f'<p class="notice-title" id="{name}-notice">{inline(self.title)}</p>{Bullets(self.items).html(name)}</div>'
+            f'<p class="notice-title" id="{name}-notice">{inline(self.title)}</p>{self._list().html(name)}</div>'
         )
 
     def markdown(self) -> str:
         """As a bold line and a list."""
-        return f"**{markdown_text(self.title)}**\n\n{Bullets(self.items).markdown()}"
+        return f"**{markdown_text(self.title)}**\n\n{self._list().markdown()}".rstrip()
 
     def latex(self, name: str) -> str:
         """As a bold line and a list."""
-        return rf"\textbf{{{latex_text(self.title)}}}" + "\n" + Bullets(self.items).latex(name)
+        return (rf"\textbf{{{latex_text(self.title)}}}" + "\n" + self._list().latex(name)).rstrip()
+
+    def _list(self) -> Block:
+        return Bullets(self.items) if self.items else Text("")
 
 
 @dataclass(frozen=True)

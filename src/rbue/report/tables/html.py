@@ -18,7 +18,7 @@ def html_table(table: Table, name: str) -> str:
     """
     head = "".join(_heading(column) for column in table.columns)
     body = "".join(_row(table, index) for index in range(len(table.rows)))
-    caption = f'<caption id="{escape(name)}-caption">{escape(table.caption or name)}</caption>'
+    caption = f'<caption id="{escape(name)}-caption"><span>{escape(table.caption or name)}</span></caption>'
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{escape(name)}-caption">'
         f'<table class="sortable" id="{escape(name)}">{caption}'
