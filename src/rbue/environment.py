@@ -60,10 +60,15 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this package runs from; ``$RBUE_COMMIT`` where it was copied without its history."""
+    """The commit of the checkout this package runs from, with a ``+`` if files differ from it; None if installed.
+
+    ``$RBUE_COMMIT`` comes first, for a copy that does not know where it is from.
+    """
+    if os.environ.get("RBUE_COMMIT"):
+        return os.environ["RBUE_COMMIT"]
     here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("RBUE_COMMIT")
+        return None

@@ -18,7 +18,7 @@ from rbue.training.engines import engine_for
 from rbue.training.recipe import Recipe
 from rbue.training.step import Share, TrainingStep
 
-_SAVING_SHARE = 0.05
+_SAVING_SHARE = 0.02
 
 
 @dataclass(frozen=True)

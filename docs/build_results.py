@@ -1,0 +1,124 @@
+"""Write the table of measured results into README from the runs in ``results/runs``: ``python docs/build_results.py``.
+
+With ``--check`` nothing is written, and the exit status says whether README is up to date.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from rbue.experiment import SAMPLE_COUNTS
+from rbue.paper.experiments import METHODS
+from rbue.paper.numbers import paper_value
+from rbue.runs import RunConfig, find_runs
+
+ROOT = Path(__file__).parent.parent
+START, END = "<!-- results -->", "<!-- /results -->"
+DATA, MODEL, SAMPLES = "cifar10", "resnet18", 100
+
+
+def measured() -> dict[str, tuple[RunConfig, dict[str, Any]]]:
+    """The result of each method's first run."""
+    found = {}
+    for folder in find_runs(ROOT / "results" / "runs"):
+        config, results = folder.config(), folder.read("results") or {}
+        result = results.get(f"samples={SAMPLES},seed=0")
+        if result is not None and (config.data, config.model, config.seed) == (DATA, MODEL, 0):
+            found[config.method] = config, result
+    return found
+
+
+def with_paper(value: float, paper: float | None, text: str, scale: float = 1.0) -> str:
+    """Ours, the paper's and the difference."""
+    if paper is None:
+        return format(scale * value, text)
+    return (
+        f"{format(scale * value, text)} ({format(scale * paper, text)}, {format(scale * (value - paper), '+' + text)})"
+    )
+
+
+def comparison(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
+    """Ours beside the paper's, one line a method."""
+    lines = [
+        "| method | accuracy, % | ECE | NLL | Brier | Mean-JSD | Mean-DIS | training, s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for method in METHODS:
+        if method not in found:
+            lines.append(f"| `{method}` | not measured yet | | | | | | |")
+            continue
+        _, result = found[method]
+        paper = {name: paper_value(DATA, MODEL, method, name) for name in ("accuracy", "ece", "mean_jsd", "mean_dis")}
+        cells = [
+            f"`{method}`",
+            with_paper(result["accuracy"], paper["accuracy"], ".2f", 100),
+            with_paper(result["ece"], paper["ece"], ".3f"),
+            f"{result['nll']:.3f}",
+            f"{result['brier']:.3f}",
+            *(
+                "–" if result[name] is None else with_paper(result[name], paper[name], ".3f")
+                for name in ("mean_jsd", "mean_dis")
+            ),
+            f"{result['training_seconds']:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def by_samples(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
+    """Accuracy and ECE against the number of samples."""
+    counts = (*SAMPLE_COUNTS, SAMPLES)
+    lines = [f"| accuracy, % / ECE at | {' | '.join(map(str, counts))} samples |", "|---" * (len(counts) + 1) + "|"]
+    for method in METHODS:
+        curve = {entry["samples"]: entry for entry in found[method][1]["by_samples"]} if method in found else {}
+        if curve:
+            curve[SAMPLES] = found[method][1]
+            cells = [f"{100 * curve[count]['accuracy']:.2f} / {curve[count]['ece']:.4f}" for count in counts]
+            lines.append(f"| `{method}` | {' | '.join(cells)} |")
+    return lines
+
+
+def section() -> str:
+    """The whole part of README."""
+    found = measured()
+    config, result = next(iter(found.values()))
+    facts, recipe = result["environment"], config.recipe
+    images = result["data"]["count"]
+    error = 100 * math.sqrt(result["accuracy"] * (1 - result["accuracy"]) / images)
+    commits = sorted({entry["environment"]["commit"] for _, entry in found.values()})
+    text = [
+        START,
+        f"CIFAR-10, ResNet-18, {recipe.epochs} epochs, batch {recipe.batch}, the paper's recipe, seed 0, {SAMPLES} "
+        "samples: ours, with the paper's value and the difference in brackets. One run a row; the standard error of an "
+        f"accuracy from {images:,} test images is {error:.2f} points.",
+        "",
+        *comparison(found),
+        "",
+        *by_samples(found),
+        "",
+        f"{facts['gpu']}, torch {facts['torch']}, stream version {facts['stream_version']}, commit {', '.join(commits)}. "
+        "Training time counts compiling and saving, two networks side by side. `python docs/build_results.py` renders "
+        f"this from `results/runs`; `rbue paper run table1-cifar10 --models {MODEL} --methods METHOD` reruns a row; "
+        "`rbue paper report --runs results/runs` makes the page with everything measured so far.",
+        END,
+    ]
+    return "\n".join(text)
+
+
+def main() -> int:
+    """Write README or check it."""
+    path = ROOT / "README.md"
+    before = path.read_text()
+    head, rest = before.split(START, 1)
+    after = head + section() + rest.split(END, 1)[1]
+    if "--check" in sys.argv[1:]:
+        return int(before != after)
+    path.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
