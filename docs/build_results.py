@@ -99,7 +99,7 @@ def section() -> str:
         "",
         *by_samples(found),
         "",
-        f"{facts['gpu']}, torch {facts['torch']}, stream version {facts['stream_version']}, commit {', '.join(commits)}. "
+        f"{facts['gpu']}, torch {facts['torch']}, stream {facts['stream_version']}, commit {', '.join(commits)}. "
         "Training time counts compiling and saving, two networks side by side. `python docs/build_results.py` renders "
         f"this from `results/runs`; `rbue paper run table1-cifar10 --models {MODEL} --methods METHOD` reruns a row; "
         "`rbue paper report --runs results/runs` makes the page with everything measured so far.",
