@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/quickstart.md", "docs/your-own-model.md", "docs/how-it-works.md", "docs/comparing.md", "docs/shift.md", "docs/paper.md"]
+PAGES = [
+    "README.md",
+    "docs/quickstart.md",
+    "docs/your-own-model.md",
+    "docs/how-it-works.md",
+    "docs/comparing.md",
+    "docs/shift.md",
+    "docs/paper.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
