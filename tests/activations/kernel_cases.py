@@ -11,7 +11,7 @@ import torch
 from rbue import random_stream
 from rbue.activations import DropReLU, RReLU, keys, reference, triton_kernels
 from rbue.activations.layout import ElementLayout
-from rbue.activations.operator import _expanded, _words
+from rbue.activations.operator import expanded, random_words
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
@@ -64,15 +64,15 @@ def test_forward_and_backward_equal_the_formula(activation, cap, dtype):
             x, key = draw(shape, dtype, channels_last), make_keys(rows)
             layout = ElementLayout.of(x, rows, repeat)
             out = triton_kernels.forward(x, activation, key, layout, cap, False)
-            expanded = _expanded(x, layout) if repeat > 1 else x
-            expected = reference.forward(expanded, activation, _words(key, layout), cap)
+            expanded = expanded(x, layout) if repeat > 1 else x
+            expected = reference.forward(expanded, activation, random_words(key, layout), cap)
             assert out.stride() == expanded.stride()
             assert close(out, expected, activation, expanded), (shape, channels_last)
             if repeat == 1:
                 grad = torch.ones_like(out)
                 saved = None if isinstance(activation, DropReLU) else key
                 result = triton_kernels.backward(grad, out, activation, saved, layout, cap)
-                wanted = reference.backward(grad, out, activation, _words(key, layout), cap)
+                wanted = reference.backward(grad, out, activation, random_words(key, layout), cap)
                 finite = ~out.isnan()
                 assert close(result[finite], wanted[finite], activation, grad[finite]), (shape, channels_last)
                 assert result[out.isnan()].isfinite().all()
@@ -83,7 +83,7 @@ def test_the_threshold_is_the_formula_s(q):
     x = torch.full((2, 4000), -1.0, device=DEVICE)
     layout, key = ElementLayout.of(x, 2), make_keys(2)
     out = triton_kernels.forward(x, DropReLU(q), key, layout, None, False)
-    assert (out == 0).equal(_words(key, layout) >= random_stream.threshold(1 - q))
+    assert (out == 0).equal(random_words(key, layout) >= random_stream.threshold(1 - q))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -91,7 +91,7 @@ def test_default_slopes_agree_to_one_ulp(dtype):
     x = torch.full((2, 4000), -1.0, device=DEVICE, dtype=dtype)
     layout, key = ElementLayout.of(x, 2), make_keys(2)
     out = triton_kernels.forward(x, RReLU(), key, layout, None, False).cpu()
-    expected = reference.forward(x, RReLU(), _words(key, layout), None).cpu()
+    expected = reference.forward(x, RReLU(), random_words(key, layout), None).cpu()
     low, high = (torch.nextafter(expected, torch.full_like(expected, end)) for end in (-math.inf, math.inf))
     assert ((low <= out) & (out <= high)).all()
 
