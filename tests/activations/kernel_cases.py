@@ -64,10 +64,10 @@ def test_forward_and_backward_equal_the_formula(activation, cap, dtype):
             x, key = draw(shape, dtype, channels_last), make_keys(rows)
             layout = ElementLayout.of(x, rows, repeat)
             out = triton_kernels.forward(x, activation, key, layout, cap, False)
-            expanded = expanded(x, layout) if repeat > 1 else x
-            expected = reference.forward(expanded, activation, random_words(key, layout), cap)
-            assert out.stride() == expanded.stride()
-            assert close(out, expected, activation, expanded), (shape, channels_last)
+            copies = expanded(x, layout) if repeat > 1 else x
+            expected = reference.forward(copies, activation, random_words(key, layout), cap)
+            assert out.stride() == copies.stride()
+            assert close(out, expected, activation, copies), (shape, channels_last)
             if repeat == 1:
                 grad = torch.ones_like(out)
                 saved = None if isinstance(activation, DropReLU) else key
