@@ -7,28 +7,38 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rbue.experiment import SAMPLE_COUNTS
 from rbue.paper.experiments import METHODS
 from rbue.paper.numbers import paper_value
-from rbue.runs import RunConfig, find_runs
+from rbue.paper.settings import Settings
+from rbue.runs import RunConfig, RunFolder
 
 ROOT = Path(__file__).parent.parent
+RUNS = ROOT / "results" / "runs"
 START, END = "<!-- results -->", "<!-- /results -->"
 DATA, MODEL, SAMPLES = "cifar10", "resnet18", 100
 
 
 def measured() -> dict[str, tuple[RunConfig, dict[str, Any]]]:
-    """The result of each method's first run."""
+    """The result of each method's first run with the paper's settings."""
     found = {}
-    for folder in find_runs(ROOT / "results" / "runs"):
-        config, results = folder.config(), folder.read("results") or {}
-        result = results.get(f"samples={SAMPLES},seed=0")
-        if result is not None and (config.data, config.model, config.seed) == (DATA, MODEL, 0):
-            found[config.method] = config, result
+    for method in METHODS:
+        config = Settings().config(DATA, MODEL, method, 0)
+        results = RunFolder.of(config, RUNS).read("results") or {}
+        if f"samples={SAMPLES},seed=0" in results:
+            found[method] = config, results[f"samples={SAMPLES},seed=0"]
     return found
+
+
+def side_by_side(configs: Iterable[RunConfig]) -> str:
+    """How many networks shared the GPU while these were trained."""
+    members = [RunFolder.of(member, RUNS).read("training") for config in configs for member in config.members()]
+    counts = sorted({entry["side_by_side"] for entry in members})
+    return " or ".join(map(str, counts))
 
 
 def with_paper(value: float, paper: float | None, text: str, scale: float = 1.0) -> str:
@@ -86,9 +96,9 @@ def section() -> str:
     found = measured()
     config, result = next(iter(found.values()))
     facts, recipe = result["environment"], config.recipe
-    images = result["data"]["count"]
+    images, shared = result["data"]["count"], side_by_side(config for config, _ in found.values())
     error = 100 * math.sqrt(result["accuracy"] * (1 - result["accuracy"]) / images)
-    commits = sorted({entry["environment"]["commit"] for _, entry in found.values()})
+    commits = sorted({str(entry["environment"]["commit"]) for _, entry in found.values()})
     text = [
         START,
         f"CIFAR-10, ResNet-18, {recipe.epochs} epochs, batch {recipe.batch}, the paper's recipe, seed 0, {SAMPLES} "
@@ -100,7 +110,8 @@ def section() -> str:
         *by_samples(found),
         "",
         f"{facts['gpu']}, torch {facts['torch']}, stream {facts['stream_version']}, commit {', '.join(commits)}. "
-        "Training time counts compiling and saving, two networks side by side. `python docs/build_results.py` renders "
+        f"Training time counts compiling and saving; {shared} networks were trained side by side and share it, so it says "
+        "little about one method. `python docs/build_results.py` renders "
         f"this from `results/runs`; `rbue paper run table1-cifar10 --models {MODEL} --methods METHOD` reruns a row; "
         "`rbue paper report --runs results/runs` makes the page with everything measured so far.",
         END,

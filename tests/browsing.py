@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 
 import pytest
 
@@ -67,6 +68,12 @@ def show(browser, address, width=1200, scheme="light"):
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get(address)
+    # On a busy machine the call above may return while a large page is still being read.
+    whole = "return document.readyState === 'complete' && location.href !== 'about:blank' && !!document.body"
+    give_up = time.monotonic() + 60
+    while not browser.execute_script(whole):
+        assert time.monotonic() < give_up, f"{address} was not read in a minute"
+        time.sleep(0.1)
     return browser
 
 

@@ -67,8 +67,14 @@ def _commit() -> str | None:
     if os.environ.get("RBUE_COMMIT"):
         return os.environ["RBUE_COMMIT"]
     here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if (Path(git("rev-parse", "--show-toplevel")) / "src" / "rbue").resolve() != here:
+            return None  # installed inside some other repository
+        return git("describe", "--always", "--dirty=+", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
         return None

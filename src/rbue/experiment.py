@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from rbue import data, models
 from rbue.environment import facts
@@ -118,6 +119,10 @@ def _train_networks(
         jobs.append(
             Job(network, config.parsed, batches, config.recipe, config.seed, folder.state, report=note, share=share)
         )
+    if len(jobs) > 1 and any(draws_from_torch(job.network) for job in jobs):
+        for config in configs:
+            _train_networks([config], root, device, share, report, engine, shard_mib)
+        return
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
@@ -125,10 +130,16 @@ def _train_networks(
     finally:
         for log in logs:
             log.close()
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    alone = device.type == "cuda" and len(jobs) == 1  # the peak of several is not that of any one
+    peak = torch.cuda.max_memory_allocated(device) if alone else None
     if is_first():
         for config, job, summary in zip(configs, jobs, summaries, strict=True):
             _finish(RunFolder.of(config, root), job, summary, peak, images, shard_mib)
+
+
+def draws_from_torch(network: nn.Module) -> bool:
+    """Whether a network draws from torch's one generator, which networks side by side would share."""
+    return any(isinstance(module, (nn.modules.dropout._DropoutNd, nn.RReLU)) for module in network.modules())
 
 
 def _finish(
@@ -141,7 +152,8 @@ def _finish(
 ) -> None:
     save_weights(folder.path, job.network, shard_mib)
     facts_of_training = {"parameters": models.parameters(job.network), "peak_bytes": peak, "data": images.record()}
-    folder.write("training", {**asdict(summary), "processes": job.share.processes, **facts_of_training})
+    place = {"processes": job.share.processes, "device": job.batches.images.device.type}
+    folder.write("training", {**asdict(summary), **place, **facts_of_training})
 
 
 def _note(config: RunConfig, log: EpochLog, report: Report | None) -> Callable[[EpochReport], None]:
@@ -203,7 +215,8 @@ def evaluate_run(
     else:
         networks = load_networks(config, root, device)
         prediction = predict_images(config, networks, images, samples, seed, device)
-        first = predict_images(config, networks, images, DIVERSITY_SAMPLES, seed, device, return_samples=True)
+        compared = config.parsed.limit or DIVERSITY_SAMPLES
+        first = predict_images(config, networks, images, compared, seed, device, return_samples=True)
         counts = [count for count in SAMPLE_COUNTS if count < samples and config.parsed.limit is None]
         curve = [
             {"samples": count, **measure(predict_images(config, networks, images, count, seed, device), labels)}
@@ -219,6 +232,7 @@ def evaluate_run(
         "by_samples": curve,
         "combined_from": "networks" if stored is None else "stored probabilities",
         "seed": seed,
+        "device": device.type,
         "stream_version": prediction.stream_version,
         "data": images.record(),
         "environment": facts(),

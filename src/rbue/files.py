@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ from rbue.errors import RbueError
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or the next start after a crash, sees the old one or the new one whole."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # two processes may write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
@@ -20,10 +21,19 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        _remove_orphans(path)
     except OSError as error:
         if partial.parent.is_dir():
             partial.unlink(missing_ok=True)
         raise RbueError(f"{path} could not be written ({error.strerror}); nothing was changed.") from error
+
+
+def _remove_orphans(path: Path) -> None:
+    """Remove what killed processes left of this file."""
+    for orphan in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
+        process = orphan.name.split(".")[-2]
+        if process.isdigit() and not Path(f"/proc/{process}").exists() and Path("/proc").exists():
+            orphan.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:

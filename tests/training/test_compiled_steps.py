@@ -35,11 +35,17 @@ def test_steps_inside_undone_leave_no_trace():
     step = TrainingStep(fresh(method), method, batches(), RECIPE, 0)
     step.start_epoch(0)
     step(20)
-    before = [value.clone() for value in (*step.network.parameters(), *step.network.buffers(), step.done)]
+
+    def everything():
+        momenta = [state["momentum_buffer"] for state in step.optimiser.state.values()]
+        counters = [step.done, step.loss_sum, step.correct]
+        return [*step.network.parameters(), *step.network.buffers(), *momenta, *counters]
+
+    before = [value.clone() for value in everything()]
     with step.undone():
         step(20)
-    after = [*step.network.parameters(), *step.network.buffers(), step.done]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
 
 
 @pytest.mark.gpu

@@ -241,10 +241,11 @@ def seed(model: nn.Module, value: int) -> None:
 
 
 @contextmanager
-def counted_ahead(model: nn.Module, rows: int, device: torch.device) -> Iterator[None]:
+def counted_ahead(model: nn.Module, rows: int, device: torch.device, first: int | None = None) -> Iterator[None]:
     """Count one call of a network before it is made, so that a compiled or captured call has nothing to count.
 
-    The call inside draws the bits it would have drawn anyway. A network without random sites is left alone.
+    The call inside draws the bits it would have drawn anyway; ``first`` is the number of its first row in a batch that
+    processes share. A network without random sites is left alone.
     """
     network = tracing.innermost(model)
     conversion = network.__dict__.get(following.CONVERSION)
@@ -252,7 +253,7 @@ def counted_ahead(model: nn.Module, rows: int, device: torch.device) -> Iterator
         yield
         return
     before = scope.running.draws
-    scope.running.draws = conversion.token, draws.direct_draw(network, rows, device)
+    scope.running.draws = conversion.token, draws.direct_draw(network, rows, device, first)
     try:
         yield
     finally:

@@ -63,7 +63,7 @@ def _count(rows: int, device: torch.device) -> Tensor:
     return torch.arange(rows, dtype=torch.int32, device=device)
 
 
-def direct_draw(network: nn.Module, rows: int, device: torch.device) -> Draw:
+def direct_draw(network: nn.Module, rows: int, device: torch.device, first: int | None = None) -> Draw:
     """The draw of a plain call: the sample number counts calls, the image number counts rows.
 
     Processes of a distributed run, and replicas of ``DataParallel``, number their rows apart: with equal
@@ -73,7 +73,9 @@ def direct_draw(network: nn.Module, rows: int, device: torch.device) -> Draw:
     sample = _snapshot(step).reshape(1)
     _add_one(step)
     images = _count(rows, device)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if first is not None:
+        images = images + first
+    elif torch.distributed.is_available() and torch.distributed.is_initialized():
         images = images + torch.distributed.get_rank() * rows
     if getattr(network, "_is_replica", False):
         images = images + ((device.index or 0) << 24)

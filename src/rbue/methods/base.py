@@ -107,6 +107,10 @@ def parse(spec: str) -> Method:
 
 
 def _read(spec: str, name: str, kind: Any, text: str) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise InvalidInput(f"{name} in {spec!r} must be true or false, not {text!r}.")
+        return text.lower() == "true"
     convert = kind if kind in (int, float) else str
     try:
         return convert(text)

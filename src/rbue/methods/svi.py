@@ -13,6 +13,7 @@ every other method.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbue.errors import InvalidInput
 from rbue.methods.base import Loss, TrainingProgress, register
 from rbue.methods.gaussian_layers import gaussian_layers, make_gaussian, weight_draw
 from rbue.sampling.collect import SampleStream
@@ -45,6 +47,12 @@ class SVI:
     networks = 1
     limit = None
     trains_alone = True  # its noise comes from torch's one generator
+
+    def __post_init__(self) -> None:
+        for name, lowest, highest in (("kl_weight", 0, math.inf), ("warm_up", 0, 1), ("deviation", 1e-6, 10)):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and lowest <= value <= highest):
+                raise InvalidInput(f"{name} of svi must lie between {lowest} and {highest}, not {value}.")
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Give every convolution and linear layer Gaussian weights."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from rbue import data
+from rbue.errors import RbueError
 from rbue.experiment import Report, evaluate_run, train_runs
 from rbue.files import write_json
 from rbue.paper.budget import TimeBudget
@@ -116,8 +117,12 @@ def run_experiments(
             else:
                 group = _alongside(step, jobs[number - 1 :], place, settings, kinds)
                 tell(f"{number} of {len(jobs)}: {', '.join(str(one) for one in group)}")
-                _do(group, settings, place, watch or Watch())
-                outcome.done += [str(one) for one in group]
+                try:
+                    _do(group, settings, place, watch or Watch())
+                except RbueError as error:  # such as a training that diverged; the others go on
+                    outcome.skipped += [(str(one), str(error)) for one in group]
+                else:
+                    outcome.done += [str(one) for one in group]
     _illustrate([one for one in drawn if one.grid is not None], settings, place, budget, tell, outcome)
     outcome.left = list(dict.fromkeys(outcome.left))
     return outcome

@@ -45,18 +45,16 @@ def engine_for(step: TrainingStep, name: str = "auto") -> Engine:
         return PlainEngine(step)
     steps = step.recipe.epochs * len(step.batches)
     compiled = name == "compiled" or (name == "auto" and steps >= _COMPILING_PAYS)
-    try:
-        return CapturedEngine(step, compiled)
-    except RuntimeError as error:
-        if name != "auto":
-            raise
-        reason = str(error).strip().splitlines()[0]
-        warnings.warn(
-            f"the training step cannot be captured as a graph ({reason}); it runs operation by operation.",
-            RbueWarning,
-            stacklevel=2,
-        )
-        return PlainEngine(step)
+    for attempt in (True, False) if compiled else (False,):
+        try:
+            return CapturedEngine(step, attempt)
+        except RuntimeError as error:
+            if name != "auto":
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            how = "compiled" if attempt else "captured as a graph"
+            warnings.warn(f"the training step cannot be {how} ({reason}).", RbueWarning, stacklevel=2)
+    return PlainEngine(step)
 
 
 @contextmanager
@@ -102,13 +100,18 @@ class CapturedEngine:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         step.network.train()
         sizes = sorted(set(step.batch_sizes()), reverse=True)
-        self.stream.wait_stream(torch.cuda.current_stream(step.device))
-        with _fastest_kernels(), _room_for_networks(), step.undone(), torch.cuda.stream(self.stream):
-            for rows in sizes:
-                if compiled and rows == sizes[0]:
-                    step.forward = torch.compile(step.loss_at, dynamic=False)
-                self.graphs[rows] = self._capture(lambda rows=rows: step(rows))  # type: ignore[misc]
-                step.forward = step.loss_at  # one small batch an epoch is not worth a second compilation
+        with _fastest_kernels(), _room_for_networks(), step.undone():
+            torch.cuda.synchronize(step.device)
+            try:
+                with torch.cuda.stream(self.stream):
+                    for rows in sizes:
+                        # One small batch an epoch is not worth a second compilation.
+                        whole = compiled and rows == sizes[0]
+                        step.forward = torch.compile(step.loss_at, dynamic=False) if whole else step.loss_at
+                        self.graphs[rows] = self._capture(lambda rows=rows: step(rows))  # type: ignore[misc]
+            finally:
+                step.forward = step.loss_at
+                torch.cuda.synchronize(step.device)
         torch.cuda.synchronize(step.device)
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:

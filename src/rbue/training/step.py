@@ -58,7 +58,7 @@ class TrainingStep:
     def start_epoch(self, epoch: int) -> None:
         """Set everything that an epoch's number decides."""
         self.network.train()
-        restart_randomness(self.network, self.run_seed, epoch)
+        restart_randomness(self.network, self.run_seed, epoch, self.share.rank)
         self.plan.copy_(self.batches.plan(epoch))
         self.done.fill_(epoch * len(self.batches))
         self.loss_sum.zero_()
@@ -81,7 +81,7 @@ class TrainingStep:
         """Train on the next ``rows`` images of the epoch."""
         share = self.share.of(rows)
         start = self.done % len(self.batches) * self.batches.batch + share.start
-        with counted_ahead(self.network, len(share), self.device):
+        with counted_ahead(self.network, len(share), self.device, first=share.start):
             (loss, logits), y = self.forward(start + self.rows[: len(share)])
         self.optimiser.zero_grad(set_to_none=True)
         (loss * (len(share) * self.share.processes / rows)).backward()
@@ -91,10 +91,15 @@ class TrainingStep:
         self.done += 1
 
     def batch_sizes(self) -> Iterator[int]:
-        """The sizes of an epoch's batches; the last one may be smaller, and is trained on."""
+        """The sizes of an epoch's batches; the last one may be smaller, and is trained on.
+
+        Only one with fewer images than there are processes is left out.
+        """
         images = len(self.batches.images)
         for start in range(0, images, self.batches.batch):
-            yield min(self.batches.batch, images - start)
+            rows = min(self.batches.batch, images - start)
+            if rows >= self.share.processes:
+                yield rows
 
     def epoch_means(self) -> tuple[float, float]:
         """Mean loss and training accuracy of the epoch so far."""
@@ -102,7 +107,8 @@ class TrainingStep:
         if self.share.processes > 1:
             torch.distributed.all_reduce(sums)
         loss, correct = sums.tolist()
-        return loss / len(self.batches.images), correct / len(self.batches.images)
+        images = sum(self.batch_sizes())
+        return loss / images, correct / images
 
     @contextmanager
     def undone(self) -> Iterator[None]:
@@ -118,10 +124,13 @@ class TrainingStep:
                     tensor.copy_(value)
 
 
-def restart_randomness(network: nn.Module, run_seed: int, epoch: int) -> None:
-    """Begin the random numbers of one epoch: torch's own, and the network's stream."""
+def restart_randomness(network: nn.Module, run_seed: int, epoch: int, rank: int = 0) -> None:
+    """Begin the random numbers of one epoch: torch's own, different for each process, and the network's stream.
+
+    The stream numbers the images of a batch, so that all processes share its seed.
+    """
     fresh = epoch_seed(run_seed, epoch)
-    torch.manual_seed(fresh)
+    torch.manual_seed(epoch_seed(fresh, rank) if rank else fresh)
     if CONVERSION in innermost(network).__dict__:
         seed(network, fresh)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from rbue.errors import RbueError
 from rbue.methods.base import Method
 from rbue.training.batches import Batches
 from rbue.training.checkpoint import load_checkpoint, save_checkpoint
@@ -34,10 +37,10 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What a whole training came to, interruptions included.
+    """What a whole training came to.
 
-    ``seconds`` counts everything: preparing, compiling, epochs and saving. Networks trained side by side share the
-    clock, and each is given its part.
+    ``seconds`` counts preparing, compiling, epochs and saving, over all starts of a run, but not epochs that were lost
+    in a stop. Networks trained side by side share the clock, and each is given its part of every epoch.
     """
 
     epochs: int
@@ -98,7 +101,7 @@ def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSu
                 if rows is not None:
                     runner.engine.run_epoch_part(rows)
         for runner in active:
-            runner.end_epoch()
+            runner.end_epoch(len(active))
     return [runner.summary() for runner in runners]
 
 
@@ -106,14 +109,14 @@ class _Runner:
     """One job on its way."""
 
     def __init__(self, job: Job, engine: str, together: int, start: float) -> None:
-        self.job, self.together, self.last_look = job, together, start
+        self.job, self.last_look = job, start
         self.step = TrainingStep(job.network, job.method, job.batches, job.recipe, job.run_seed, job.share)
-        self.progress = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
+        self.progress: dict[str, Any] = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
         if job.checkpoint is not None and job.checkpoint.exists():
             self.progress = load_checkpoint(job.checkpoint, job.network, self.step.optimiser)
         if not self.finished:
             self.engine = engine_for(self.step, engine)
-        self.name = "none" if self.finished else self.engine.name
+            self.progress |= {"engine": self.engine.name, "side_by_side": together}
         self.saving, self.saved_at = 0.0, time.perf_counter()
 
     @property
@@ -126,20 +129,24 @@ class _Runner:
         if self.step.device.type == "cuda":
             torch.cuda.synchronize(self.step.device)
 
-    def end_epoch(self) -> None:
+    def end_epoch(self, together: int) -> None:
         epoch = int(self.progress["epoch"])
         self.engine.wait()
         loss, accuracy = self.step.epoch_means()
         now = time.perf_counter()
-        seconds = self.progress["seconds"] + (now - self.last_look) / self.together
+        if not math.isfinite(loss):
+            raise RbueError(
+                f"training diverged in epoch {epoch + 1}: the loss is {loss}; lower the rate ({self.job.recipe.rate})."
+            )
+        seconds = self.progress["seconds"] + (now - self.last_look) / together
         self.last_look = now
-        self.progress = {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
+        self.progress |= {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
+        if self.job.report is not None:
+            rate = self.job.recipe.rate_at(epoch)
+            self.job.report(EpochReport(epoch, loss, accuracy, rate, (now - self.epoch_start) / together))
         # A checkpoint of a large network takes as long as an epoch on a GPU: a small share of the time goes to saving.
         if self.finished or now - self.saved_at >= self.saving / _SAVING_SHARE:
             self._save()
-        if self.job.report is not None:
-            rate = self.job.recipe.rate_at(epoch)
-            self.job.report(EpochReport(epoch, loss, accuracy, rate, (now - self.epoch_start) / self.together))
 
     def _save(self) -> None:
         if self.job.checkpoint is None or self.job.share.rank != 0:
@@ -150,7 +157,5 @@ class _Runner:
         self.saving = self.saved_at - start
 
     def summary(self) -> TrainingSummary:
-        done = self.progress
-        return TrainingSummary(
-            self.job.recipe.epochs, done["seconds"], done["loss"], done["accuracy"], self.name, self.together
-        )
+        names = ("seconds", "loss", "accuracy", "engine", "side_by_side")
+        return TrainingSummary(self.job.recipe.epochs, **{name: self.progress[name] for name in names})
