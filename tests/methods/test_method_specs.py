@@ -66,3 +66,17 @@ def test_a_seventh_method_needs_only_its_own_class():
         assert methods.spec_of(methods.parse("seventh:3")) == "seventh:3.0"
     finally:
         del base._methods["seventh"]
+
+
+def test_settings_that_are_true_or_false():
+    assert methods.parse("svi:1.0,0.5,0.05,false").tied is False
+    assert methods.spec_of(methods.parse("svi:1.0,0.5,0.05,True")) == "svi"
+    assert methods.parse(methods.spec_of(methods.parse("svi:1.0,0.5,0.05,false"))).tied is False
+    with pytest.raises(InvalidInput, match="must be true or false, not 'perhaps'"):
+        methods.parse("svi:1.0,0.5,0.05,perhaps")
+
+
+@pytest.mark.parametrize("spec", ["svi:-1", "svi:nan", "svi:1,-1", "svi:1,2", "svi:1,0.5,0"])
+def test_svi_refuses_settings_that_cannot_train(spec):
+    with pytest.raises(InvalidInput, match="of svi must lie between"):
+        methods.parse(spec)

@@ -205,3 +205,18 @@ def test_corrupted_images_get_fewer_samples():
     assert Settings(samples=5).shift_samples_of(config) == 5
     ensemble = Settings().config("cifar10", "vgg13", "deep-ensemble:40", 0)
     assert Settings().shift_samples_of(ensemble) == 40
+
+
+def test_a_run_that_fails_does_not_stop_the_others(monkeypatch, tmp_path):
+    work = FakeWork(monkeypatch)
+    train = work.train_runs
+
+    def failing(configs, *words, **more):
+        if configs[0].method == "single" and configs[0].seed == 0:
+            raise RbueError("training diverged in epoch 1.")
+        train(configs, *words, **more)
+
+    monkeypatch.setattr(runner, "train_runs", failing)
+    outcome = run_experiments(chosen(["table1-cifar10"]), SMALL, place(tmp_path))
+    assert {config.method for config in work.measured} == {"mc-rrelu"}
+    assert any("diverged" in reason for _, reason in outcome.skipped)

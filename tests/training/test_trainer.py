@@ -10,6 +10,7 @@ from rbue.methods import parse
 from rbue.training import Batches, Job, Recipe, recipe_for, train
 from rbue.training.batches import crop, epoch_seed
 from rbue.training.checkpoint import load_checkpoint, save_checkpoint
+from rbue.training.step import Share, TrainingStep, restart_randomness
 
 CPU = torch.device("cpu")
 METHODS = ["single", "mc-dropout:0.2", "svi", "mc-droprelu:0.8", "mc-rrelu"]
@@ -202,3 +203,28 @@ def test_recipes():
 def test_bad_recipes(changes, message):
     with pytest.raises(InvalidInput, match=message):
         Recipe(**changes)
+
+
+def test_a_training_that_diverges_says_so_and_is_not_done(tmp_path):
+    method, file = parse("single"), tmp_path / "state.safetensors"
+    recipe = Recipe(epochs=6, batch=20, rate=1e12, padding=1)
+    with pytest.raises(RbueError, match="diverged in epoch"):
+        train(Job(fresh(method), method, batches(), recipe, 0, checkpoint=file), "plain")
+
+
+def test_a_last_batch_smaller_than_the_processes_is_left_out():
+    method = parse("single")
+    sizes = [
+        list(TrainingStep(fresh(method), method, batches(batch=19), RECIPE, 0, Share(0, processes)).batch_sizes())
+        for processes in (1, 2)
+    ]
+    assert sizes == [[19] * 5 + [1], [19] * 5]
+
+
+def test_every_process_draws_noise_of_its_own():
+    network = fresh(parse("single"))
+    drawn = []
+    for rank in (0, 1):
+        restart_randomness(network, 0, 3, rank)
+        drawn.append(torch.rand(4))
+    assert not torch.equal(*drawn)
