@@ -14,14 +14,13 @@ NAMES = tuple(f"corruption{number}" for number in range(19))
 class FakeWork:
     """Stands in for `rbue.experiment` and `rbue.shift`, and counts what is done."""
 
-    def __init__(self, monkeypatch, seconds=60.0, with_shift=True):
+    def __init__(self, monkeypatch, seconds=60.0):
         self.now, self.seconds = 0.0, seconds
         self.trained, self.measured, self.shifted, self.groups = [], [], [], []
         monkeypatch.setattr(runner, "train_runs", self.train_runs)
         monkeypatch.setattr(runner, "evaluate_run", self.evaluate_run)
         monkeypatch.setattr(runner, "data_is_here", lambda name: True)
-        for module in (runner, shift_results):
-            monkeypatch.setattr(module, "shift_runner", lambda: self.shift_run if with_shift else None)
+        monkeypatch.setattr(shift_results, "shift_run", self.shift_run)
         monkeypatch.setattr(runner, "write_illustration", lambda *_: None)
 
     def clock(self):

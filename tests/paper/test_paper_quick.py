@@ -9,13 +9,12 @@ from rbue.paper.experiments import EXPERIMENTS
 from rbue.paper.gathering import gather
 from rbue.paper.runner import run_experiments
 from rbue.paper.settings import Settings
-from rbue.paper.shift_results import shift_runner
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_id_is_complete_after_a_quick_run(tmp_path):
-    settings = Settings(quick=True, shift=None if shift_runner() else False)
+    settings = Settings(quick=True)
     outcome = run_experiments(EXPERIMENTS, settings, place(tmp_path))
     assert outcome.left == outcome.skipped == []
     gathered = [gather(experiment, settings, tmp_path) for experiment in EXPERIMENTS]

@@ -8,7 +8,7 @@ import pytest
 from faked_work import FakeWork, place
 
 from rbue.errors import InvalidInput, RbueError
-from rbue.paper import runner
+from rbue.paper import runner, shift_results
 from rbue.paper.budget import TimeBudget, parse_duration
 from rbue.paper.experiments import EXPERIMENTS, METHODS, chosen
 from rbue.paper.jobs import jobs_for, training_cost
@@ -127,13 +127,19 @@ def test_shift_where_the_paper_has_it_or_where_asked(tmp_path, monkeypatch):
 
 
 def test_without_corruptions_the_rest_is_done(tmp_path, monkeypatch):
-    work = FakeWork(monkeypatch, with_shift=False)
+    """As where OpenCV is missing."""
+    work = FakeWork(monkeypatch)
+
+    def cannot(*_, **__):
+        raise RbueError("corruptions need OpenCV; run pip install 'rbue[shift]'.")
+
+    monkeypatch.setattr(shift_results, "shift_run", cannot)
     settings = Settings(quick=True, methods=("single",))
     outcome = run_experiments(chosen(["fig-shift-cifar10"]), settings, place(tmp_path))
     assert len(work.measured) == 1
     ((step, reason),) = outcome.skipped
     assert "corruptions" in step
-    assert "rbue.shift is missing" in reason
+    assert "rbue[shift]" in reason
 
 
 def test_missing_data_is_skipped_with_the_way_to_get_it(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from rbue.paper.definitions import Experiment
 from rbue.paper.illustrations import is_illustrated, write_illustration
 from rbue.paper.jobs import STEPS, Job, Step, is_trained, jobs_for
 from rbue.paper.settings import Settings
-from rbue.paper.shift_results import measure_shift, shift_runner
+from rbue.paper.shift_results import measure_shift
 
 Tell = Callable[[str], None]
 DRAW = "draw"
@@ -164,8 +164,6 @@ def _obstacle(step: Step, root: Path) -> str | None:
     """Why a step cannot be done here although its data is; None if it can."""
     if step.kind != "train" and not all(is_trained(member, root) for member in step.config.members()):
         return "its training is not finished"
-    if step.kind == "shift" and shift_runner() is None:
-        return "this installation cannot corrupt images (rbue.shift is missing)"
     return None
 
 

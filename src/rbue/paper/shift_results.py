@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rbue import data
+from rbue.data.corruptions import CORRUPTIONS
 from rbue.runs import RunConfig, RunFolder
+from rbue.shift import shift_run
 
 Row = dict[str, Any]
-CORRUPTION_COUNT = 19
-
-
-def shift_runner() -> Callable[..., list[Row]] | None:
-    """``rbue.shift.shift_run``, or None where this installation has no such part."""
-    try:
-        found: Callable[..., list[Row]] = importlib.import_module("rbue.shift").shift_run
-    except (ImportError, AttributeError):
-        return None
-    return found
+CORRUPTION_COUNT = len(CORRUPTIONS)
 
 
 def measure_shift(
@@ -34,9 +26,7 @@ def measure_shift(
     progress: data.Progress | None = None,
 ) -> list[Row]:
     """Measure one run on all corruptions at the severities and keep the rows in its folder."""
-    run = shift_runner()
-    assert run is not None, "ask shift_runner first"
-    return run(config, root, device, severities=tuple(severities), samples=samples, seed=0, progress=progress)
+    return shift_run(config, root, device, severities=tuple(severities), samples=samples, seed=0, progress=progress)
 
 
 def shift_rows(folder: RunFolder, samples: int) -> list[Row]:

@@ -6,7 +6,7 @@ same batches. The random numbers are drawn on the CPU, so every device sees the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,13 +81,6 @@ class Batches:
         if self.flip:
             x = torch.where(plan.flips[places][:, None, None, None], x.flip(2), x)
         return self.normalise(x), self.labels[numbers]
-
-    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch."""
-        plan = self.plan(number)
-        places = torch.arange(len(self.images), device=self.images.device)
-        for part in places.split(self.batch):
-            yield self.take(plan, part)
 
 
 class Normalise:

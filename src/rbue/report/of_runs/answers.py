@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rbue import data, metrics
 from rbue.errors import RbueError
 from rbue.report.of_runs.reading import Record
+from rbue.stored_probs import read_probs
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,10 @@ class TestImages:
         if not record.folder.probs.is_file():
             raise RbueError("its probs.npy is not there, so its answers cannot be drawn.")
         images = self._matching(record)
-        try:
-            stored = np.load(record.folder.probs, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise RbueError(f"its probs.npy cannot be read ({error}).") from error
+        stored = read_probs(record.folder.probs)
         if stored.shape != (len(images), len(images.classes)):
             raise RbueError(f"its probs.npy has shape {stored.shape}, which does not fit {images!r}.")
-        probs = stored.astype(np.float64)
-        return Answers(record, images, probs / probs.sum(1, keepdims=True))
+        return Answers(record, images, stored.astype(np.float64))
 
     def _matching(self, record: Record) -> data.ImageSet:
         name = record.settings.data
