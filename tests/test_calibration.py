@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from rbue import metrics
-from rbue.calibration import Temperature, cross_fit
+from rbue.calibration import Temperature, cross_fit, cross_fitted
 from rbue.errors import InvalidInput, RbueWarning
 
 
@@ -181,6 +181,49 @@ def test_cross_fit_uses_only_the_other_fold():
         assert inside.sum() in (50, 51)
         expected = Temperature.fit(probs[~inside], labels[~inside]).value
         assert value.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_cross_fitted_names_the_temperature_of_each_fold():
+    logits, labels = overconfident(images=4001, factor=3.0)
+    probs = logits.softmax(1)
+    found = cross_fitted(probs, labels, seed=5)
+    assert torch.equal(found.probs, cross_fit(probs, labels, seed=5))
+    assert found.fold.bincount().tolist() == [2001, 2000]
+    for k, value in enumerate(found.temperatures):
+        assert value == Temperature.fit(probs[found.fold != k], labels[found.fold != k]).value
+        assert value == pytest.approx(3.0, rel=0.1)
+        torch.testing.assert_close(found.probs[found.fold == k], Temperature(value)(probs[found.fold == k]))
+    assert found.temperatures[0] != found.temperatures[1]
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_labels_of_a_half_do_not_reach_its_own_temperature(half):
+    logits, labels = overconfident(images=300)
+    probs = logits.softmax(1)
+    before = cross_fitted(probs, labels)
+    inside = before.fold == half
+    changed = torch.where(inside, (labels + 1) % 5, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RbueWarning)  # wrong labels ask for the greatest temperature
+        after = cross_fitted(probs, changed)
+    assert after.temperatures[half] == before.temperatures[half]
+    assert after.temperatures[1 - half] > 2 * before.temperatures[1 - half]
+    assert torch.equal(after.probs[inside], before.probs[inside])
+    assert not torch.equal(after.probs[~inside], before.probs[~inside])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 40), st.integers(2, 6), st.floats(0.01, 80))
+def test_no_decision_changes(seed, images, classes, factor):
+    """In float64, as probabilities kept in half precision are read, whatever bound the temperatures end at."""
+    logits, labels = overconfident(images, classes, factor, seed)
+    probs = logits.softmax(1).half().clamp_min(2.0**-24).double()
+    probs /= probs.sum(1, keepdim=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RbueWarning)
+        scaled = cross_fitted(probs, labels, seed=seed).probs
+    assert torch.equal(scaled.argmax(1), probs.argmax(1))
+    assert metrics.accuracy(scaled, labels) == metrics.accuracy(probs, labels)
 
 
 def test_cross_fit_depends_on_the_seed_alone():

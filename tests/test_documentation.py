@@ -1,5 +1,7 @@
 """The Python blocks of README and docs run as written, and the API reference is up to date."""
 
+import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -38,6 +40,23 @@ def test_links_lead_somewhere(page):
 def test_generated_pages_are_current(script):
     run = [sys.executable, str(ROOT / script), "--check"]
     assert subprocess.run(run, check=False).returncode == 0, f"run: python {script}"
+
+
+def test_readme_shows_every_calibrated_run_apart_from_the_papers_rows():
+    results = (ROOT / "README.md").read_text().partition("<!-- results -->")[2].partition("<!-- /results -->")[0]
+    before, label, after = results.partition("After temperature scaling (two-fold cross-fit on the 10,000 test images")
+    assert label
+    files = sorted((ROOT / "results" / "runs" / "cifar10").rglob("calibration.json"))
+    assert len(files) == len(sorted((ROOT / "results" / "runs" / "cifar10").rglob("results.json"))) > 0
+    for file in files:
+        entry = json.loads(file.read_text())["samples=100,seed=0"]
+        method = json.loads(file.with_name("config.json").read_text())["method"]
+        scaled = f"{entry['before']['ece']:.3f} → {entry['after']['ece']:.3f}"
+        (row,) = (line for line in after.splitlines() if line.startswith(f"| `{method}` |"))
+        assert scaled in row
+        assert scaled not in before
+        assert entry["before"]["accuracy"] == entry["after"]["accuracy"]
+        assert hashlib.sha256(file.with_name("probs.npy").read_bytes()).hexdigest() == entry["probs"]["sha256"]
 
 
 def test_every_public_name_is_in_the_api_reference():

@@ -14,7 +14,7 @@ from torch import Tensor
 from rbue.errors import InvalidInput, RbueWarning
 from rbue.metrics import _checks
 
-__all__ = ["Temperature", "cross_fit"]
+__all__ = ["CrossFitted", "Temperature", "cross_fit", "cross_fitted"]
 
 Inputs = Literal["probs", "logits"]
 
@@ -132,6 +132,21 @@ class Temperature:
         return rows.reshape(shape).movedim(-1, 1).to(values.dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class CrossFitted:
+    """Probabilities that were each calibrated without their own label.
+
+    Attributes:
+        probs: Calibrated probabilities of the shape and dtype they had before.
+        temperatures: One a fold: the one applied to its images, fitted on all others.
+        fold: ``(B,)`` the fold of each image.
+    """
+
+    probs: Tensor
+    temperatures: tuple[float, ...]
+    fold: Tensor
+
+
 def cross_fit(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -> Tensor:
     """Calibrate every image with a temperature fitted on the other folds, when there is no held-out set.
 
@@ -149,6 +164,28 @@ def cross_fit(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -> T
         >>> cross_fit(probs, torch.tensor([0, 0, 1, 1]).repeat(10)).shape
         torch.Size([40, 2])
     """
+    return cross_fitted(probs, labels, folds, seed).probs
+
+
+def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -> CrossFitted:
+    """``cross_fit`` with the temperatures and the folds beside the probabilities.
+
+    Image ``i`` of fold ``k`` becomes ``softmax(ln p_i / T_k)``, where ``T_k`` has the least NLL on the images of all
+    other folds. The order of the classes stays, so the accuracy does, up to ties that rounding to the dtype of
+    ``probs`` can make: give float64 to rule them out.
+
+    Args:
+        probs: Class probabilities ``(B, C)`` or ``(B, C, ...)``.
+        labels: Class numbers ``(B,)`` or ``(B, ...)``.
+        folds: Into how many parts the images are dealt at random; from 2 to ``B``.
+        seed: Decides which image goes to which fold.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1]]).repeat(40, 1)
+        >>> found = cross_fitted(probs, torch.tensor([0, 0, 0, 1]).repeat(10))
+        >>> len(found.temperatures), found.fold.bincount().tolist()
+        (2, [20, 20])
+    """
     _checks.probabilities_and_labels(probs, labels)
     images = probs.shape[0]
     if images < 2:
@@ -156,11 +193,13 @@ def cross_fit(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -> T
     _checks.whole_number(folds, "folds", least=2, most=images)
     generator = torch.Generator().manual_seed(_checks.whole_number(seed, "seed", least=0))
     fold = (torch.randperm(images, generator=generator) % folds).to(probs.device)
-    calibrated = torch.empty_like(probs)
+    calibrated, temperatures = torch.empty_like(probs), []
     for k in range(folds):
         inside = fold == k
-        calibrated[inside] = Temperature.fit(probs[~inside], labels[~inside])(probs[inside])
-    return calibrated
+        temperature = Temperature.fit(probs[~inside], labels[~inside])
+        calibrated[inside] = temperature(probs[inside])
+        temperatures.append(temperature.value)
+    return CrossFitted(calibrated, tuple(temperatures), fold)
 
 
 def _log_scores(values: Tensor, inputs: str) -> Tensor:

@@ -8,7 +8,8 @@
         log.jsonl            one line an epoch; tensorboard/ holds the same for TensorBoard, when installed
         training.json        what training came to; its presence says that training is done
         results.json         measurements, one entry for each number of samples and seed
-        probs.npy            mean probabilities of the test images, float16
+        probs.npy            mean probabilities of the test images, float16, of the last entry of results.json
+        calibration.json     scores before and after temperature scaling, under the same names as results.json
 
 Every file is written whole or not at all. The same settings lead to the same folder, so a second command continues the
 run or finds it done, and an ensemble finds members that were trained before.

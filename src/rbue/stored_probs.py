@@ -31,4 +31,8 @@ def read_probs(path: Path) -> NDArray[np.float32]:
         probs = np.load(path, allow_pickle=False).astype(np.float32)
     except (OSError, ValueError, EOFError) as error:
         raise RbueError(f"{path} cannot be read ({error}); remove it to have it made again.") from error
+    if probs.ndim != 2:
+        raise RbueError(
+            f"{path} has shape {probs.shape} instead of (images, classes); remove it to have it made again."
+        )
     return probs / probs.sum(1, keepdims=True)

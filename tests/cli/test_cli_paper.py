@@ -31,6 +31,8 @@ def test_plan_then_run_then_report(command, as_json):
     assert "1 of 2: train colour-digits-few vgg13 single seed 0" in first.stderr
     assert first.stdout.splitlines()[-1] == "runs"
     assert len(list(Path("runs").rglob("training.json"))) == 4
+    calibrated = {path.parent.name.partition("-seed")[0] for path in Path("runs").rglob("calibration.json")}
+    assert calibrated == {"single", "deep-ensemble-4"}
     again = as_json("paper", "run", *SMALL)
     assert (again["done"], again["left"], again["already"]) == ([], [], 2)
     assert as_json("paper", "plan", *SMALL)["seconds"] == 0
@@ -43,6 +45,7 @@ def test_plan_then_run_then_report(command, as_json):
     assert all(f'id="{name}"' in page for name in IDS)
     assert "table1-cifar10</code>: 28 missing: vgg13 mc-dropout:0.2; " in page
     assert "these numbers are no evidence" in page
+    assert "two-fold cross-fit on the test set; not in the paper" in page
     assert r"\toprule" in Path("paper-report/report.tex").read_text()
     text = Path("paper-report/report.md").read_text()
     assert "**Quick run**" in text

@@ -21,7 +21,7 @@ from rbue.data.images import checksums
 from rbue.methods import list_methods
 from rbue.models import list_models
 
-VERBS = ("train", "evaluate", "compare", "predict", "shift", "report", "models", "methods", "sites", "env")
+VERBS = ("train", "evaluate", "compare", "calibrate", "predict", "shift", "report", "models", "methods", "sites", "env")
 GROUPS = {
     "data": ("list", "fetch", "import", "check", "pack", "unpack"),
     "runs": ("list", "show", "remove"),

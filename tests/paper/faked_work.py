@@ -16,9 +16,10 @@ class FakeWork:
 
     def __init__(self, monkeypatch, seconds=60.0):
         self.now, self.seconds = 0.0, seconds
-        self.trained, self.measured, self.shifted, self.groups = [], [], [], []
+        self.trained, self.measured, self.shifted, self.groups, self.calibrated = [], [], [], [], []
         monkeypatch.setattr(runner, "train_runs", self.train_runs)
         monkeypatch.setattr(runner, "evaluate_run", self.evaluate_run)
+        monkeypatch.setattr(runner, "calibrate_run", self.calibrate_run)
         monkeypatch.setattr(runner, "data_is_here", lambda name: True)
         monkeypatch.setattr(shift_results, "shift_run", self.shift_run)
         monkeypatch.setattr(runner, "write_illustration", lambda *_: None)
@@ -58,6 +59,21 @@ class FakeWork:
         }
         folder.write("results", {f"samples={samples},seed={seed}": result})
         return result
+
+    def calibrate_run(self, config, root):
+        self.calibrated.append(config)
+        folder = RunFolder.of(config, root)
+        ((key, result),) = folder.read("results").items()
+        before = {name: result[name] for name in ("accuracy", "ece", "nll", "brier")}
+        entry = {
+            "before": before,
+            "after": {**before, "ece": 0.0123, "nll": 0.2345, "brier": 0.0987 + 0.002 * config.seed},
+            "temperatures": [1.25 + config.seed, 1.5 + config.seed],
+            **{name: result[name] for name in ("samples", "seed", "data")},
+            "environment": {**result["environment"], "cpu": "Fitting CPU"},
+        }
+        folder.write("calibration", {key: entry})
+        return key, entry
 
     def shift_run(self, config, root, device, *, severities, samples, seed=0, **_):
         self.shifted.append(config)

@@ -41,6 +41,15 @@ def test_a_finished_training_tells_more(estimator, tmp_path, monkeypatch):
     assert estimator.seconds(Step("train", longer), QUICK) == pytest.approx(1000)
 
 
+def test_a_calibration_alone_takes_no_time(estimator, tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    settings = Settings(quick=True, models=("vgg13",), methods=("single",))
+    step = Step("clean", settings.config("cifar10", "vgg13", "single", 0))
+    assert estimator.seconds(step, settings) > 0
+    run_experiments(chosen(["table1*"]), settings, place(tmp_path))
+    assert estimator.seconds(step, settings) == 0
+
+
 def test_a_network_that_two_runs_share_is_planned_once(estimator):
     rows = planned(jobs_for(chosen(["table1*"]), QUICK), QUICK, estimator)
     assert sum(row.missing.count("train") for row in rows) == 4 + 1

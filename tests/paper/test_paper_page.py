@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -131,6 +132,34 @@ def test_several_seeds_the_paper_and_the_difference(tmp_path):
     assert "Mean ± standard deviation. (vgg13 on cifar10, 100 samples, mean of 2 repetitions.)" in text
     assert NO_EVIDENCE not in text
     assert "cifar10 (1,000 test images); 200 epochs, batch 128" in text
+
+
+def test_temperature_scaling_stands_apart(tmp_path):
+    settings = Settings(models=("vgg13",), methods=("single", "mc-rrelu"))
+    wanted = chosen(["table1-cifar10"])
+    pretend(tmp_path, settings, wanted)
+    text = page_of(tmp_path, settings, wanted)
+    papers, _, rest = text.partition('id="temperature"')
+    section, _, later = rest.partition('id="claims"')
+    assert "two-fold cross-fit on the test set; not in the paper" in section
+    assert "0.0123" in section
+    assert section.count("1.25, 1.50") == 2
+    assert section.count('href="#run-') == 2
+    assert "0.0123" not in papers
+    assert "paper 9" not in section
+    assert "Fitting CPU" in later
+    latex = page_files(settings, tmp_path)([gather(one, settings, tmp_path) for one in wanted])[LATEX].decode()
+    assert "0.0123" in latex
+
+    several = replace(settings, methods=("single",), seeds=(0, 1))
+    pretend(tmp_path, several, wanted)
+    section = page_of(tmp_path, several, wanted).partition('id="temperature"')[2].partition('id="claims"')[0]
+    assert "1.25 to 2.50" in section
+    assert re.search(r"0\.0997\s± 0\.0014", section)
+
+    for path in tmp_path.rglob("calibration.json"):
+        path.unlink()
+    assert 'id="temperature"' not in page_of(tmp_path, several, wanted)
 
 
 def test_partial_results_say_what_is_missing(tmp_path):

@@ -14,6 +14,7 @@ from rbue.paper.experiments import EXPERIMENTS, METHODS, chosen
 from rbue.paper.jobs import jobs_for, training_cost
 from rbue.paper.runner import run_experiments
 from rbue.paper.settings import FULL, QUICK, Settings, parse_seeds
+from rbue.runs import RunFolder
 from rbue.training.recipe import recipe_for
 
 SMALL = Settings(quick=True, models=("vgg13",), methods=("single", "deep-ensemble:4", "mc-rrelu"))
@@ -75,6 +76,7 @@ def test_each_run_is_trained_once_and_measured_after_it(tmp_path, monkeypatch):
     outcome = run_experiments(chosen(["table*"]), SMALL, place(tmp_path), tell=lines.append)
     assert len(work.trained) == len(set(work.trained)) == 5
     assert len(work.measured) == 3
+    assert work.calibrated == work.measured
     assert not outcome.left
     assert lines.index("1 of 3: train colour-digits-few vgg13 single seed 0") + 1 == lines.index(
         "1 of 3: measure colour-digits-few vgg13 single seed 0"
@@ -83,6 +85,20 @@ def test_each_run_is_trained_once_and_measured_after_it(tmp_path, monkeypatch):
     assert len(work.trained) == 5
     assert again.done == []
     assert again.already == 3
+
+
+def test_a_measurement_that_was_stopped_before_its_calibration_is_calibrated_by_the_next_command(tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch)
+    settings = replace(SMALL, methods=("single",))
+    run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
+    (folder,) = (RunFolder.of(config, tmp_path) for config in work.measured)
+    (folder.path / "calibration.json").unlink()
+    assert run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path)).done == []  # nothing to do it from
+    folder.probs.write_bytes(b"probabilities")
+    again = run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
+    assert again.done == ["measure colour-digits-few vgg13 single seed 0"]
+    assert len(work.calibrated) == 2
+    assert run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path)).done == []
 
 
 def test_the_budget_ends_between_steps_and_the_next_command_continues(tmp_path, monkeypatch):

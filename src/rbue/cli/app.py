@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from rbue._version import __version__
-from rbue.cli import compare, corrupt, data, demo, evaluate, paper, predict, report, runs, shift, show, train
+from rbue.cli import calibrate, compare, corrupt, data, demo, evaluate, paper, predict, report, runs, shift, show, train
 from rbue.cli.output import complain, remark
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 
@@ -60,7 +60,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4",
 )
-for verb in (demo, train, evaluate, compare, shift, predict, report, corrupt, show):
+for verb in (demo, train, evaluate, compare, calibrate, shift, predict, report, corrupt, show):
     verb.add_to(app)
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")

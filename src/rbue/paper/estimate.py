@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from rbue import data, models
 from rbue.experiment import DIVERSITY_SAMPLES
-from rbue.paper.jobs import Step
+from rbue.paper.jobs import Step, is_measured
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import CORRUPTION_COUNT
 from rbue.runs import RunConfig, RunFolder
@@ -45,6 +45,8 @@ class Estimator:
         """How long one step would take."""
         if step.kind == "train":
             return self._training(step.config)
+        if step.kind == "clean" and is_measured(step.config, self.root, settings.samples_of(step.config)):
+            return 0.0  # only its calibration is missing, for which no network runs
         images = data.get(step.config.data).published("test", "official").count
         if step.kind == "clean":
             counts = [count for count in SMALLER_COUNTS if count < settings.sample_count]

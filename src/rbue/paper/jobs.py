@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rbue import data
+from rbue.calibrating import lacks_calibration
 from rbue.paper.definitions import Experiment
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import shift_is_done
@@ -50,7 +51,8 @@ class Job:
         """What is still to be done, in order."""
         steps = [Step("train", member) for member in self.config.members() if not is_trained(member, root)]
         samples = settings.samples_of(self.config)
-        if self.measures & {"clean", "diversity"} and not is_measured(self.config, root, samples):
+        measured = is_measured(self.config, root, samples) and is_calibrated(self.config, root, samples)
+        if self.measures & {"clean", "diversity"} and not measured:
             steps.append(Step("clean", self.config))
         if "shift" in self.measures and not shift_is_done(
             RunFolder.of(self.config, root), settings.scale.severities, settings.shift_samples_of(self.config)
@@ -66,7 +68,16 @@ def is_trained(config: RunConfig, root: Path) -> bool:
 
 def is_measured(config: RunConfig, root: Path, samples: int) -> bool:
     """Whether a run has its clean results with so many samples."""
-    return f"samples={samples},seed=0" in (RunFolder.of(config, root).read("results") or {})
+    return _name(samples) in (RunFolder.of(config, root).read("results") or {})
+
+
+def is_calibrated(config: RunConfig, root: Path, samples: int) -> bool:
+    """Whether those results have been calibrated; also where the probabilities to do it from are not there."""
+    return not lacks_calibration(RunFolder.of(config, root), _name(samples))
+
+
+def _name(samples: int) -> str:
+    return f"samples={samples},seed=0"
 
 
 def jobs_for(experiments: Iterable[Experiment], settings: Settings) -> list[Job]:

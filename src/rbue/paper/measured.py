@@ -39,6 +39,7 @@ class Measured:
     def __init__(self, root: Path, settings: Settings) -> None:
         self.root, self.settings = root, settings
         self._results: dict[RunConfig, dict[str, Any] | None] = {}
+        self._calibrations: dict[RunConfig, dict[str, Any] | None] = {}
         self._shift: dict[tuple[str, str, str, str], BySeverity] = {}
 
     def configs(self, data: str, model: str, method: str) -> list[RunConfig]:
@@ -48,9 +49,18 @@ class Measured:
     def result(self, config: RunConfig) -> dict[str, Any] | None:
         """The clean results of one run; None if there are none with the wanted number of samples."""
         if config not in self._results:
-            entries = RunFolder.of(config, self.root).read("results") or {}
-            self._results[config] = entries.get(f"samples={self.settings.samples_of(config)},seed=0")
+            self._results[config] = self._entry(config, "results")
         return self._results[config]
+
+    def calibration(self, config: RunConfig) -> dict[str, Any] | None:
+        """What temperature scaling did to those results; None if they have not been calibrated."""
+        if config not in self._calibrations:
+            self._calibrations[config] = self._entry(config, "calibration")
+        return self._calibrations[config]
+
+    def _entry(self, config: RunConfig, file: str) -> dict[str, Any] | None:
+        entries: dict[str, Any] = RunFolder.of(config, self.root).read(file) or {}
+        return entries.get(f"samples={self.settings.samples_of(config)},seed=0")
 
     def summary(self, data: str, model: str, method: str, measure: str) -> Summary | None:
         """A clean measurement over its repetitions; None if no repetition has it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from rbue import data
+from rbue.calibrating import calibrate_run
 from rbue.errors import RbueError
 from rbue.experiment import Report, evaluate_run, train_runs
 from rbue.files import write_json
@@ -154,6 +155,7 @@ def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -
             train_runs(configs, place.root, place.device, report, together=place.together)
     elif step.kind == "clean":
         evaluate_run(config, place.root, place.device, samples=settings.samples_of(config), seed=0)
+        calibrate_run(config, place.root)
     else:
         samples = settings.shift_samples_of(config)
         with watch.shifting() as progress:

@@ -16,10 +16,11 @@ from rbue.runs import RunConfig, RunFolder
 
 
 def origin_section(gathered: Sequence[ExperimentData], measured: Measured) -> Section:
-    """One row a run, clean and under corruptions apart; empty if nothing was measured."""
+    """One row a run, clean, under corruptions and after temperature scaling apart; empty if nothing was measured."""
     configs = list(dict.fromkeys(c for one in gathered for c in measured.settings.configs(one.experiment)))
     clean = [source for source in (_clean(config, measured) for config in configs) if source is not None]
     shifted = [source for source in (_shifted(config, measured) for config in configs) if source is not None]
+    scaled = [source for source in (_scaled(config, measured) for config in configs) if source is not None]
     drawn = [
         source_from_run(f"paper/{one.scale}/{one.experiment.id}.json", "no run", 0, {}, content["environment"])
         for one in gathered
@@ -30,6 +31,8 @@ def origin_section(gathered: Sequence[ExperimentData], measured: Measured) -> Se
         blocks.append(TableBlock(provenance_table(clean, "Clean test images: one row a run"), explain=True))
     if shifted:
         blocks.append(TableBlock(provenance_table(shifted, "Corrupted test images: one row a run")))
+    if scaled:
+        blocks.append(TableBlock(provenance_table(scaled, "Temperature scaling: one row a run")))
     if drawn:
         blocks.append(TableBlock(provenance_table(drawn, "Figures that compare no runs: one row a figure")))
     if blocks:
@@ -51,6 +54,12 @@ def _clean(config: RunConfig, measured: Measured) -> Source | None:
     return source_from_run(
         *(name_of(config), config.method, config.seed, result, environment), anchor=anchor_of(config)
     )
+
+
+def _scaled(config: RunConfig, measured: Measured) -> Source | None:
+    """Where the temperatures were fitted, which needs neither the network nor the machine it was measured on."""
+    entry = measured.calibration(config)
+    return None if entry is None else source_from_run(name_of(config), config.method, config.seed, entry)
 
 
 def _shifted(config: RunConfig, measured: Measured) -> Source | None:

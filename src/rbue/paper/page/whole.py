@@ -8,6 +8,7 @@ from pathlib import Path
 from rbue.paper.claims import judge_all
 from rbue.paper.gathering import ExperimentData
 from rbue.paper.measured import Measured
+from rbue.paper.page.calibrated import calibrated_sections
 from rbue.paper.page.claims import claims_section
 from rbue.paper.page.origin import origin_section
 from rbue.paper.page.section import QUICK_TITLE, experiment_section, missing_sentence
@@ -46,7 +47,8 @@ def page_files(settings: Settings, root: Path) -> Renderer:
         measured = Measured(root, settings)
         sections = _experiments(gathered, measured)
         page = _page(gathered, sections, measured)
-        tables = Page(TITLE, [*_quick(gathered), *sections], _lead(gathered))
+        apart = calibrated_sections(gathered, measured)
+        tables = Page(TITLE, [*_quick(gathered), *sections, *apart], _lead(gathered))
         return {HTML: page.html().encode(), LATEX: tables.latex().encode()}
 
     return render
@@ -62,6 +64,7 @@ def _page(gathered: Sequence[ExperimentData], sections: Sequence[Section], measu
         *_quick(gathered),
         Section("At a glance", [TableBlock(_overview(gathered)), *_missing(gathered)], "overview", "Overview"),
         *sections,
+        *calibrated_sections(gathered, measured),
         claims_section(judge_all(measured), scale),
         origin_section(gathered, measured),
     ]
