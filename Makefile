@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-all test-gpu lint format bench clean
+.PHONY: demo test test-all test-gpu lint format bench bench-gpu clean
 
 demo: $(VENV)/.ready  ## all six methods on digits, trained and measured on the spot
 	$(BIN)/rbue demo
@@ -29,6 +29,11 @@ format: $(VENV)/.ready
 
 bench: $(VENV)/.ready  ## what random ReLUs cost on this CPU, against plain ones and against torch's own
 	$(BIN)/python benchmarks/cpu_forward.py
+
+bench-gpu:  ## kernels, training steps and sampling on a CUDA device; needs no installation
+	PYTHONPATH=src:. $(PYTHON) benchmarks/kernels.py
+	PYTHONPATH=src:. $(PYTHON) benchmarks/training_step.py
+	PYTHONPATH=src:. $(PYTHON) benchmarks/mc_inference.py
 
 # Rebuilt whenever the dependencies change. No uv or lock file: pip with a constraints file finds CPU wheels.
 $(VENV)/.ready: pyproject.toml constraints.txt

@@ -2,8 +2,8 @@
 
     python benchmarks/cpu_forward.py [--trials 15] [--out results/cpu_forward.json]
 
-Goals: a stochastic forward pass within 1.15x of the plain one for ResNet-18 (batch 32, 32x32) and within 1.5x for a
-16-32-64 CNN (batch 128); 100 samples with `last` placement within 1.3x of one forward pass of ResNet-18; memory
+Goals: a stochastic forward pass within 1.10x of the plain one for ResNet-18 (batch 32, 32x32) and within 1.30x for a
+16-32-64 CNN (batch 128); 100 samples with `last` placement within 1.10x of one forward pass of ResNet-18; memory
 of 1,000 samples within 1.05x of 10.
 """
 

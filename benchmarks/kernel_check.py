@@ -1,6 +1,6 @@
-"""The GPU against the CPU: equal bits, captured graphs, training memory and speed, in one run.
+"""The GPU against the CPU: equal bits, compiled and captured graphs, networks, training memory.
 
-    PYTHONPATH=src:. python benchmarks/kernel_check.py [--out results/gpu_kernels.json]
+    PYTHONPATH=src:. python benchmarks/kernel_check.py [--out results/gpu_checks.json]
 
 Exit code 0: every check passed. 1: one failed, the table says which. 2: there is no CUDA device.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rbue
-from rbue import functional, random_stream
-from rbue.activations import DropReLU, RReLU, random_relu, site_keys
+from rbue import functional
+from rbue.activations import DropReLU, RReLU
 from rbue.environment import facts
 from rbue.files import write_json
 
@@ -34,7 +33,6 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NUMBERS = {"seed": 2**63 + 5, "sample": 3, "site": 2**31 + 7}
 PROBABILITY_TOLERANCE = 1e-4  # of CPU against GPU, float32, TF32 off
 MEMORY_LIMIT = 1.01  # peak of training over plain ReLU's; the allowance is the keys
-TIMED = (64, 256, 64, 64)
 VARIANTS = {"plain": None, "DropReLU": DropReLU(0.9), "RReLU": RReLU()}
 
 Check = tuple[str, bool, Any]
@@ -212,47 +210,6 @@ def training_peak(variant: str) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def microseconds(run: Callable[[int], Any], buffers: int, repeats: int = 40) -> float:
-    """Median over repeats of one call; the calls take turns on buffers larger together than the cache."""
-    times = []
-    for repeat in range(repeats + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(5_000_000)  # the calls queue up meanwhile, so that the host's pace does not count
-        start.record()
-        for index in range(buffers):
-            run(index)
-        end.record()
-        torch.cuda.synchronize()
-        if repeat >= 3:
-            times.append(1e3 * start.elapsed_time(end) / buffers)
-    return statistics.median(times)
-
-
-def timings(device: str, shape: tuple[int, ...] = TIMED, buffers: int = 8) -> dict[str, dict[str, float]]:
-    """Microseconds of each activation on 64M elements in bfloat16."""
-    inputs = [torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(buffers)]
-    numbers = [torch.arange(count, dtype=torch.int32, device=device) for count in (1, shape[0], 1)]
-    keys = site_keys(random_stream.seed_state(0, device), *numbers)[:, 0]
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "ReLU": F.relu,
-        "copy": torch.clone,
-        "F.dropout": lambda x: F.dropout(x, 0.1),
-        "F.rrelu": lambda x: F.rrelu(x, training=True),
-        "DropReLU": lambda x: random_relu(x, DropReLU(0.9), keys),
-        "RReLU": lambda x: random_relu(x, RReLU(), keys),
-    }
-    found: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
-    gradient = torch.randn(shape, device=device, dtype=torch.bfloat16)
-    for name, function in functions.items():
-        with torch.no_grad():
-            found["forward"][name] = microseconds(lambda i, f=function: f(inputs[i]), buffers)
-        outs = [function(x) for x in inputs]
-        found["backward"][name] = microseconds(
-            lambda i, outs=outs: torch.autograd.grad(outs[i], inputs[i], gradient, retain_graph=True), buffers
-        )
-    return found
-
-
 def run_checks(device: str) -> list[Check]:
     checks: list[Check] = []
     for check in (bits_check, large_check, compiled_check, graph_check, network_check):
@@ -261,27 +218,20 @@ def run_checks(device: str) -> list[Check]:
     return checks + list(memory_check())
 
 
-def report(checks: list[Check], times: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """Print a short table and return what goes into the file."""
+def report(checks: list[Check]) -> dict[str, Any]:
+    """Print a line for each check and return what goes into the file."""
     for name, passed, value in checks:
         print(f"{'ok    ' if passed else 'FAILED'}  {name}: {value}")
-    ratios = {way: {name: us / found["ReLU"] for name, us in found.items()} for way, found in times.items()}
-    for name in times["forward"]:
-        cells = (f"{way} {times[way][name]:7.1f} us {ratios[way][name]:5.2f}x" for way in times)
-        print(f"{name:10}", *cells, sep="  ")
     return {
         "facts": {**facts(), "date": date.today().isoformat()},
         "passed": all(passed for _, passed, _ in checks),
         "checks": {name: {"passed": passed, "value": value} for name, passed, value in checks},
-        "microseconds": {way: {name: round(us, 2) for name, us in found.items()} for way, found in times.items()},
-        "ratio_to_relu": {way: {name: round(x, 3) for name, x in found.items()} for way, found in ratios.items()},
-        "shape_timed": TIMED,
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("results/gpu_kernels.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/gpu_checks.json"))
     parser.add_argument("--memory", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -290,7 +240,7 @@ def main() -> int:
     if options.memory:
         print(training_peak(options.memory))
         return 0
-    content = report(run_checks("cuda"), timings("cuda"))
+    content = report(run_checks("cuda"))
     write_json(options.out, content)
     print(f"written to {options.out}")
     return 0 if content["passed"] else 1

@@ -42,7 +42,7 @@ def section() -> str:
 
 def gpu_lines(gpu: dict) -> list[str]:
     """The same for the kernels on a GPU."""
-    facts, ratio = gpu["facts"], gpu["ratio_to_relu"]
+    facts, ratio = gpu["facts"], gpu["cases"]["bfloat16"]["ratio_to_relu"]
     names = ["DropReLU", "RReLU", "F.dropout", "F.rrelu"]
     millions = math.prod(gpu["shape_timed"]) >> 20
     return [
@@ -51,7 +51,7 @@ def gpu_lines(gpu: dict) -> list[str]:
         f"| forward, {millions} Mi elements, bf16 | " + " | ".join(f"{ratio['forward'][n]:.2f}x" for n in names) + " |",
         "| backward | " + " | ".join(f"{ratio['backward'][n]:.2f}x" for n in names) + " |",
         "",
-        f"Peak training memory is that of plain ReLU. `make test-gpu` on one {facts['gpu']}, torch {facts['torch']}, "
+        f"Peak training memory is that of plain ReLU. `make bench-gpu` on one {facts['gpu']}, torch {facts['torch']}, "
         f"triton {facts['triton']}, {facts['date']}.",
     ]
 

@@ -85,8 +85,9 @@ class TestBits:
         expected = numpy_stream.bits(np.arange(count), np.uint32(k1), np.uint32(k2))
         assert (unsigned(random_stream.bits(table, int32([k1]), int32([k2]))) == expected).all()
         out, scratch = torch.empty_like(table), torch.empty_like(table)
-        random_stream.bits_into(out, scratch, table, int32([k1]), int32([k2]))
-        assert (unsigned(out) == expected).all()
+        random_stream.unfinished_bits_into(out, scratch, table, int32([k1]), int32([k2]))
+        assert (unsigned(random_stream.finish_complement_(out.clone())) == ~expected).all()
+        assert (unsigned(random_stream.finish_(out)) == expected).all()
 
     def test_a_shorter_table_is_a_prefix(self):
         assert random_stream.element_table(100).equal(random_stream.element_table(1000)[:100])

@@ -14,6 +14,7 @@ import torch
 
 from rbue import random_stream
 from rbue._version import __version__
+from rbue.activations import native
 from rbue.activations.triton_support import triton_kernels
 
 
@@ -34,13 +35,20 @@ def facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cuda": torch.version.cuda,
-        "kernels": "triton" if triton_kernels() is not None else "cpu bit masks",
+        "kernels": _kernels(),
     }
 
 
 def default_device() -> torch.device:
     """The GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _kernels() -> str:
+    """What computes the random activations in eager mode."""
+    if triton_kernels() is not None:
+        return "triton"
+    return "compiled for this cpu" if native.library() is not None else "torch operations"
 
 
 def _version(package: str) -> str | None:

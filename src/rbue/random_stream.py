@@ -166,16 +166,26 @@ def bits(table: Tensor, k1: Tensor, k2: Tensor) -> Tensor:
     return to_int32(multiply(h ^ working_words(k2), BITS_MULTIPLIERS[1]))
 
 
-def bits_into(out: Tensor, scratch: Tensor, table: Tensor, k1: Tensor, k2: Tensor) -> Tensor:
-    """:func:`bits` written into ``out`` by way of ``scratch``: the eager form, the same words.
+def unfinished_bits_into(out: Tensor, scratch: Tensor, table: Tensor, k1: Tensor, k2: Tensor) -> Tensor:
+    """:func:`bits` without the last multiplication, written into ``out`` by way of ``scratch``: the eager form.
 
     Large CPU tensors cost page faults when they are allocated, so the caller says where to work.
     """
     torch.bitwise_xor(table, k1, out=out)
     out.mul_(signed32(BITS_MULTIPLIERS[0]))
     torch.bitwise_right_shift(out, 15, out=scratch)
-    out.bitwise_xor_(scratch.bitwise_and_((1 << 17) - 1)).bitwise_xor_(k2)
-    return out.mul_(signed32(BITS_MULTIPLIERS[1]))
+    return out.bitwise_xor_(scratch.bitwise_and_((1 << 17) - 1)).bitwise_xor_(k2)
+
+
+def finish_(unfinished: Tensor) -> Tensor:
+    """The words, in place."""
+    return unfinished.mul_(signed32(BITS_MULTIPLIERS[1]))
+
+
+def finish_complement_(unfinished: Tensor) -> Tensor:
+    """The complements ``~word = -1 - word`` of the words, in place, at the price of :func:`finish_`."""
+    minus_one = unfinished.new_full((), -1)
+    return torch.sub(minus_one, unfinished, alpha=signed32(BITS_MULTIPLIERS[1]), out=unfinished)
 
 
 def element_table(count: int, device: torch.device | str | None = None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.activations import Activation, reference
+from rbue.activations import Activation, native, reference
 
 
 @pytest.fixture
@@ -38,3 +38,12 @@ def formula():
         return reference.forward(rows, activation, words, cap).reshape(x.shape)
 
     return apply
+
+
+@pytest.fixture(params=["compiled", "torch operations"])
+def cpu_form(request, monkeypatch):
+    """Both forms of the activations on a CPU."""
+    if request.param == "torch operations":
+        monkeypatch.setattr(native, "library", lambda: None)
+    elif native.library() is None:
+        pytest.skip("needs a C compiler")

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 from rbue import functional
 from rbue.activations import DropReLU, RReLU, random_relu
 
+pytestmark = pytest.mark.usefixtures("cpu_form")
+
 ACTIVATIONS = [DropReLU(0), DropReLU(0.5), DropReLU(1), RReLU(), RReLU(0, 1)]
 
 

@@ -7,6 +7,8 @@ import torch
 
 from rbue.activations import DropReLU, RReLU, random_relu
 
+pytestmark = pytest.mark.usefixtures("cpu_form")
+
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DROP = [DropReLU(0), DropReLU(0.5), DropReLU(1)]
 RRELU = [RReLU(), RReLU(0, 1), RReLU(0, 1e-3)]

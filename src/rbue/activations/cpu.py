@@ -1,7 +1,7 @@
-"""A fast eager CPU form for ``float32``: a dozen vectorised integer passes, no boolean tensor.
+"""A fast eager CPU form for ``float32``: vectorised passes over pieces that stay in the cache, no boolean tensor.
 
 ``torch.where`` and comparisons are the slow operations on a CPU (each costs as much as the whole hash), so the
-selection is done with bit masks and ``maximum``:
+selection is done with ``threshold_backward``, the one vectorised select that works on integers, and ``maximum``:
 
 * DropReLU: ``maximum(x, +0)`` where the ReLU is kept, ``maximum(x, -inf)`` where it is dropped; NaN propagates.
 * RReLU: ``maximum(x, a * x)``, since ``0 < a <= 1``.
@@ -11,6 +11,9 @@ The words are those of :mod:`rbue.random_stream`, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -19,6 +22,9 @@ from rbue.activations.definitions import Activation, DropReLU, RReLU
 from rbue.activations.layout import ElementLayout
 
 _MINUS_INFINITY = random_stream.signed32(0xFF800000)  # its bits as a float32
+
+AT_ONCE = 1 << 21
+"""Elements of one piece: three tensors of this size fit into a large cache, and fresh memory is rarely asked for."""
 
 
 def supports(x: Tensor, layout: ElementLayout) -> bool:
@@ -39,24 +45,25 @@ def forward(
 
     ``saved`` says that the output will be kept for :func:`backward`.
     """
-    words, scratch = _words(keys, layout)
-    x_rows = layout.rows_of(x)
-    if isinstance(activation, DropReLU):
-        dropped = words.bitwise_right_shift_(1)
-        dropped.sub_(random_stream.threshold(1 - activation.q) // 2).bitwise_right_shift_(31)
-        candidate = dropped.bitwise_and_(_MINUS_INFINITY).view(torch.float32)
-    else:
-        candidate = _slopes(words, scratch, activation)
-        if saved:
-            # -0 must mean "negative input, product underflowed": see reference.forward. Both sides of the maximum
-            # must be +0, as which zero it returns depends on the processor.
-            x_rows = torch.add(x_rows, 0.0, out=words.view(torch.float32))
-        candidate.mul_(x_rows)
-    out = layout.rows_of(x) if inplace else candidate
-    torch.maximum(x_rows, candidate, out=out)
-    if cap is not None:
-        out.clamp_(max=cap)
-    return x if inplace else layout.as_output(out)
+    result = x if inplace else layout.empty_output(torch.float32)
+    x_rows, out_rows = layout.rows_of(x), layout.rows_of_output(result)
+    for piece in _pieces(keys, layout):
+        x_part, out = x_rows[:, piece.rows], out_rows[piece.samples, piece.rows]
+        # Working in the output saves memory; in place it still holds the input.
+        candidate = piece.scratch.view(torch.float32) if inplace else out
+        if isinstance(activation, DropReLU):
+            _minus_infinity_where_dropped(piece, activation, candidate)
+        else:
+            slope = _slopes(piece, activation)
+            if saved:
+                # -0 must mean "negative input, product underflowed": see reference.forward. Both sides of the maximum
+                # must be +0, as which zero it returns depends on the processor.
+                x_part = torch.add(x_part, 0.0, out=piece.words.view(torch.float32))
+            torch.mul(slope, x_part, out=candidate)
+        torch.maximum(x_part, candidate, out=out)
+        if cap is not None:
+            out.clamp_(max=cap)
+    return result
 
 
 def backward(
@@ -72,34 +79,63 @@ def backward(
         result = torch.ops.aten.threshold_backward(grad, out.abs(), 0)
     else:
         assert keys is not None
-        result = layout.as_output(_rrelu_backward(grad, out, activation, keys, layout))
+        result = _rrelu_backward(grad, out, activation, keys, layout)
     if cap is not None:
         result = torch.ops.aten.threshold_backward(result, cap - out, 0)
     return result
 
 
 def _rrelu_backward(grad: Tensor, out: Tensor, activation: RReLU, keys: Tensor, layout: ElementLayout) -> Tensor:
-    words, scratch = _words(keys, layout)
-    slope = _slopes(words, scratch, activation)
-    out_bits = layout.rows_of(out).view(torch.int32)
-    one = 0x3F800000
-    # slope where the sign bit of the output is set, 1.0 elsewhere
-    sign = torch.bitwise_right_shift(out_bits, 31, out=words)
-    coefficient = slope.view(torch.int32).bitwise_xor_(one).bitwise_and_(sign).bitwise_xor_(one)
-    product = coefficient.view(torch.float32).mul_(layout.rows_of(grad))
-    not_plus_zero = torch.neg(out_bits, out=words).bitwise_or_(out_bits).bitwise_right_shift_(31)
-    product.view(torch.int32).bitwise_and_(not_plus_zero)
-    return product
+    result = layout.empty_output(torch.float32)
+    grad_rows, out_rows, result_rows = layout.rows_of(grad), layout.rows_of(out), layout.rows_of_output(result)
+    for piece in _pieces(keys, layout):
+        slope = _slopes(piece, activation)
+        out_bits = out_rows[:, piece.rows].view(torch.int32)
+        one = 0x3F800000
+        # slope where the sign bit of the output is set, 1.0 elsewhere
+        sign = torch.bitwise_right_shift(out_bits, 31, out=piece.words)
+        coefficient = slope.view(torch.int32).bitwise_xor_(one).bitwise_and_(sign).bitwise_xor_(one)
+        product = torch.mul(coefficient.view(torch.float32), grad_rows[:, piece.rows], out=result_rows[:, piece.rows])
+        not_plus_zero = torch.neg(out_bits, out=piece.words).bitwise_or_(out_bits).bitwise_right_shift_(31)
+        product.view(torch.int32).bitwise_and_(not_plus_zero)
+    return result
 
 
-def _words(keys: Tensor, layout: ElementLayout) -> tuple[Tensor, Tensor]:
-    """The random words of every output element in the memory order of the output, and a tensor to work in."""
-    words = layout.rows_of_output(layout.empty_output(torch.int32))
-    scratch = layout.rows_of_output(layout.empty_output(torch.int32))
+class _Piece(NamedTuple):
+    """Some rows of some samples: ``words`` before their last multiplication, and a tensor to work in."""
+
+    samples: slice
+    rows: slice
+    words: Tensor
+    scratch: Tensor
+
+
+def _pieces(keys: Tensor, layout: ElementLayout) -> Iterator[_Piece]:
+    """Walk over the output; all pieces share their memory."""
+    per_sample = layout.rows // layout.repeat
+    at_once = max(1, AT_ONCE // max(1, layout.row_elements))
+    rows, samples = min(per_sample, at_once), min(layout.repeat, max(1, at_once // max(1, per_sample)))
+    words, scratch = (layout.empty_rows(samples, rows, torch.int32) for _ in range(2))
     k1, k2 = layout.broadcast_keys(keys)
-    return random_stream.bits_into(words, scratch, layout.table(), k1, k2), scratch
+    for first_sample in range(0, layout.repeat, samples):
+        for first_row in range(0, per_sample, rows):
+            where = slice(first_sample, first_sample + samples), slice(first_row, first_row + rows)
+            here = slice(layout.repeat - first_sample), slice(per_sample - first_row)
+            piece = _Piece(*where, words[here], scratch[here])
+            random_stream.unfinished_bits_into(piece.words, piece.scratch, layout.table(), k1[where], k2[where])
+            yield piece
 
 
-def _slopes(words: Tensor, scratch: Tensor, activation: RReLU) -> Tensor:
-    odd = scratch.view(torch.float32).copy_(words.bitwise_right_shift_(8).bitwise_or_(1))
-    return odd.mul_((activation.upper - activation.lower) / (1 << 24)).add_(activation.mean_slope)
+def _minus_infinity_where_dropped(piece: _Piece, activation: DropReLU, out: Tensor) -> None:
+    """``-inf`` where ``word < t``, found as ``~word > ~t``; ``+0`` elsewhere."""
+    complement = random_stream.finish_complement_(piece.words)
+    bits = complement.new_full((), _MINUS_INFINITY).expand_as(complement)
+    limit = ~random_stream.threshold(1 - activation.q)
+    torch.ops.aten.threshold_backward.grad_input(bits, complement, limit, grad_input=out.view(torch.int32))
+
+
+def _slopes(piece: _Piece, activation: RReLU) -> Tensor:
+    """``lower + (upper - lower) * u``, in ``scratch``."""
+    odd = random_stream.finish_(piece.words).bitwise_right_shift_(8).bitwise_or_(1)
+    slope = piece.scratch.view(torch.float32).copy_(odd)
+    return slope.mul_((activation.upper - activation.lower) / (1 << 24)).add_(activation.mean_slope)

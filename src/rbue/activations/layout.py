@@ -8,6 +8,7 @@ An element's number is its place in the row in logical order, whatever the memor
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -57,10 +58,20 @@ class ElementLayout:
         """The inverse of :meth:`rows_of_output`."""
         return rows.flatten(0, 2)
 
+    @property
+    def row_elements(self) -> int:
+        """How many elements one row has."""
+        return math.prod(self._row_shape())
+
     def empty_output(self, dtype: torch.dtype) -> Tensor:
         """An uninitialised output in the memory format of the input."""
-        shape = (self.shape[0] * self.repeat, *self.shape[1:])
-        return torch.empty(shape, dtype=dtype, device=self.device, memory_format=self.memory_format)
+        return self.as_output(self.empty_rows(self.repeat, self.rows // self.repeat, dtype))
+
+    def empty_rows(self, samples: int, rows: int, dtype: torch.dtype) -> Tensor:
+        """Uninitialised memory for some rows of some samples, shaped and ordered like the output's rows."""
+        shape = (samples * rows * self.patches, *self.shape[1:])
+        flat = torch.empty(shape, dtype=dtype, device=self.device, memory_format=self.memory_format)
+        return flat.unflatten(0, (samples, rows, self.patches))
 
     def broadcast_keys(self, keys: Tensor) -> Tensor:
         """Keys ``(2, rows)`` shaped to broadcast against the output's rows."""

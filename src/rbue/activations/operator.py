@@ -1,7 +1,7 @@
 """One operator for both random activations; the backend follows from where the tensor is and who is looking.
 
 * Traced, compiled, exported, vmapped or fake tensors: the plain formula of :mod:`.reference`, to be fused.
-* Eager ``float32`` on a CPU: the bit-mask form of :mod:`.cpu`.
+* Eager ``float32`` on a CPU: compiled code (:mod:`.native`), or torch's operations (:mod:`.cpu`) without a compiler.
 * Eager on a CUDA device with Triton: the fused kernels of :mod:`.triton_kernels`.
 * Everything else: the formula.
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rbue.activations import cpu, reference
+from rbue.activations import cpu, native, reference
 from rbue.activations.definitions import Activation, DropReLU
 from rbue.activations.layout import ElementLayout
 from rbue.activations.triton_support import triton_kernels
@@ -123,6 +123,8 @@ def _forward(
         out = expanded(x, layout) if repeat > 1 else x if inplace else x.clone()
         return out if cap is None else out.clamp_(max=cap)
     if plain_eager(x):
+        if native.supports(x, layout):
+            return native.forward(x, activation, keys, layout, cap, inplace)
         if cpu.supports(x, layout):
             return cpu.forward(x, activation, keys, layout, cap, inplace, saved)
         kernels = triton_kernels()
@@ -147,6 +149,8 @@ def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: Activa
     if plain_eager(grad) and not differentiable:
         if layout.dense and not grad.is_contiguous(memory_format=layout.memory_format):
             grad = grad.contiguous(memory_format=layout.memory_format)
+        if native.supports(out, layout):
+            return native.backward(grad, out, activation, keys, layout, cap)
         if cpu.supports(out, layout):
             return cpu.backward(grad, out, activation, keys, layout, cap)
         kernels = triton_kernels()

@@ -10,17 +10,10 @@ from torch import Tensor, nn
 
 from rbue import random_stream
 from rbue.activations import row_states, site_keys
+from rbue.call_sites.live_rows import LiveRows
 
 SEED, STEP, SITES = "_rbue_seed", "_rbue_step", "_rbue_sites"
 """Non-persistent buffers of a converted network: seed lanes, calls so far, site numbers."""
-
-
-@dataclass
-class RowSizes:
-    """Bytes a row of the largest tensor before the first random site, and after it."""
-
-    unsampled: int = 0
-    sampled: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,14 +25,14 @@ class Draw:
         samples: sample number of each row, shape ``(rows,)`` or ``(1,)``.
         images: image number of each row, shape ``(rows,)``.
         repeat: how many samples share each input row until the first random site (1: none do).
-        sizes: where a pass that shares rows notes its largest tensors.
+        live: where a pass that shares rows notes the tensors it holds.
     """
 
     state: Tensor
     samples: Tensor
     images: Tensor
     repeat: int = 1
-    sizes: RowSizes | None = None
+    live: LiveRows | None = None
 
     @property
     def rows(self) -> int:

@@ -48,7 +48,7 @@ class SharingMode(SiteMode):
     def __init__(self, scope: Scope, kind: SiteKind, handler: SiteHandler, draw: Draw, inputs: Any) -> None:
         super().__init__(scope, kind, handler)
         self.repeat = draw.repeat
-        self.sizes = draw.sizes
+        self.live = draw.live
         self.images = draw.rows // draw.repeat
         self.serial = next(_serial)
         for x in _tensors(inputs):
@@ -57,10 +57,8 @@ class SharingMode(SiteMode):
 
     def _mark(self, x: Tensor, sampled: bool) -> None:
         setattr(x, _MARK, (self.serial, sampled))
-        if self.sizes is not None:
-            rows = self.images * (self.repeat if sampled else 1)
-            name = "sampled" if sampled else "unsampled"
-            setattr(self.sizes, name, max(getattr(self.sizes, name), x.nbytes // rows))
+        if self.live is not None:
+            self.live.note(x, self.images * (self.repeat if sampled else 1), sampled)
 
     def _sampled(self, x: Tensor) -> bool | None:
         """True or False for a tensor that carries the batch, None for any other."""

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from rbue import random_stream
 from rbue.call_sites import Draw, NotFoldable, conversion_of, innermost, mode, running
-from rbue.call_sites.draws import RowSizes
+from rbue.call_sites.live_rows import LiveRows
 from rbue.call_sites.prefix import repeat_rows
 from rbue.errors import RbueError
 
@@ -24,21 +24,28 @@ CPU_BUDGET = 256 << 20
 GPU_BUDGET, GPU_SHARE = 4 << 30, 0.25
 """Enough rows to keep a large GPU busy; more would only be held in memory. Never more than a share of what is free."""
 _LIVE_TENSORS = 4
-"""A pass holds about this many tensors of the largest size at once."""
+"""A pass holds about this many tensors of the largest size at once, where they cannot be followed."""
+_INSIDE_CALLS = 1.5
+"""What a pass takes over what its code holds: torch works in tensors of its own for the length of a call."""
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """What is known about a network's passes on inputs of one shape."""
+    """What is known about a network's passes on inputs of one shape.
+
+    Attributes:
+        share: whether what comes before the first random site runs once for all samples.
+        for_image: bytes that a pass takes for each image.
+        for_row: bytes that it takes for each sample of each image.
+    """
 
     share: bool
-    sizes: RowSizes
+    for_image: float
+    for_row: float
 
-    def cost(self, images: int, samples: int) -> int:
+    def cost(self, images: int, samples: int) -> float:
         """Bytes of activations that a pass holds at once, roughly."""
-        rows = images * samples
-        before = self.sizes.unsampled * (images if self.share else rows)
-        return _LIVE_TENSORS * max(before, self.sizes.sampled * rows)
+        return images * self.for_image + images * samples * self.for_row
 
 
 class StackedPasses:
@@ -89,14 +96,14 @@ class StackedPasses:
         cut = stack.start + samples // 2
         return [(batch, slice(cut, stack.stop)), (batch, slice(stack.start, cut))]
 
-    def _pass(self, x: Tensor, samples: Tensor, images: Tensor, share: bool, sizes: RowSizes | None = None) -> Tensor:
+    def _pass(self, x: Tensor, samples: Tensor, images: Tensor, share: bool, live: LiveRows | None = None) -> Tensor:
         stack, batch = len(samples), len(x)
         draw = Draw(
             self.state,
             samples if stack == 1 else samples.repeat_interleave(batch),
             images.repeat(stack),
             repeat=stack if share and stack > 1 else 1,
-            sizes=sizes,
+            live=live,
         )
         # The network gets rows of its own: one that works in place must not change the caller's tensor.
         rows = x.clone() if draw.repeat > 1 else repeat_rows(x, stack)
@@ -117,21 +124,21 @@ class StackedPasses:
         two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
         numbers = torch.arange(2, dtype=torch.int32, device=x.device)
         if not self.compiled:
-            sizes = RowSizes(unsampled=x[:1].nbytes)
+            live = LiveRows()
             try:
                 expected = self._pass(two, numbers, numbers, share=False)
-                shared = self._pass(two, numbers, numbers, share=True, sizes=sizes)
+                shared = self._pass(two, numbers, numbers, share=True, live=live)
             except Exception:
                 # Whatever a network's code says to rows that multiply on the way, the plain way remains; an
                 # error of its own shows again there.
                 pass
             else:
                 if _agree(shared, expected):
-                    return PassPlan(True, sizes)
+                    return PassPlan(True, *(_INSIDE_CALLS * live.peak[sampled] for sampled in (False, True)))
         meter = _Meter()
         with torch.no_grad(), mode(self.model, "plain"), meter:
             innermost(self.model)(x[:1].clone())
-        return PassPlan(False, RowSizes(unsampled=max(meter.largest, x[:1].nbytes)))
+        return PassPlan(False, 0, _LIVE_TENSORS * max(meter.largest, x[:1].nbytes))
 
 
 def _agree(shared: Tensor, expected: Tensor) -> bool:

@@ -1,0 +1,151 @@
+"""The random activations of ``float32`` CPU tensors in compiled code: one read and one write an element.
+
+The numbers are those of :mod:`.reference`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import cache
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from rbue import random_stream
+from rbue.activations import reference
+from rbue.activations.definitions import Activation, DropReLU, RReLU
+from rbue.activations.layout import ElementLayout
+from rbue.activations.native_library import Function, Rows, native_library
+
+_WORTH_THREADS = 1 << 15  # elements, as in torch
+
+
+def supports(x: Tensor, layout: ElementLayout) -> bool:
+    """Whether this backend handles the tensor; :mod:`.cpu` handles the rest."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and layout.dense
+        and not x.is_neg()
+        and library() is not None
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, if there are any that give the right numbers."""
+    found = native_library()
+    return found if found is not None and _agrees(found) else None
+
+
+def forward(
+    x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None, inplace: bool
+) -> Tensor:
+    """The random activation; ``layout.repeat`` copies of ``x``, each with bits of its own."""
+    out = x if inplace else layout.empty_output(torch.float32)
+    kernels = library()
+    assert kernels is not None
+    _forward(kernels, x, out, activation, keys, layout, cap)
+    if inplace:
+        torch.autograd.graph.increment_version(x)
+    return out
+
+
+def backward(
+    grad: Tensor,
+    out: Tensor,
+    activation: Activation,
+    keys: Tensor | None,
+    layout: ElementLayout,
+    cap: float | None,
+) -> Tensor:
+    """The gradient at the input, from the output; the twin of ``reference.backward``."""
+    result = torch.empty_like(out)
+    kernels = library()
+    assert kernels is not None
+    _backward(kernels, grad, out, result, activation, keys, layout, cap)
+    return result
+
+
+def _forward(
+    kernels: ctypes.CDLL,
+    x: Tensor,
+    out: Tensor,
+    activation: Activation,
+    keys: Tensor,
+    layout: ElementLayout,
+    cap: float | None,
+) -> None:
+    table, rows = layout.table(), Rows(layout.rows, layout.rows // layout.repeat, layout.row_elements)
+    keys = _plain_rows(keys)
+    kernels.rbue_forward(
+        x.data_ptr(), out.data_ptr(), table.data_ptr(), *_lanes(keys), rows, _function(activation, cap), _threads(out)
+    )
+
+
+def _backward(
+    kernels: ctypes.CDLL,
+    grad: Tensor,
+    out: Tensor,
+    result: Tensor,
+    activation: Activation,
+    keys: Tensor | None,
+    layout: ElementLayout,
+    cap: float | None,
+) -> None:
+    function, threads = _function(activation, cap), _threads(out)
+    tensors = grad.data_ptr(), out.data_ptr(), result.data_ptr()
+    if keys is None:  # every element is treated alike
+        kernels.rbue_backward(*tensors, None, None, None, Rows(1, 1, out.numel()), function, threads)
+        return
+    keys, table = _plain_rows(keys), layout.table()
+    rows = Rows(layout.rows, layout.rows, layout.row_elements)
+    kernels.rbue_backward(*tensors, table.data_ptr(), *_lanes(keys), rows, function, threads)
+
+
+def _function(activation: Activation, cap: float | None) -> Function:
+    limit = math.nan if cap is None else cap
+    if isinstance(activation, DropReLU):
+        return Function(1, random_stream.threshold(1 - activation.q), 0.0, 0.0, limit)
+    return Function(0, 0, (activation.upper - activation.lower) / (1 << 24), activation.mean_slope, limit)
+
+
+def _plain_rows(keys: Tensor) -> Tensor:
+    return keys if keys.stride(1) == 1 else keys.contiguous()
+
+
+def _lanes(keys: Tensor) -> tuple[int, int]:
+    first = keys.data_ptr()
+    return first, first + keys.stride(0) * keys.element_size()
+
+
+def _threads(out: Tensor) -> int:
+    return torch.get_num_threads() if out.numel() >= _WORTH_THREADS else 1
+
+
+def _agrees(kernels: ctypes.CDLL) -> bool:
+    """Whether a library gives the formula's numbers; a compiler may have ideas of its own about rounding."""
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(4, 257, generator=generator)
+        x[:, :8] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, -2e-39])
+        grad = torch.randn(4, 257, generator=generator)
+        keys = random_stream.signed32(0x9E3779B9) * torch.arange(8, dtype=torch.int32).view(2, 4)
+        layout = ElementLayout.of(x, 4)
+        words = random_stream.bits(layout.traced_table(), *layout.broadcast_keys(keys)).view(4, 257)
+        activations: tuple[Activation, ...] = (DropReLU(0.6), RReLU())
+        for activation, cap in product(activations, (None, 2.0)):
+            out, result = torch.empty_like(x), torch.empty_like(x)
+            _forward(kernels, x, out, activation, keys, layout, cap)
+            _backward(kernels, grad, out, result, activation, keys, layout, cap)
+            expected = reference.forward(x, activation, words, cap)
+            slopes = reference.backward(grad, expected, activation, words, cap)
+            if not (_same_bits(out, expected) and _same_bits(result, slopes)):
+                return False
+    return True
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.view(torch.int32).equal(b.view(torch.int32))

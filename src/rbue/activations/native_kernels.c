@@ -1,0 +1,114 @@
+/* The random activations of float32 tensors in one pass over memory, for rbue.activations.native.
+ *
+ * Rows lie one after the other in memory; output row r reads input row r % x_rows. table[i] is mix(element i), and
+ * (k1[r], k2[r]) the key of row r: see rbue.random_stream, whose words these are, bit for bit. Input and output may be
+ * the same memory. Compile without contraction of a * b + c: the formula in reference.py rounds both operations.
+ */
+
+#include <stdint.h>
+
+#define BLOCK 16384 /* elements of one task: enough to be worth a thread, few enough to share out a single row */
+
+struct activation {
+    int32_t drop;      /* 1: DropReLU, 0: RReLU */
+    int32_t threshold; /* DropReLU drops the ReLU where word < threshold */
+    float scale;       /* RReLU's slope is odd * scale + middle */
+    float middle;
+    float cap; /* NaN for none: no number is above it */
+};
+
+struct rows {
+    int64_t count;
+    int64_t x_count;
+    int64_t elements;
+};
+
+static inline int32_t word_of(uint32_t table, uint32_t k1, uint32_t k2) {
+    uint32_t h = (table ^ k1) * 0x9E3779B1u;
+    h ^= h >> 15;
+    return (int32_t)((h ^ k2) * 0x85EBCA77u);
+}
+
+static inline float slope_of(int32_t word, float scale, float middle) {
+    return (float)((word >> 8) | 1) * scale + middle;
+}
+
+static void drop_forward(const float *x, float *out, const uint32_t *table, uint32_t k1, uint32_t k2, int64_t count,
+                         int32_t threshold) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float value = x[i];
+        int kept = word_of(table[i], k1, k2) >= threshold;
+        out[i] = (value < 0.0f) & kept ? 0.0f : value;
+    }
+}
+
+static void rrelu_forward(const float *x, float *out, const uint32_t *table, uint32_t k1, uint32_t k2, int64_t count,
+                          float scale, float middle) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float value = x[i] + 0.0f; /* -0 becomes +0 */
+        float sloped = slope_of(word_of(table[i], k1, k2), scale, middle) * value;
+        out[i] = value < 0.0f ? sloped : value;
+    }
+}
+
+static void cap_at(float *out, int64_t count, float cap) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) out[i] = out[i] > cap ? cap : out[i];
+}
+
+static void drop_backward(const float *grad, const float *y, float *out, int64_t count, float cap) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float value = y[i], passed = grad[i];
+        out[i] = (value == 0.0f) | (value >= cap) ? 0.0f : passed;
+    }
+}
+
+static void rrelu_backward(const float *grad, const float *y, float *out, const uint32_t *table, uint32_t k1,
+                           uint32_t k2, int64_t count, float scale, float middle, float cap) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        union {
+            float value;
+            int32_t bits;
+        } kept = {y[i]};
+        float sloped = slope_of(word_of(table[i], k1, k2), scale, middle) * grad[i];
+        float passed = kept.bits < 0 ? sloped : grad[i];
+        out[i] = (kept.bits == 0) | (kept.value >= cap) ? 0.0f : passed;
+    }
+}
+
+void rbue_forward(const float *x, float *out, const uint32_t *table, const uint32_t *k1, const uint32_t *k2,
+                  struct rows rows, struct activation f, int threads) {
+    int64_t blocks = (rows.elements + BLOCK - 1) / BLOCK;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t task = 0; task < rows.count * blocks; task++) {
+        int64_t row = task / blocks, start = task % blocks * BLOCK;
+        int64_t count = rows.elements - start < BLOCK ? rows.elements - start : BLOCK;
+        const float *from = x + row % rows.x_count * rows.elements + start;
+        float *to = out + row * rows.elements + start;
+        if (f.drop)
+            drop_forward(from, to, table + start, k1[row], k2[row], count, f.threshold);
+        else
+            rrelu_forward(from, to, table + start, k1[row], k2[row], count, f.scale, f.middle);
+        if (f.cap == f.cap) cap_at(to, count, f.cap);
+    }
+}
+
+void rbue_backward(const float *grad, const float *y, float *out, const uint32_t *table, const uint32_t *k1,
+                   const uint32_t *k2, struct rows rows, struct activation f, int threads) {
+    int64_t blocks = (rows.elements + BLOCK - 1) / BLOCK;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t task = 0; task < rows.count * blocks; task++) {
+        int64_t row = task / blocks, start = task % blocks * BLOCK;
+        int64_t count = rows.elements - start < BLOCK ? rows.elements - start : BLOCK;
+        int64_t at = row * rows.elements + start;
+        if (f.drop)
+            drop_backward(grad + at, y + at, out + at, count, f.cap);
+        else
+            rrelu_backward(grad + at, y + at, out + at, table + start, k1[row], k2[row], count, f.scale, f.middle,
+                           f.cap);
+    }
+}
