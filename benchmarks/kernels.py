@@ -128,11 +128,7 @@ def show(name: str, result: dict[str, Any], shape: tuple[int, ...]) -> None:
     for function in result["microseconds"]["forward"]:
         cells = [function]
         for way in TENSORS_MOVED:
-            for measure, text in (
-                ("microseconds", ".1f"),
-                ("ratio_to_relu", ".2f"),
-                ("share_of_copy_bandwidth", ".2f"),
-            ):
+            for measure, text in columns:
                 value = result[measure][way].get(function)
                 cells.append("" if value is None else format(value, text))
         table.add_row(*cells)
