@@ -19,7 +19,6 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from rich.console import Console
@@ -29,11 +28,10 @@ from torch.nn import functional as F
 
 import rbue
 from harness import medians
+from peers import PEERS, Relu, with_relu
 from rbue.environment import facts
 from rbue.files import write_json
 from rbue.models.resnet18 import ResNet18
-
-plain_relu = F.relu
 
 
 class PlainCNN(nn.Module):
@@ -50,35 +48,22 @@ class PlainCNN(nn.Module):
         return self.head(F.relu(self.conv3(x)).mean((2, 3)))
 
 
-def bernoulli_relu(x: Tensor, inplace: bool = False) -> Tensor:
-    """DropReLU as most people would write it, with torch's own random numbers."""
-    return torch.where(torch.rand_like(x) < 0.9, plain_relu(x), x)
-
-
-def torch_rrelu(x: Tensor, inplace: bool = False) -> Tensor:
-    return F.rrelu(x, 1 / 8, 1 / 3, training=True)
-
-
-def with_relu(network: nn.Module, relu: Callable) -> Callable[[Tensor], Tensor]:
-    def run(x: Tensor) -> Tensor:
-        with mock.patch.object(F, "relu", relu):
-            return network(x)
-
-    return run
+def patched(network: nn.Module, relu: Relu, x: Tensor) -> Tensor:
+    with with_relu(relu):
+        return network(x)
 
 
 def forward_passes(network: nn.Module, x: Tensor, trials: int) -> dict[str, float]:
     """Milliseconds of one pass, plain and in four random forms."""
     drop = rbue.convert(copy.deepcopy(network), rbue.DropReLU(0.9), example=x)
     rrelu = rbue.convert(copy.deepcopy(network), rbue.RReLU(), example=x)
-    peers = {"torch.rand formula": bernoulli_relu, "torch F.rrelu": torch_rrelu}
     variants: dict[str, Callable[[], Any]] = {
         "plain ReLU": lambda: network(x),
         "rbue DropReLU": lambda: drop(x),
         "rbue RReLU": lambda: rrelu(x),
     }
-    for name, relu in peers.items():
-        variants[name] = partial(with_relu(network, relu), x)
+    for name, relu in PEERS.items():
+        variants[name] = partial(patched, network, relu, x)
     return {name: 1e3 * seconds for name, seconds in medians(variants, trials).items()}
 
 

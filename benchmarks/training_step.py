@@ -14,20 +14,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from datetime import date
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from torch.nn import functional as F
 
 from harness import medians
+from peers import PEERS, with_relu
 from rbue import models
 from rbue.environment import facts
 from rbue.files import write_json
@@ -39,18 +35,6 @@ from rbue.training.step import TrainingStep
 BATCH, STEPS = 128, 100
 PLAIN = "plain ReLU"
 METHODS = {PLAIN: "single", "rbue DropReLU": "mc-droprelu:0.9", "rbue RReLU": "mc-rrelu"}
-plain_relu = F.relu
-
-
-def rand_formula(x: Tensor, inplace: bool = False) -> Tensor:
-    return torch.where(torch.rand_like(x) < 0.9, plain_relu(x), x)
-
-
-def torch_rrelu(x: Tensor, inplace: bool = False) -> Tensor:
-    return F.rrelu(x, 1 / 8, 1 / 3, training=True)
-
-
-PEERS: dict[str, Callable[..., Tensor]] = {"torch.rand formula": rand_formula, "torch F.rrelu": torch_rrelu}
 
 
 def captured(model: str, variant: str, engine: str) -> tuple[Engine, float]:
@@ -66,9 +50,7 @@ def captured(model: str, variant: str, engine: str) -> tuple[Engine, float]:
     batches = Batches(images, labels, [0.5] * 3, [0.25] * 3, batch=BATCH, padding=4, flip=True, seed=0, device=device)
     step = TrainingStep(network, method, batches, Recipe(epochs=10_000), run_seed=0)
     step.start_epoch(0)
-    peer = PEERS.get(variant)
-    patched: AbstractContextManager = nullcontext() if peer is None else mock.patch.object(F, "relu", peer)
-    with patched:
+    with with_relu(PEERS.get(variant)):
         made = engine_for(step, engine)
     made.wait()
     return made, time.perf_counter() - start

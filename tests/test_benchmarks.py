@@ -1,0 +1,57 @@
+"""What the benchmarks compute from what they time; their timings are not tested."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_can_be_imported(script, path):
+    assert script(path.stem).__doc__
+
+
+def test_bandwidth_counts_what_each_way_moves(script):
+    kernels = script("kernels")
+    times = {"forward": {"copy": 10.0, "ReLU": 10.0, "RReLU": 20.0}, "backward": {"ReLU": 15.0, "RReLU": 30.0}}
+    result = kernels.result_of(times, torch.bfloat16, (10, 10**6))
+    assert result["share_of_copy_bandwidth"]["forward"] == {"copy": 1.0, "ReLU": 1.0, "RReLU": 0.5}
+    assert result["share_of_copy_bandwidth"]["backward"] == {"ReLU": 1.0, "RReLU": 0.5}
+    assert result["ratio_to_relu"]["backward"]["RReLU"] == 2.0
+    assert result["copy_terabytes_per_second"] == 4.0
+
+
+def test_variants_take_turns(script):
+    calls = []
+    found = script("harness").medians({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3, warmup=1)
+    assert "".join(calls) == "ab" + "ababab"
+    assert set(found) == {"a", "b"}
+
+
+def test_peers_take_the_place_of_relu_for_a_while(script):
+    peers, plain, x = script("peers"), F.relu, -torch.ones(10_000)
+    with peers.with_relu(peers.rand_formula):
+        assert 0.87 < (F.relu(x) == 0).float().mean() < 0.93
+    with peers.with_relu(peers.torch_rrelu):
+        assert -1 / 3 <= F.relu(x).min() < F.relu(x).max() <= -1 / 8
+    with peers.with_relu(None):
+        assert F.relu is plain
+    assert F.relu is plain
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would run")
+def test_without_a_gpu_the_kernels_are_not_timed(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kernels.py"])
+    assert script("kernels").main() == 2
+    assert "needs a CUDA device" in capsys.readouterr().out
