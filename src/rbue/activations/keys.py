@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rbue import random_stream
+from rbue.activations import native
 from rbue.activations.operator import plain_eager
 from rbue.activations.triton_support import triton_kernels
 
@@ -23,7 +24,10 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
         images: image number of each row, ``(rows,)``.
         numbers: site numbers, ``(sites,)``.
     """
-    kernels = triton_kernels() if images.is_cuda and plain_eager(images) else None
-    if kernels is not None:
-        return kernels.site_keys(state, samples, images, numbers)
+    if plain_eager(images):
+        kernels = triton_kernels() if images.is_cuda else None
+        if kernels is not None:
+            return kernels.site_keys(state, samples, images, numbers)
+        if images.device.type == "cpu" and native.library() is not None:
+            return native.site_keys(state, samples, images, numbers)
     return random_stream.absorb(row_states(state, samples, images).unsqueeze(1), numbers.unsqueeze(-1))

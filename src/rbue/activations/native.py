@@ -40,6 +40,13 @@ def library() -> ctypes.CDLL | None:
     return found if found is not None and _agrees(found) else None
 
 
+def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -> Tensor:
+    """The keys of every row at every site, ``(2, sites, rows)``."""
+    kernels = library()
+    assert kernels is not None
+    return _site_keys(kernels, state, samples, images, numbers)
+
+
 def forward(
     x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None, inplace: bool
 ) -> Tensor:
@@ -67,6 +74,15 @@ def backward(
     assert kernels is not None
     _backward(kernels, grad, out, result, activation, keys, layout, cap)
     return result
+
+
+def _site_keys(kernels: ctypes.CDLL, state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -> Tensor:
+    rows, sites = images.shape[0], numbers.shape[0]
+    words = [tensor.contiguous() for tensor in (state, samples, images, numbers)]
+    out = torch.empty((2, sites, rows), dtype=torch.int32, device=images.device)
+    start, sample, image, number = (tensor.data_ptr() for tensor in words)
+    kernels.rbue_keys(start, sample, int(len(samples) > 1), image, number, rows, sites, out.data_ptr())
+    return out
 
 
 def _forward(
@@ -133,6 +149,8 @@ def _agrees(kernels: ctypes.CDLL) -> bool:
         x[:, :8] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, -2e-39])
         grad = torch.randn(4, 257, generator=generator)
         keys = random_stream.signed32(0x9E3779B9) * torch.arange(8, dtype=torch.int32).view(2, 4)
+        if not _agrees_on_keys(kernels):
+            return False
         layout = ElementLayout.of(x, 4)
         words = random_stream.bits(layout.traced_table(), *layout.broadcast_keys(keys)).view(4, 257)
         activations: tuple[Activation, ...] = (DropReLU(0.6), RReLU())
@@ -144,6 +162,17 @@ def _agrees(kernels: ctypes.CDLL) -> bool:
             slopes = reference.backward(grad, expected, activation, words, cap)
             if not (_same_bits(out, expected) and _same_bits(result, slopes)):
                 return False
+    return True
+
+
+def _agrees_on_keys(kernels: ctypes.CDLL) -> bool:
+    state, images = random_stream.seed_state(2**63 + 5, "cpu"), torch.arange(-3, 40, dtype=torch.int32)
+    numbers = torch.tensor([-5, 7, 2**31 - 1], dtype=torch.int32)
+    for samples in (images[:1], images.flip(0)):
+        lanes = random_stream.absorb(random_stream.absorb(state.unsqueeze(-1), samples), images)
+        expected = random_stream.absorb(lanes.unsqueeze(1), numbers.unsqueeze(-1))
+        if not _site_keys(kernels, state, samples, images, numbers).equal(expected):
+            return False
     return True
 
 

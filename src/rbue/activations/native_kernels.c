@@ -1,4 +1,4 @@
-/* The random activations of float32 tensors in one pass over memory, for rbue.activations.native.
+/* Keys, and the random activations of float32 tensors in one pass over memory, for rbue.activations.native.
  *
  * Rows lie one after the other in memory; output row r reads input row r % x_rows. table[i] is mix(element i), and
  * (k1[r], k2[r]) the key of row r: see rbue.random_stream, whose words these are, bit for bit. Input and output may be
@@ -77,6 +77,25 @@ static void rrelu_backward(const float *grad, const float *y, float *out, const 
         float sloped = slope_of(word_of(table[i], k1, k2), scale, middle) * grad[i];
         float passed = kept.bits < 0 ? sloped : grad[i];
         out[i] = (kept.bits == 0) | (kept.value >= cap) ? 0.0f : passed;
+    }
+}
+
+static inline uint32_t mix(uint32_t x) {
+    x = (x ^ x >> 16) * 0x21F0AAADu;
+    x = (x ^ x >> 15) * 0x735A2D97u;
+    return x ^ x >> 15;
+}
+
+/* The keys of every row at every site, (2, sites, rows); sample numbers are one for all rows or one each. */
+void rbue_keys(const uint32_t *state, const uint32_t *samples, int64_t sample_stride, const uint32_t *images,
+               const uint32_t *numbers, int64_t rows, int64_t sites, uint32_t *out) {
+    for (int64_t lane = 0; lane < 2; lane++) {
+        for (int64_t site = 0; site < sites; site++) {
+            uint32_t *keys = out + (lane * sites + site) * rows;
+#pragma omp simd
+            for (int64_t row = 0; row < rows; row++)
+                keys[row] = mix(mix(mix(state[lane] ^ samples[row * sample_stride]) ^ images[row]) ^ numbers[site]);
+        }
     }
 }
 

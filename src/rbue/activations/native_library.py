@@ -112,10 +112,11 @@ def _opened(path: Path) -> ctypes.CDLL | None:
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    pointer, tail = ctypes.c_void_p, [Rows, Function, ctypes.c_int]
+    pointer, number, tail = ctypes.c_void_p, ctypes.c_int64, [Rows, Function, ctypes.c_int]
+    library.rbue_keys.argtypes = [pointer, pointer, number, pointer, pointer, number, number, pointer]
     library.rbue_forward.argtypes = [pointer] * 5 + tail
     library.rbue_backward.argtypes = [pointer] * 6 + tail
-    library.rbue_forward.restype = library.rbue_backward.restype = None
+    library.rbue_keys.restype = library.rbue_forward.restype = library.rbue_backward.restype = None
     return library
 
 
