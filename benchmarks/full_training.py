@@ -35,7 +35,7 @@ from rbue.experiment import batches_for, evaluate_run, train_run, training_image
 from rbue.files import write_json
 from rbue.models.resnet18 import ResNet18
 from rbue.networks import fresh_network
-from rbue.runs import RunConfig
+from rbue.runs import RunConfig, RunFolder
 from rbue.training import Recipe
 from rbue.training.engines import engine_for
 from rbue.training.step import TrainingStep
@@ -125,20 +125,28 @@ def our_steps(config: RunConfig, images: data.ImageSet, steps: int, device: torc
     start = time.perf_counter()
     network = fresh_network(config, images, device)
     step = TrainingStep(network, config.parsed, batches_for(config, images, device), config.recipe, run_seed=0)
-    step.start_epoch(0)
     engine = engine_for(step)
     engine.wait()
-    prepared = time.perf_counter() - start
-    for timed in (False, True):
-        start = time.perf_counter()
-        for _ in range(steps if timed else WARM_UP):
-            engine.run_epoch_part(config.recipe.batch)
-        engine.wait()
+    prepared, done, epoch = time.perf_counter() - start, 0, 0
+    while done < WARM_UP + steps:  # whole epochs as in training, the small last batch with them
+        step.start_epoch(epoch)
+        for rows in step.batch_sizes():
+            if done == WARM_UP:
+                engine.wait()
+                start = time.perf_counter()
+            if done < WARM_UP + steps:
+                engine.run_epoch_part(rows)
+                done += 1
+        epoch += 1
+    engine.wait()
     return {"prepare_s": prepared, "step_ms": 1e3 * (time.perf_counter() - start) / steps}
 
 
 def whole_run(config: RunConfig, root: Path, device: torch.device) -> dict[str, float]:
-    """Seconds of training and evaluating for real; a run that is there already is not timed again."""
+    """Seconds of training and evaluating for real."""
+    folder = RunFolder.of(config, root)
+    if folder.path.exists():
+        raise SystemExit(f"{folder.path} is there already, so its time cannot be measured; give --whole a new folder.")
     start = time.perf_counter()
     train_run(config, root, device)
     trained = time.perf_counter()
@@ -160,17 +168,19 @@ def main() -> None:
     config = RunConfig(data=DATA, model=MODEL, method=METHOD, recipe=Recipe(epochs=options.epochs))
     images = training_images(config)
     whole_steps = options.epochs * math.ceil(len(images) / config.recipe.batch)
+    # Ours come first: the peer's settings of torch and its workers stay until the process ends.
+    whole = None if options.whole is None else whole_run(config, options.whole, device)
+    ours = our_steps(config, images, options.steps, device)
     loop = EagerLoop(images, config.recipe, device, options.workers)
     rows: dict[str, dict[str, float]] = {
+        "rbue DropReLU": ours,
         "eager TF32, plain ReLU": eager_steps(loop, options.steps, None),
         "eager TF32, torch.rand formula": eager_steps(loop, options.steps, rand_formula),
-        "rbue DropReLU": our_steps(config, images, options.steps, device),
     }
     for row in rows.values():
         row["whole_s"] = row["step_ms"] * whole_steps / 1e3 + row.get("prepare_s", 0.0)
-    ours = rows["rbue DropReLU"]["whole_s"]
     for row in rows.values():
-        row["over_ours"] = row["whole_s"] / ours
+        row["over_ours"] = row["whole_s"] / ours["whole_s"]
     result: dict[str, Any] = {
         "epochs": options.epochs,
         "steps_timed": options.steps,
@@ -180,8 +190,8 @@ def main() -> None:
         "date": str(date.today()),
         "environment": facts(),
     }
-    if options.whole is not None:
-        result["whole_run"] = {k: round(v, 4) for k, v in whole_run(config, options.whole, device).items()}
+    if whole is not None:
+        result["whole_run"] = {name: round(value, 4) for name, value in whole.items()}
     show(result)
     write_json(options.out, result)
     print(f"written to {options.out}")

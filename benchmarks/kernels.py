@@ -84,8 +84,8 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.mem
     found = functions(site_keys(random_stream.seed_state(0, "cuda"), *numbers)[:, 0])
     with torch.no_grad():
         forward = turns({name: lambda i, f=f: f(inputs[i]) for name, f in found.items()}, buffers, trials)
-    backward = {}
     gradient = torch.randn_like(inputs[0])
+    calls: dict[str, Callable[[int], Any]] = {}
     for name, function in found.items():
         if name == "copy":
             continue  # its gradient is the one that comes in
@@ -94,7 +94,8 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.mem
         def call(index: int, outs: list[Tensor] = outs) -> None:
             torch.autograd.grad(outs[index], inputs[index], gradient, retain_graph=True)
 
-        backward |= turns({name: call}, buffers, trials)
+        calls[name] = call
+    backward = turns(calls, buffers, trials)
     return {"forward": forward, "backward": backward}
 
 

@@ -55,3 +55,29 @@ def test_without_a_gpu_the_kernels_are_not_timed(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["kernels.py"])
     assert script("kernels").main() == 2
     assert "needs a CUDA device" in capsys.readouterr().out
+
+
+def test_goals_are_judged_by_their_limit(script, monkeypatch, tmp_path):
+    goals = script("goals")
+    monkeypatch.setattr(goals, "RESULTS", tmp_path)
+    (tmp_path / "a.json").write_text('{"x": 1.5, "y": null}')
+    most = goals.Goal("w", "CPU", 1.5, "a.json", lambda found: {"X": found["x"], "Y": found["y"]})
+    assert most.row() == "| w | CPU | ≤ 1.5 | X 1.50 | yes |"
+    assert most._replace(limit=1.4).row().endswith("| no |")
+    assert most._replace(at_least=True, limit=1.6).row() == "| w | CPU | ≥ 1.6 | X 1.50 | no |"
+    assert most._replace(file="b.json").row().endswith("| not measured yet | open |")
+
+
+def test_adaptive_counts_only_settings_with_equal_scores(script):
+    rows = [
+        {"samples_an_image": samples, "accuracy_difference": accuracy, "ece_difference": ece}
+        for samples, accuracy, ece in [
+            (100, 0, 0),
+            (9, 0.0004, 0.002),
+            (8, 0.001, 0),
+            (15, -0.0004, 0.0009),
+            (12, 0, 0),
+        ]
+    ]
+    assert script("goals").adaptive_samples({"rows": rows}) == {"": 12}
+    assert script("goals").adaptive_samples({"rows": rows[:3]}) == {"": None}

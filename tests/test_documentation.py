@@ -36,7 +36,10 @@ def test_links_lead_somewhere(page):
         assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
-@pytest.mark.parametrize("script", ["docs/build_api.py", "docs/build_results.py", "benchmarks/readme_table.py"])
+SCRIPTS = ["docs/build_api.py", "docs/build_results.py", "benchmarks/readme_table.py", "benchmarks/goals.py"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_generated_pages_are_current(script):
     run = [sys.executable, str(ROOT / script), "--check"]
     assert subprocess.run(run, check=False).returncode == 0, f"run: python {script}"

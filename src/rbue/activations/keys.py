@@ -28,6 +28,6 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
         kernels = triton_kernels() if images.is_cuda else None
         if kernels is not None:
             return kernels.site_keys(state, samples, images, numbers)
-        if images.device.type == "cpu" and native.library() is not None:
+        if native.supports_keys(state, samples, images, numbers):
             return native.site_keys(state, samples, images, numbers)
     return random_stream.absorb(row_states(state, samples, images).unsqueeze(1), numbers.unsqueeze(-1))

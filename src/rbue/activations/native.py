@@ -22,15 +22,22 @@ from rbue.activations.native_library import Function, Rows, native_library
 _WORTH_THREADS = 1 << 15  # elements, as in torch
 
 
-def supports(x: Tensor, layout: ElementLayout) -> bool:
-    """Whether this backend handles the tensor; :mod:`.cpu` handles the rest."""
+def supports(x: Tensor, keys: Tensor | None, layout: ElementLayout) -> bool:
+    """Whether this backend handles the tensor; :mod:`.cpu` handles the rest, and refuses what does not fit."""
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32
         and layout.dense
         and not x.is_neg()
+        and (keys is None or (_is_words(keys) and x.shape[0] * layout.repeat == layout.rows * layout.patches))
         and library() is not None
     )
+
+
+def supports_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -> bool:
+    """Whether :func:`site_keys` handles these numbers."""
+    words = (state, samples, images, numbers)
+    return all(map(_is_words, words)) and len(samples) in (1, len(images)) and library() is not None
 
 
 @cache
@@ -51,6 +58,8 @@ def forward(
     x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None, inplace: bool
 ) -> Tensor:
     """The random activation; ``layout.repeat`` copies of ``x``, each with bits of its own."""
+    if inplace and x.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError("a tensor made in inference mode cannot be changed in place outside of it.")
     out = x if inplace else layout.empty_output(torch.float32)
     kernels = library()
     assert kernels is not None
@@ -126,6 +135,10 @@ def _function(activation: Activation, cap: float | None) -> Function:
     if isinstance(activation, DropReLU):
         return Function(1, random_stream.threshold(1 - activation.q), 0.0, 0.0, limit)
     return Function(0, 0, (activation.upper - activation.lower) / (1 << 24), activation.mean_slope, limit)
+
+
+def _is_words(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.int32 and tensor.device.type == "cpu"
 
 
 def _plain_rows(keys: Tensor) -> Tensor:

@@ -102,6 +102,7 @@ void rbue_keys(const uint32_t *state, const uint32_t *samples, int64_t sample_st
 void rbue_forward(const float *x, float *out, const uint32_t *table, const uint32_t *k1, const uint32_t *k2,
                   struct rows rows, struct activation f, int threads) {
     int64_t blocks = (rows.elements + BLOCK - 1) / BLOCK;
+    if (threads > rows.count * blocks) threads = (int)(rows.count * blocks);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t task = 0; task < rows.count * blocks; task++) {
         int64_t row = task / blocks, start = task % blocks * BLOCK;
@@ -119,6 +120,7 @@ void rbue_forward(const float *x, float *out, const uint32_t *table, const uint3
 void rbue_backward(const float *grad, const float *y, float *out, const uint32_t *table, const uint32_t *k1,
                    const uint32_t *k2, struct rows rows, struct activation f, int threads) {
     int64_t blocks = (rows.elements + BLOCK - 1) / BLOCK;
+    if (threads > rows.count * blocks) threads = (int)(rows.count * blocks);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t task = 0; task < rows.count * blocks; task++) {
         int64_t row = task / blocks, start = task % blocks * BLOCK;

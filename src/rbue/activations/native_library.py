@@ -12,11 +12,13 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("native_kernels.c")
@@ -27,7 +29,8 @@ EXACT = ("-O3", "-std=c99", "-ffp-contract=off", "-fno-trapping-math", "-fno-mat
 THREADS = ("-fopenmp",)
 """torch's own pool: its OpenMP library is in the process already, and the linker takes that one."""
 
-_PATIENCE = 60  # seconds
+_PATIENCE = 30  # seconds
+_lock = threading.Lock()
 
 
 class Rows(ctypes.Structure):
@@ -48,25 +51,33 @@ class Function(ctypes.Structure):
     )
 
 
-@cache
 def native_library() -> ctypes.CDLL | None:
-    """The library, or None where it is not wanted, cannot be compiled or gives other numbers than the formula."""
+    """The library, or None where it is not wanted or cannot be had."""
     if os.environ.get("RBUE_NATIVE") == "0" or os.name != "posix":
         return None
-    compiler = find_compiler()
-    for flags in _flags() if compiler else ():
-        library = _load(compiler, flags)  # type: ignore[arg-type]
-        if library is not None:
-            return library
+    with _lock:
+        try:
+            return _first_that_loads()
+        except (OSError, RuntimeError, subprocess.SubprocessError):
+            return None  # no source, no home, no place for temporary files, a compiler that hangs
+
+
+def find_compiler() -> list[str] | None:
+    """The C compiler to use and its first arguments: ``$CC``, or the first of the usual names."""
+    for text in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        name, *more = shlex.split(text) or [""]
+        path = shutil.which(name) if name else None
+        if path:
+            return [path, *more]
     return None
 
 
-def find_compiler() -> str | None:
-    """The C compiler to use: ``$CC``, or the first of the usual names."""
-    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        path = shutil.which(name) if name else None
-        if path:
-            return path
+def _first_that_loads() -> ctypes.CDLL | None:
+    compiler = find_compiler()
+    for flags in _flags() if compiler else ():
+        library = _load([*compiler, *flags])  # type: ignore[misc]
+        if library is not None:
+            return library
     return None
 
 
@@ -78,30 +89,56 @@ def _flags() -> Iterator[tuple[str, ...]]:
         yield (*EXACT, *more)
 
 
-def _load(compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL | None:
-    recipe = (SOURCE.read_text(), compiler, str(os.stat(compiler).st_mtime_ns), *flags, _processor())
-    kept = _cache_folder() / f"{hashlib.sha256(repr(recipe).encode()).hexdigest()[:24]}.so"
-    library = _opened(kept) if kept.is_file() else None
+def _load(command: list[str]) -> ctypes.CDLL | None:
+    """A library from the cache, or a new one."""
+    recipe = (SOURCE.read_text(), *command, os.stat(command[0]).st_mtime_ns, _processor())
+    name = _digest(repr(recipe).encode())
+    library = _from_cache(name)
     if library is not None:
         return library
     with tempfile.TemporaryDirectory(prefix="rbue-") as folder:
-        made = Path(folder) / kept.name
-        command = [compiler, *flags, "-o", str(made), str(SOURCE)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
-        except (OSError, subprocess.SubprocessError):
+        made = Path(folder) / f"{name}.so"
+        if not _compiles([*command, "-o", str(made), str(SOURCE)]) or not made.is_file():
             return None
-        _keep(made, kept)
-        return _opened(made)  # it stays in memory when its file is gone
+        _keep(made, name)
+        return _opened(made) or _from_cache(name)  # it stays in memory when its file is gone
 
 
-def _keep(made: Path, kept: Path) -> None:
+def _compiles(command: list[str]) -> bool:
+    # A session of its own, so that a compiler that hangs is ended with all its parts.
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return run.wait(_PATIENCE) == 0
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        raise
+
+
+def _from_cache(name: str) -> ctypes.CDLL | None:
+    """A kept library whose content is still the one that was kept; loading half a file would end the process."""
+    try:
+        found = sorted(_cache_folder().glob(f"{name}-*.so"))
+        whole = [path for path in found if path.stem == f"{name}-{_digest(path.read_bytes())}"]
+    except (OSError, RuntimeError):
+        return None
+    return _opened(whole[0]) if whole else None
+
+
+def _keep(made: Path, name: str) -> None:
     """Copy a library into the cache, whole or not at all; where that cannot be written, the next process compiles."""
-    with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        beside = kept.with_name(f"{kept.name}.{os.getpid()}")
-        shutil.copyfile(made, beside)
-        beside.replace(kept)
+    with contextlib.suppress(OSError, RuntimeError):
+        folder = _cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        content = made.read_bytes()
+        handle, beside = tempfile.mkstemp(dir=folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(beside).replace(folder / f"{name}-{_digest(content)}.so")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]
 
 
 def _opened(path: Path) -> ctypes.CDLL | None:

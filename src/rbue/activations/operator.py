@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from rbue.activations import cpu, native, reference
@@ -99,6 +100,9 @@ def plain_eager(x: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, torch.nn.Parameter)
         and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and forward_ad._current_level < 0
         and not torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
     )
 
@@ -123,7 +127,7 @@ def _forward(
         out = expanded(x, layout) if repeat > 1 else x if inplace else x.clone()
         return out if cap is None else out.clamp_(max=cap)
     if plain_eager(x):
-        if native.supports(x, layout):
+        if native.supports(x, keys, layout):
             return native.forward(x, activation, keys, layout, cap, inplace)
         if cpu.supports(x, layout):
             return cpu.forward(x, activation, keys, layout, cap, inplace, saved)
@@ -147,9 +151,10 @@ def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: Activa
     layout = ElementLayout.of(out, 1 if keys is None else keys.shape[-1])
     differentiable = torch.is_grad_enabled() and grad.requires_grad
     if plain_eager(grad) and not differentiable:
+        grad = grad.resolve_neg()
         if layout.dense and not grad.is_contiguous(memory_format=layout.memory_format):
             grad = grad.contiguous(memory_format=layout.memory_format)
-        if native.supports(out, layout):
+        if native.supports(out, keys, layout):
             return native.backward(grad, out, activation, keys, layout, cap)
         if cpu.supports(out, layout):
             return cpu.backward(grad, out, activation, keys, layout, cap)

@@ -28,7 +28,7 @@ _MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a gri
 
 def supports(x: Tensor, layout: ElementLayout) -> bool:
     """Whether the kernels handle this tensor; the reference handles the rest."""
-    return x.is_cuda and x.dtype in _DTYPES and layout.dense and x.numel() > 0
+    return x.is_cuda and x.dtype in _DTYPES and layout.dense and x.numel() > 0 and not x.is_neg()
 
 
 @triton.jit

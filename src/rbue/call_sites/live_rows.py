@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class LiveRows:
@@ -35,3 +39,28 @@ class LiveRows:
         self._owners[owner] -= 1
         if not self._owners[owner]:
             self._held[owner[0]] -= size
+
+    def inside(self, inputs: Iterable[Tensor], rows: int, sampled: bool) -> TorchDispatchMode:
+        """Follow what one call makes of its inputs on the way to its result: attention, say, makes much."""
+        return _Inside(self, inputs, rows, sampled)
+
+
+class _Inside(TorchDispatchMode):
+    """Sees every operation within a call; what comes from weights alone (such as their casts) is not a row's."""
+
+    def __init__(self, live: LiveRows, inputs: Iterable[Tensor], rows: int, sampled: bool) -> None:
+        super().__init__()
+        self.live, self.rows, self.sampled = live, rows, sampled
+        self.carrying = {x.untyped_storage().data_ptr() for x in inputs}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if any(self._carries(x) for x in tree_leaves((args, kwargs))):
+            for x in tree_leaves(out):
+                if isinstance(x, Tensor):
+                    self.carrying.add(x.untyped_storage().data_ptr())
+                    self.live.note(x, self.rows, self.sampled)
+        return out
+
+    def _carries(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x.untyped_storage().data_ptr() in self.carrying

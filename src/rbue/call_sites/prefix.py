@@ -58,7 +58,10 @@ class SharingMode(SiteMode):
     def _mark(self, x: Tensor, sampled: bool) -> None:
         setattr(x, _MARK, (self.serial, sampled))
         if self.live is not None:
-            self.live.note(x, self.images * (self.repeat if sampled else 1), sampled)
+            self.live.note(x, self._rows(sampled), sampled)
+
+    def _rows(self, sampled: bool) -> int:
+        return self.images * (self.repeat if sampled else 1)
 
     def _sampled(self, x: Tensor) -> bool | None:
         """True or False for a tensor that carries the batch, None for any other."""
@@ -77,7 +80,7 @@ class SharingMode(SiteMode):
             args, kwargs = self._repeated(args), self._repeated(kwargs)
         call = None if self.scope.suspended else self.kind.read(func, args, kwargs)
         if call is None:
-            out = func(*args, **kwargs)
+            out = self._run(func, args, kwargs, sampled)
         else:
             rows = call.x.shape[0]
             path, number = self.scope.path, self.scope.next_call()
@@ -87,6 +90,13 @@ class SharingMode(SiteMode):
             for x in _tensors(out):
                 self._mark(x, sampled)
         return out
+
+    def _run(self, func: Callable, args: tuple, kwargs: Any, sampled: bool) -> Any:
+        if self.live is None:
+            return func(*args, **kwargs)
+        carrying = [x for x in _tensors((args, kwargs)) if self._sampled(x) is not None]
+        with self.live.inside(carrying, self._rows(sampled), sampled):
+            return func(*args, **kwargs)
 
     def _repeated(self, value: Any) -> Any:
         if isinstance(value, Tensor):

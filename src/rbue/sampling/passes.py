@@ -25,8 +25,8 @@ GPU_BUDGET, GPU_SHARE = 4 << 30, 0.25
 """Enough rows to keep a large GPU busy; more would only be held in memory. Never more than a share of what is free."""
 _LIVE_TENSORS = 4
 """A pass holds about this many tensors of the largest size at once, where they cannot be followed."""
-_INSIDE_CALLS = 1.5
-"""What a pass takes over what its code holds: torch works in tensors of its own for the length of a call."""
+_UNSEEN = 1.5
+"""What a pass takes over the tensors it can be seen to hold: libraries work in memory of their own."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,14 @@ class StackedPasses:
             live = LiveRows()
             try:
                 expected = self._pass(two, numbers, numbers, share=False)
-                shared = self._pass(two, numbers, numbers, share=True, live=live)
-            except Exception:
-                # Whatever a network's code says to rows that multiply on the way, the plain way remains; an
-                # error of its own shows again there.
-                pass
-            else:
+                shared = self._pass(two, numbers, numbers, share=True)
                 if _agree(shared, expected):
-                    return PassPlan(True, *(_INSIDE_CALLS * live.peak[sampled] for sampled in (False, True)))
+                    self._pass(two, numbers, numbers, share=True, live=live)
+                    return PassPlan(True, *(_UNSEEN * live.peak[sampled] for sampled in (False, True)))
+            except Exception:
+                # Whatever a network's code says to rows that multiply on the way, or to being watched, the plain way
+                # remains; an error of its own shows again there.
+                pass
         meter = _Meter()
         with torch.no_grad(), mode(self.model, "plain"), meter:
             innermost(self.model)(x[:1].clone())

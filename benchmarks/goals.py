@@ -1,0 +1,199 @@
+"""Write the goals in benchmarks/README.md from ``results/``; ``--check`` only says whether they are up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results"
+SECTION = re.compile(r"<!-- goals -->.*<!-- /goals -->", flags=re.DOTALL)
+
+CNN, RESNET = "16-32-64 CNN, batch 128", "ResNet-18, batch 32"
+OURS = ("rbue DropReLU", "rbue RReLU")
+
+
+class Goal(NamedTuple):
+    """What is to be reached: every value at most the limit, or at least it."""
+
+    what: str
+    where: str
+    limit: float
+    file: str
+    values: Callable[[dict[str, Any]], dict[str, float | None]]
+    at_least: bool = False
+    digits: int = 2
+
+    def row(self) -> str:
+        """One line of the table."""
+        sign = "≥" if self.at_least else "≤"
+        path = RESULTS / self.file
+        found = self.values(json.loads(path.read_text())) if path.is_file() else {}
+        values = {name: value for name, value in found.items() if value is not None}
+        text = ", ".join(f"{name} {value:.{self.digits}f}".strip() for name, value in values.items())
+        reached = all(value >= self.limit if self.at_least else value <= self.limit for value in values.values())
+        verdict = "open" if not values else "yes" if reached else "no"
+        return f"| {self.what} | {self.where} | {sign} {self.limit:g} | {text or 'not measured yet'} | {verdict} |"
+
+
+def forward_ratios(network: str) -> Callable[[dict[str, Any]], dict[str, float | None]]:
+    return lambda found: {name.removeprefix("rbue "): found["ratio_to_plain"][network][name] for name in OURS}
+
+
+def kernel_shares(found: dict[str, Any]) -> dict[str, float | None]:
+    share = found["cases"]["bfloat16"]["share_of_copy_bandwidth"]
+    return {f"{name} {way}": share[way][name] for name in ("DropReLU", "RReLU") for way in share}
+
+
+def training_ratios(key: str) -> Callable[[dict[str, Any]], dict[str, float | None]]:
+    def values(found: dict[str, Any]) -> dict[str, float | None]:
+        return {
+            f"{network} {name.removeprefix('rbue ')}": rows[name].get(key)
+            for network, rows in found["networks"].items()
+            for name in OURS
+            if name in rows
+        }
+
+    return values
+
+
+def sampling(key: str, *names: str) -> Callable[[dict[str, Any]], dict[str, float | None]]:
+    return lambda found: {name.split(",")[0].removeprefix("rbue "): found[key].get(name) for name in names}
+
+
+def against_torch_uncertainty(found: dict[str, Any]) -> dict[str, float | None]:
+    seconds = found["seconds"]
+    peer, ours = seconds.get("torch-uncertainty mc_dropout"), seconds["rbue DropReLU, all sites"]
+    return {"": None if peer is None else peer / ours}
+
+
+def adaptive_samples(found: dict[str, Any]) -> dict[str, float | None]:
+    """The fewest samples among the settings whose accuracy and ECE are those of the fixed number."""
+    close = [
+        row["samples_an_image"]
+        for row in found["rows"][1:]
+        if abs(row["accuracy_difference"]) <= 0.0005 and abs(row["ece_difference"]) <= 0.001
+    ]
+    return {"": min(close) if close else None}
+
+
+GOALS = [
+    Goal(
+        "kernels, share of a copy's bandwidth, 64 Mi elements, bf16",
+        "H200",
+        0.95,
+        "gpu_kernels.json",
+        kernel_shares,
+        True,
+    ),
+    Goal(
+        "training step over plain ReLU's, batch 128",
+        "H200",
+        1.02,
+        "training_step.json",
+        training_ratios("step_ratio"),
+        digits=3,
+    ),
+    Goal(
+        "peak training memory over plain ReLU's",
+        "H200",
+        1.02,
+        "training_step.json",
+        training_ratios("memory_ratio"),
+        digits=3,
+    ),
+    Goal(
+        "seconds of 200 epochs of ResNet-18 with DropReLU(0.9), compiling and evaluation counted",
+        "H200",
+        210,
+        "full_training.json",
+        lambda found: {"": found.get("whole_run", {}).get("total_s")},
+        digits=0,
+    ),
+    Goal(
+        "the same against an eager TF32 loop with a DataLoader",
+        "H200",
+        2.5,
+        "full_training.json",
+        lambda found: {"": found["rows"]["eager TF32, plain ReLU"]["over_ours"]},
+        at_least=True,
+    ),
+    Goal(
+        "100 samples x 10,000 images over 100 plain passes",
+        "H200",
+        1.03,
+        "mc_inference_cuda.json",
+        sampling("over_as_many_plain_passes", "rbue DropReLU, all sites", "rbue RReLU, all sites"),
+        digits=3,
+    ),
+    Goal(
+        "the same against torch-uncertainty's loop",
+        "H200",
+        4,
+        "mc_inference_cuda.json",
+        against_torch_uncertainty,
+        True,
+    ),
+    Goal(
+        "100 samples, `last`, over one pass",
+        "H200",
+        1.2,
+        "mc_inference_cuda.json",
+        sampling("over_one_plain_pass", "rbue DropReLU, last site"),
+    ),
+    Goal(
+        "100 samples, `last`, over one pass",
+        "CPU",
+        1.1,
+        "cpu_forward.json",
+        lambda found: {"": found["ratio_to_plain"]["ResNet-18, batch 32, last"]["100 samples, last"]},
+        digits=3,
+    ),
+    Goal(
+        "memory of 1,000 samples over that of 10",
+        "H200",
+        1.05,
+        "mc_inference_cuda.json",
+        lambda found: {"": found["memory_1000_over_10"]},
+    ),
+    Goal(
+        "memory of 1,000 samples over that of 10",
+        "CPU",
+        1.05,
+        "cpu_forward.json",
+        lambda found: {"": found["memory_1000_over_10"]},
+    ),
+    Goal(
+        "adaptive: samples an image for the scores of 100",
+        "H200",
+        20,
+        "adaptive_sampling.json",
+        adaptive_samples,
+        digits=1,
+    ),
+    Goal("stochastic forward over plain, ResNet-18, batch 32", "CPU", 1.1, "cpu_forward.json", forward_ratios(RESNET)),
+    Goal("stochastic forward over plain, 16-32-64 CNN, batch 128", "CPU", 1.3, "cpu_forward.json", forward_ratios(CNN)),
+]
+
+
+def section() -> str:
+    rows = ["| goal | where | limit | measured | reached |", "|---|---|---|---|---|", *(goal.row() for goal in GOALS)]
+    return "\n".join(["<!-- goals -->", *rows, "<!-- /goals -->"])
+
+
+def main() -> int:
+    path = HERE / "README.md"
+    old = path.read_text()
+    new = SECTION.sub(lambda _: section(), old)
+    if "--check" in sys.argv[1:]:
+        return int(new != old)
+    path.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
