@@ -99,37 +99,49 @@ void rbue_keys(const uint32_t *state, const uint32_t *samples, int64_t sample_st
     }
 }
 
+/* A block of one row: the work is shared out in these. */
+struct piece {
+    int64_t row;
+    int64_t start;
+    int64_t count;
+};
+
+static int64_t blocks_of(struct rows rows) { return (rows.elements + BLOCK - 1) / BLOCK; }
+
+static struct piece piece_of(int64_t task, struct rows rows) {
+    int64_t start = task % blocks_of(rows) * BLOCK, left = rows.elements - start;
+    return (struct piece){task / blocks_of(rows), start, left < BLOCK ? left : BLOCK};
+}
+
 void rbue_forward(const float *x, float *out, const uint32_t *table, const uint32_t *k1, const uint32_t *k2,
                   struct rows rows, struct activation f, int threads) {
-    int64_t blocks = (rows.elements + BLOCK - 1) / BLOCK;
-    if (threads > rows.count * blocks) threads = (int)(rows.count * blocks);
+    int64_t tasks = rows.count * blocks_of(rows);
+    if (threads > tasks) threads = (int)tasks;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (int64_t task = 0; task < rows.count * blocks; task++) {
-        int64_t row = task / blocks, start = task % blocks * BLOCK;
-        int64_t count = rows.elements - start < BLOCK ? rows.elements - start : BLOCK;
-        const float *from = x + row % rows.x_count * rows.elements + start;
-        float *to = out + row * rows.elements + start;
+    for (int64_t task = 0; task < tasks; task++) {
+        struct piece p = piece_of(task, rows);
+        const float *from = x + p.row % rows.x_count * rows.elements + p.start;
+        float *to = out + p.row * rows.elements + p.start;
         if (f.drop)
-            drop_forward(from, to, table + start, k1[row], k2[row], count, f.threshold);
+            drop_forward(from, to, table + p.start, k1[p.row], k2[p.row], p.count, f.threshold);
         else
-            rrelu_forward(from, to, table + start, k1[row], k2[row], count, f.scale, f.middle);
-        if (f.cap == f.cap) cap_at(to, count, f.cap);
+            rrelu_forward(from, to, table + p.start, k1[p.row], k2[p.row], p.count, f.scale, f.middle);
+        if (f.cap == f.cap) cap_at(to, p.count, f.cap);
     }
 }
 
 void rbue_backward(const float *grad, const float *y, float *out, const uint32_t *table, const uint32_t *k1,
                    const uint32_t *k2, struct rows rows, struct activation f, int threads) {
-    int64_t blocks = (rows.elements + BLOCK - 1) / BLOCK;
-    if (threads > rows.count * blocks) threads = (int)(rows.count * blocks);
+    int64_t tasks = rows.count * blocks_of(rows);
+    if (threads > tasks) threads = (int)tasks;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (int64_t task = 0; task < rows.count * blocks; task++) {
-        int64_t row = task / blocks, start = task % blocks * BLOCK;
-        int64_t count = rows.elements - start < BLOCK ? rows.elements - start : BLOCK;
-        int64_t at = row * rows.elements + start;
+    for (int64_t task = 0; task < tasks; task++) {
+        struct piece p = piece_of(task, rows);
+        int64_t at = p.row * rows.elements + p.start;
         if (f.drop)
-            drop_backward(grad + at, y + at, out + at, count, f.cap);
+            drop_backward(grad + at, y + at, out + at, p.count, f.cap);
         else
-            rrelu_backward(grad + at, y + at, out + at, table + start, k1[row], k2[row], count, f.scale, f.middle,
-                           f.cap);
+            rrelu_backward(grad + at, y + at, out + at, table + p.start, k1[p.row], k2[p.row], p.count, f.scale,
+                           f.middle, f.cap);
     }
 }
