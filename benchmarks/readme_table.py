@@ -51,8 +51,8 @@ def gpu_lines(gpu: dict) -> list[str]:
         f"| forward, {millions} Mi elements, bf16 | " + " | ".join(f"{ratio['forward'][n]:.2f}x" for n in names) + " |",
         "| backward | " + " | ".join(f"{ratio['backward'][n]:.2f}x" for n in names) + " |",
         "",
-        f"Peak training memory is that of plain ReLU. `make bench-gpu` on one {facts['gpu']}, torch {facts['torch']}, "
-        f"triton {facts['triton']}, {facts['date']}.",
+        f"Peak training memory is that of plain ReLU (`make test-gpu`). `make bench-gpu` on one {facts['gpu']}, torch "
+        f"{facts['torch']}, triton {facts['triton']}, {facts['date']}. {gpu.get('note', '')}".strip(),
     ]
 
 

@@ -143,6 +143,8 @@ def test_a_compiler_that_fails_gives_no_library(fresh, tmp_path, monkeypatch, sc
     ("right", "wrong"),
     [
         ("0x9E3779B1u", "0x9E3779B3u"),
+        ("0x735A2D97u", "0x735A2D99u"),
+        ("row * sample_stride", "0 * row"),
         ("? sloped : value", "? sloped : 2.0f * value"),
         ("kept.value >= cap", "kept.value > cap"),
         ("x[i] + 0.0f", "x[i]"),

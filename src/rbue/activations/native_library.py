@@ -74,11 +74,10 @@ def find_compiler() -> list[str] | None:
 
 def _first_that_loads() -> ctypes.CDLL | None:
     compiler = find_compiler()
-    for flags in _flags() if compiler else ():
-        library = _load([*compiler, *flags])  # type: ignore[misc]
-        if library is not None:
-            return library
-    return None
+    if compiler is None:
+        return None
+    found = (_load([*compiler, *flags]) for flags in _flags())
+    return next((library for library in found if library is not None), None)
 
 
 def _flags() -> Iterator[tuple[str, ...]]:
