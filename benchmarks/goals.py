@@ -15,6 +15,7 @@ SECTION = re.compile(r"<!-- goals -->.*<!-- /goals -->", flags=re.DOTALL)
 
 CNN, RESNET = "16-32-64 CNN, batch 128", "ResNet-18, batch 32"
 OURS = ("rbue DropReLU", "rbue RReLU")
+FORMS = ("", ", folded and compiled")
 
 
 class Goal(NamedTuple):
@@ -52,23 +53,23 @@ def kernel_shares(found: dict[str, Any]) -> dict[str, float | None]:
 def training_ratios(key: str) -> Callable[[dict[str, Any]], dict[str, float | None]]:
     def values(found: dict[str, Any]) -> dict[str, float | None]:
         return {
-            f"{network} {name.removeprefix('rbue ')}": rows[name].get(key)
-            for network, rows in found["networks"].items()
+            f"{network} {engine} {name.removeprefix('rbue ')}": rows[name][key]
+            for engine, networks in found["engines"].items()
+            for network, rows in networks.items()
             for name in OURS
-            if name in rows
         }
 
     return values
 
 
 def sampling(key: str, *names: str) -> Callable[[dict[str, Any]], dict[str, float | None]]:
-    return lambda found: {name.split(",")[0].removeprefix("rbue "): found[key].get(name) for name in names}
+    return lambda found: {name.removeprefix("rbue ").replace(", all sites", ""): found[key].get(name) for name in names}
 
 
 def against_torch_uncertainty(found: dict[str, Any]) -> dict[str, float | None]:
     seconds = found["seconds"]
-    peer, ours = seconds.get("torch-uncertainty mc_dropout"), seconds["rbue DropReLU, all sites"]
-    return {"": None if peer is None else peer / ours}
+    peer = seconds.get("torch-uncertainty mc_dropout")
+    return {"": None if peer is None else peer / seconds[f"rbue DropReLU, all sites{FORMS[1]}"]}
 
 
 def adaptive_samples(found: dict[str, Any]) -> dict[str, float | None]:
@@ -127,11 +128,11 @@ GOALS = [
         "H200",
         1.03,
         "mc_inference_cuda.json",
-        sampling("over_as_many_plain_passes", "rbue DropReLU, all sites", "rbue RReLU, all sites"),
+        sampling("over_as_many_plain_passes", *(f"{name}, all sites{form}" for form in FORMS for name in OURS)),
         digits=3,
     ),
     Goal(
-        "the same against torch-uncertainty's loop",
+        "the same, folded and compiled, against torch-uncertainty's loop",
         "H200",
         4,
         "mc_inference_cuda.json",

@@ -1,4 +1,4 @@
-"""What every benchmark shares: interleaved timing."""
+"""What the benchmarks share: interleaved timing, and the speed of products against what the device can do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+CEILING = "one large matrix product"
 
 
 def medians(variants: dict[str, Callable[[], Any]], trials: int, warmup: int = 2) -> dict[str, float]:
@@ -20,3 +26,24 @@ def medians(variants: dict[str, Callable[[], Any]], trials: int, warmup: int = 2
             run()
             seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def products(network: nn.Module, x: Tensor) -> int:
+    """Floating-point operations of one pass: two for each product that is summed."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(x)
+    return counter.get_total_flops()
+
+
+def matrix_product_teraflops(device: torch.device, dtype: torch.dtype) -> float:
+    """What the device reaches in a large product of matrices: the ceiling for convolutions in the same run."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+
+    def ten() -> None:
+        for _ in range(10):
+            a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return 10 * 2 * size**3 / 1e12 / medians({"": ten}, trials=5)[""]

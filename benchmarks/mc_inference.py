@@ -2,10 +2,12 @@
 
     python benchmarks/mc_inference.py [--device cuda] [--images 10000] [--samples 100] [--peers FOLDER] [--out FILE]
 
-ResNet-18 on random CIFAR-sized images, at inference precision (float16 on a GPU, float32 on a CPU). The variants take
-turns, medians of trials; memory is the peak of a fresh process. The peers run MC-Dropout as their documentation says,
-in float32: FOLDER holds the unpacked wheels of torch-uncertainty, baal and structlog (``pip download --no-deps``, then
-``unzip``).
+ResNet-18 on random CIFAR-sized images, at inference precision (float16 on a GPU, float32 on a CPU): as it is, and
+folded (:func:`rbue.fold_batchnorm`) and compiled, each beside as many plain passes in the same form. The variants take
+turns, medians of trials; memory is the peak of a fresh process. cuDNN may choose its fastest kernels for all of them.
+The peers run MC-Dropout as their documentation says, in float32 with the channels first (and once with the channels
+last, which it does not say): FOLDER holds the unpacked wheels of torch-uncertainty, baal and structlog (``pip download
+--no-deps``, then ``unzip``). The products of a pass are set against a large matrix product in the same run.
 Goals: all sites within 1.03x of as many plain passes; the last site within 1.20x of one pass (CPU 1.10x); memory of
 1,000 samples within 1.05x of 10.
 """
@@ -30,13 +32,17 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import rbue
-from harness import medians
+from harness import CEILING, matrix_product_teraflops, medians, products
 from rbue.environment import facts
 from rbue.files import write_json
 from rbue.models.resnet18 import ResNet18
 
 ROWS = {"cuda": 4000, "cpu": 32}
 """Images in a plain pass; a GPU is fully busy with that many."""
+
+
+PLAIN, FAST = "plain passes", ", folded and compiled"
+FAST_PLAIN = PLAIN + FAST
 
 
 class Dropped(nn.Module):
@@ -51,13 +57,14 @@ class Dropped(nn.Module):
         return self.network(x)
 
 
-def half(device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, torch.float16, enabled=device.type == "cuda")
+def half(x: Tensor) -> torch.autocast:
+    """Convolutions in float16 on a GPU, for networks that are not in half precision themselves."""
+    return torch.autocast(x.device.type, torch.float16, enabled=x.is_cuda and x.dtype == torch.float32)
 
 
 def plain_passes(network: nn.Module, x: Tensor, passes: int) -> Tensor:
     """The mean probabilities of some plain passes, all of them run."""
-    with torch.no_grad(), half(x.device):
+    with torch.no_grad(), half(x):
         parts = []
         for batch in x.split(ROWS[x.device.type]):
             total = torch.zeros((), device=x.device)
@@ -68,7 +75,7 @@ def plain_passes(network: nn.Module, x: Tensor, passes: int) -> Tensor:
 
 
 def sampled(network: nn.Module, x: Tensor, samples: int) -> Tensor:
-    with half(x.device):
+    with half(x):
         return rbue.predict(network, x.split(ROWS[x.device.type]), samples=samples).probs
 
 
@@ -115,24 +122,41 @@ def baal_caching(folder: Path, network: nn.Module, x: Tensor, samples: int) -> C
 
 
 def variants(network: nn.Module, x: Tensor, samples: int, peers: Path | None) -> dict[str, Callable[[], Any]]:
-    def converted(activation: Any, where: str) -> nn.Module:
+    def converted(network: nn.Module, activation: Any, where: str = "all") -> nn.Module:
         return rbue.convert(copy.deepcopy(network), activation, where=where, example=x[:2])
 
-    drop, slope = converted(rbue.DropReLU(0.9), "all"), converted(rbue.RReLU(), "all")
-    last, dropout = converted(rbue.DropReLU(0.9), "last"), converted(rbue.Dropout(0.5), "last")
+    def fast(activation: Any) -> nn.Module:
+        """Folded and compiled; on a GPU in half precision."""
+        made = rbue.fold_batchnorm(network if activation is None else converted(network, activation), x[:2])
+        return torch.compile(made.half() if x.is_cuda else made, dynamic=False)  # type: ignore[return-value]
+
+    drop, slope = rbue.DropReLU(0.9), rbue.RReLU()
+    all_drop, all_slope = converted(network, drop), converted(network, slope)
+    last, dropout = converted(network, drop, "last"), converted(network, rbue.Dropout(0.5), "last")
+    fast_plain, fast_drop, fast_slope = fast(None), fast(drop), fast(slope)
+    x_half = x.half() if x.is_cuda else x
     found: dict[str, Callable[[], Any]] = {
         "one plain pass": lambda: plain_passes(network, x, 1),
-        "plain passes": lambda: plain_passes(network, x, samples),
-        "rbue DropReLU, all sites": lambda: sampled(drop, x, samples),
-        "rbue RReLU, all sites": lambda: sampled(slope, x, samples),
+        PLAIN: lambda: plain_passes(network, x, samples),
+        "rbue DropReLU, all sites": lambda: sampled(all_drop, x, samples),
+        "rbue RReLU, all sites": lambda: sampled(all_slope, x, samples),
+        FAST_PLAIN: lambda: plain_passes(fast_plain, x_half, samples),
+        f"rbue DropReLU, all sites{FAST}": lambda: sampled(fast_drop, x_half, samples),
+        f"rbue RReLU, all sites{FAST}": lambda: sampled(fast_slope, x_half, samples),
         "rbue DropReLU, last site": lambda: sampled(last, x, samples),
         "rbue Dropout, before the classifier": lambda: sampled(dropout, x, samples),
     }
-    for name, make in (("torch-uncertainty mc_dropout", torch_uncertainty_loop), ("baal MC caching", baal_caching)):
-        if peers is None:
-            continue
+    if peers is None:
+        return found
+    first = copy.deepcopy(network).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    x_first = x.contiguous()
+    for name, make, arguments in (
+        ("torch-uncertainty mc_dropout", torch_uncertainty_loop, (first, x_first)),
+        ("torch-uncertainty mc_dropout, channels last", torch_uncertainty_loop, (network, x)),
+        ("baal MC caching", baal_caching, (first, x_first)),
+    ):
         try:
-            found[name] = make(peers, network, x, samples)
+            found[name] = make(peers, *arguments, samples)
         except ImportError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     return found
@@ -146,7 +170,7 @@ def peak_memory(device: str, samples: int) -> int:
 
 
 def measure_memory(device: torch.device, samples: int) -> None:
-    network, x = example(device, ROWS[device.type])
+    network, x = example(device, ROWS[device.type] // 4)
     rbue.convert(network, rbue.DropReLU(0.9), example=x[:2])
     sampled(network, x, samples)
     on_gpu = device.type == "cuda"
@@ -165,7 +189,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=sorted(ROWS))
     parser.add_argument("--images", type=int)
     parser.add_argument("--samples", type=int, default=100)
-    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
@@ -175,6 +199,7 @@ def main() -> None:
         measure_memory(device, options.samples)
         return
     images = options.images or (10_000 if device.type == "cuda" else 32)
+    torch.backends.cudnn.benchmark = True
     network, x = example(device, images)
     runs = variants(network, x, options.samples, options.peers)
 
@@ -188,13 +213,18 @@ def main() -> None:
 
     times = medians({name: waited(run) for name, run in runs.items()}, options.trials, warmup=1)
     memory = {count: peak_memory(options.device, count) for count in (10, 1000)} if device.type == "cuda" else {}
+    x_type = torch.float16 if device.type == "cuda" else torch.float32
+    work = images * options.samples * products(network, x[:1]) / 1e12
+    speeds = {name: work / times[name] for name in runs if "plain passes" in name or "all sites" in name}
+    speeds[CEILING] = matrix_product_teraflops(device, x_type)
     result = {
         "images": images,
         "samples": options.samples,
         "trials": options.trials,
         "seconds": {name: round(value, 5) for name, value in times.items()},
-        "over_as_many_plain_passes": {n: round(v / times["plain passes"], 4) for n, v in times.items()},
+        "over_as_many_plain_passes": {name: round(v / plain_time(name, times), 4) for name, v in times.items()},
         "over_one_plain_pass": {n: round(v / times["one plain pass"], 3) for n, v in times.items()},
+        "teraflops": {name: float(f"{value:.4g}") for name, value in speeds.items()},
         "peak_bytes": memory,
         "memory_1000_over_10": round(memory[1000] / memory[10], 4) if memory else None,
         "date": str(date.today()),
@@ -202,6 +232,11 @@ def main() -> None:
     }
     show(result)
     write_json(options.out or Path(f"results/mc_inference_{device.type}.json"), result)
+
+
+def plain_time(name: str, times: dict[str, float]) -> float:
+    """Of as many plain passes in the same form."""
+    return times[FAST_PLAIN if name.endswith(FAST) else PLAIN]
 
 
 def show(result: dict[str, Any]) -> None:
@@ -213,6 +248,7 @@ def show(result: dict[str, Any]) -> None:
         many, one = result["over_as_many_plain_passes"][name], result["over_one_plain_pass"][name]
         table.add_row(name, f"{seconds:.3f}", f"{many:.3f}x", f"{one:.2f}x")
     Console().print(table)
+    print("TFLOP/s: " + ", ".join(f"{name} {value:g}" for name, value in result["teraflops"].items()))
     if result["memory_1000_over_10"]:
         print(f"memory of 1,000 samples over 10: {result['memory_1000_over_10']:.3f}x")
 

@@ -1,28 +1,30 @@
 """What random ReLUs cost in training on a GPU: step time and peak memory against plain ReLU in the same engine.
 
-    python benchmarks/training_step.py [--models resnet18 vgg13 densenet121] [--engine compiled] [--out FILE]
+    python benchmarks/training_step.py [--compiled resnet18 vgg13] [--captured resnet18 vgg13 densenet121] [--out FILE]
 
-Every variant of a network is captured, then they take turns: medians of rounds of 100 steps at batch 128. The peers are
-the same network with torch's own ``F.rrelu``, and with DropReLU as most people would write it. Memory is the peak of a
-fresh process for each variant. Goals: step and memory within 1.02x of plain ReLU.
+Every variant of a network is made ready, then they take turns: medians of rounds of 100 steps at batch 128, once with
+compiled steps and once with steps that are only captured (compiling DenseNet-121 takes as long as it saves). The peers
+are the same network with torch's own ``F.rrelu``, and with DropReLU as most people would write it. Memory is the peak
+of a step in a fresh process for each variant. The products of a step (three times those of a forward pass) are set
+against a large matrix product in the same run. Goals: step and memory within 1.02x of plain ReLU.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness import medians
+from harness import CEILING, matrix_product_teraflops, medians, products
 from peers import PEERS, with_relu
 from rbue import models
 from rbue.environment import facts
@@ -37,23 +39,30 @@ PLAIN = "plain ReLU"
 METHODS = {PLAIN: "single", "rbue DropReLU": "mc-droprelu:0.9", "rbue RReLU": "mc-rrelu"}
 
 
-def captured(model: str, variant: str, engine: str) -> tuple[Engine, float]:
-    """A network's engine with one activation, and the seconds it took to make."""
-    start = time.perf_counter()
+class Case(NamedTuple):
+    """A network, the engine of its steps, and what takes the place of its ReLUs."""
+
+    model: str
+    engine: str
+    variant: str
+
+
+def ready(case: Case) -> Engine:
+    """The engine of a network with one activation, ready to run steps."""
     device = torch.device("cuda")
     torch.manual_seed(0)
-    network = models.create(model, classes=10).to(device).to(memory_format=torch.channels_last)
-    method = parse(METHODS.get(variant, "single"))
+    network = models.create(case.model, classes=10).to(device).to(memory_format=torch.channels_last)
+    method = parse(METHODS.get(case.variant, "single"))
     method.prepare(network, torch.zeros(2, 3, 32, 32, device=device))
     random = np.random.default_rng(0)
     images, labels = random.integers(0, 256, (20 * BATCH, 32, 32, 3), np.uint8), random.integers(0, 10, 20 * BATCH)
     batches = Batches(images, labels, [0.5] * 3, [0.25] * 3, batch=BATCH, padding=4, flip=True, seed=0, device=device)
     step = TrainingStep(network, method, batches, Recipe(epochs=10_000), run_seed=0)
     step.start_epoch(0)
-    with with_relu(PEERS.get(variant)):
-        made = engine_for(step, engine)
-    made.wait()
-    return made, time.perf_counter() - start
+    with with_relu(PEERS.get(case.variant)):
+        engine = engine_for(step, case.engine)
+    engine.wait()
+    return engine
 
 
 def run_steps(engine: Engine) -> None:
@@ -62,64 +71,73 @@ def run_steps(engine: Engine) -> None:
     engine.wait()
 
 
-def peak_memory(model: str, variant: str, engine: str) -> int:
-    """Peak bytes of a fresh process that trains this variant."""
-    words = ["--models", model, "--engine", engine, "--memory-of", variant]
-    run = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, check=True)
-    return int(run.stdout.split()[-1])
+class PeakFromHere(torch.cuda.graph):
+    """A capture that forgets what was used before it, when libraries tried their kernels."""
+
+    def __enter__(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        super().__enter__()
 
 
-def measure(model: str, engine: str, trials: int, peers: bool, memory: bool) -> dict[str, dict[str, float]]:
-    """Milliseconds a step, its ratio to plain ReLU, peak MiB and its ratio, seconds to capture; for each variant."""
-    names = [*METHODS, *(PEERS if peers else ())]
-    engines: dict[str, Engine] = {}
-    rows: dict[str, dict[str, float]] = {}
-    for name in names:
-        engines[name], seconds = captured(model, name, engine)
-        rows[name] = {"prepare_s": round(seconds, 1)}
+def peak_memory(case: Case) -> float:
+    """Peak MiB of a fresh process that trains this case."""
+    run = subprocess.run([sys.executable, __file__, "--memory-of", *case], capture_output=True, text=True, check=True)
+    return round(int(run.stdout.split()[-1]) / 2**20, 1)
+
+
+def measure(model: str, engine: str, trials: int, memory: dict[Case, float]) -> dict[str, dict[str, float]]:
+    """Milliseconds a step, its ratio to plain ReLU, TFLOP/s, peak MiB and its ratio; for each variant."""
+    cases = {name: Case(model, engine, name) for name in (*METHODS, *PEERS)}
+    engines = {name: ready(case) for name, case in cases.items()}
+    work = 3 * BATCH * products(models.create(model, classes=10).eval(), torch.zeros(1, 3, 32, 32)) / 1e12
     times = medians({name: lambda made=made: run_steps(made) for name, made in engines.items()}, trials)
-    for name, row in rows.items():
-        row["step_ms"] = round(1e3 * times[name] / STEPS, 4)
-        row["step_ratio"] = round(times[name] / times[PLAIN], 4)
-    engines.clear()
-    torch.cuda.empty_cache()
-    for name in METHODS if memory else ():
-        rows[name]["peak_mib"] = round(peak_memory(model, name, engine) / 2**20, 1)
-        rows[name]["memory_ratio"] = round(rows[name]["peak_mib"] / rows[PLAIN]["peak_mib"], 4)
-    return rows
+    return {
+        name: {
+            "step_ms": round(1e3 * seconds / STEPS, 4),
+            "step_ratio": round(seconds / times[PLAIN], 4),
+            "teraflops": round(work * STEPS / seconds, 1),
+            "peak_mib": memory[cases[name]],
+            "memory_ratio": round(memory[cases[name]] / memory[cases[PLAIN]], 4),
+        }
+        for name, seconds in times.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["resnet18", "vgg13", "densenet121"])
-    parser.add_argument("--engine", default="compiled", choices=["plain", "captured", "compiled"])
+    parser.add_argument("--compiled", nargs="*", metavar="NETWORK", default=["resnet18", "vgg13"])
+    parser.add_argument("--captured", nargs="*", metavar="NETWORK", default=["resnet18", "vgg13", "densenet121"])
     parser.add_argument("--trials", type=int, default=9)
-    parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--processes", type=int, default=8, help="how many measure memory at once")
     parser.add_argument("--out", type=Path, default=Path("results/training_step.json"))
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
     if options.memory_of:
-        engine, _ = captured(options.models[0], options.memory_of, options.engine)
-        run_steps(engine)
+        torch.cuda.graph = PeakFromHere  # type: ignore[misc]
+        run_steps(ready(Case(*options.memory_of)))
         print(torch.cuda.max_memory_allocated())
         return
-    found: dict[str, object] = {}
-    for model in options.models:
-        found[model] = measure(
-            model, options.engine, options.trials, not options.no_peers, memory=not options.no_memory
-        )
-        show(model, options.engine, found[model])  # type: ignore[arg-type]
-        print(json.dumps({model: found[model]}), flush=True)
-        result = {"engine": options.engine, "batch": BATCH, "trials": options.trials, "networks": found}
-        write_json(options.out, {**result, "date": str(date.today()), "environment": facts()})
+    wanted = [(name, engine) for engine in ("compiled", "captured") for name in getattr(options, engine)]
+    cases = [Case(*pair, variant) for pair in wanted for variant in (*METHODS, *PEERS)]
+    with ThreadPoolExecutor(options.processes) as pool:  # what they compile is kept for the timing below
+        memory = dict(zip(cases, pool.map(peak_memory, cases), strict=True))
+    found: dict[str, dict[str, object]] = {engine: {} for _, engine in wanted}
+    for model, engine in wanted:
+        rows = measure(model, engine, options.trials, memory)
+        show(model, engine, rows)
+        torch.cuda.empty_cache()
+        found[engine][model] = rows
+        header = {"batch": BATCH, "trials": options.trials, "date": str(date.today()), "environment": facts()}
+        ceiling = round(matrix_product_teraflops(torch.device("cuda"), torch.bfloat16), 1)
+        write_json(options.out, {"engines": found, "teraflops": {CEILING: ceiling}, **header})
 
 
 def show(model: str, engine: str, rows: dict[str, dict[str, float]]) -> None:
     table = Table(title=f"{model}, {engine}, batch {BATCH}", title_justify="left")
-    columns = ("step_ms", "step_ratio", "peak_mib", "memory_ratio", "prepare_s")
+    columns = ("step_ms", "step_ratio", "teraflops", "peak_mib", "memory_ratio")
     for heading in ("variant", *columns):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
     for name, row in rows.items():

@@ -5,6 +5,7 @@ from rbue._version import __version__
 from rbue.activations import Dropout, DropReLU, RReLU
 from rbue.call_sites import Site, SiteTable, convert, mode, revert, seed, sites
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
+from rbue.folding import fold_batchnorm
 from rbue.prediction import Prediction
 from rbue.sampling import Adaptive, predict
 
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "calibration",
     "convert",
+    "fold_batchnorm",
     "functional",
     "metrics",
     "mode",

@@ -25,6 +25,9 @@ CASES = [  # shape, rows, copies
     ((2, 3, 2, 3, 4), 2, 1),
     ((6, 3, 5, 6), 3, 1),
     ((2, 3, 4, 4), 6, 3),
+    ((2, 32, 9, 8), 2, 1),
+    ((4, 48, 3, 5), 2, 1),
+    ((2, 2100, 1, 2), 2, 1),
 ]
 
 
@@ -137,14 +140,34 @@ def test_keys_of_one_site_are_read_in_place():
     )
 
 
-@pytest.mark.parametrize(("rows", "elements"), [(1, 2**27), (2**20, 3), (3_000_000, 10), (64, 802_816), (1, 1)])
-def test_grids_stay_within_the_limits_of_cuda(rows, elements):
-    layout = ElementLayout((rows, elements), rows, 1, torch.contiguous_format, True, torch.device(DEVICE))
-    for key, activation in ((None, DropReLU()), (make_keys(1), RReLU())):
-        grid, (rows_used, elements_used, *_), _ = triton_kernels._launch(layout, key, activation, None)
-        blocks = triton_kernels._blocks(layout, elements_used, rows_used)
-        assert rows_used * elements_used == rows * elements
-        assert grid[0] < 2**31
-        assert grid[1] <= 65_535
-        assert grid[0] * blocks["BLOCK"] >= elements_used
-        assert grid[1] * blocks["ROWS"] >= rows_used
+@pytest.mark.parametrize("hashed", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 2**27),
+        (2**20, 3),
+        (3_000_000, 10),
+        (64, 802_816),
+        (1, 1),
+        (70_000, 24, 7, 7),
+        (64, 3, 224, 224),
+        (2, 96, 1, 1),
+    ],
+    ids=str,
+)
+def test_programs_cover_every_element_within_the_limits_of_cuda(shape, hashed):
+    for memory_format in (torch.contiguous_format, torch.channels_last)[: len(shape) - 1]:
+        layout = ElementLayout(shape, shape[0], 1, memory_format, True, torch.device(DEVICE))
+        launch = triton_kernels.Launch.of(layout, hashed)
+        along, down = launch.grid
+        assert launch.rows * launch.elements == math.prod(shape)
+        assert along < 2**31
+        assert down <= 65_535
+        assert down * launch.walk >= launch.rows
+        if launch.tile:
+            assert launch.block % launch.tile == 0
+            wide = -(-launch.channels // launch.tile) * launch.tile
+            assert along * launch.block >= wide * launch.plane
+            assert along * launch.block < 2 * wide * max(launch.plane, launch.block // launch.tile)
+        else:
+            assert 0 <= along * launch.block - launch.elements < launch.block

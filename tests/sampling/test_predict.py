@@ -7,11 +7,12 @@ import pytest
 import torch
 from networks import NETWORKS, Residual, StatementInPlace, build
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
 from rbue.errors import ConversionError, InvalidInput
-from rbue.sampling.passes import StackedPasses, class_scores
+from rbue.sampling.passes import Piece, StackedPasses, class_scores
 
 OUTPUT_TOLERANCE = 2e-6
 """Network outputs differ between batch sizes by the rounding of other convolution kernels; masks do not."""
@@ -257,6 +258,34 @@ def test_compiled_networks_give_the_same_samples():
     expected = rbue.predict(network, x, samples=4, return_samples=True)
     found = rbue.predict(torch.compile(network, fullgraph=True), x, samples=4, return_samples=True)
     torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_compiled_network_is_compiled_once_however_the_work_is_cut(whole):
+    network, x = build("residual", batch=11)
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    expected = rbue.predict(network, x, samples=4, return_samples=True)
+    counter = CompileCounterWithBackend("eager")
+    if whole:
+        compiled = torch.compile(network, backend=counter, dynamic=False)
+    else:
+        compiled = network
+        network.compile(backend=counter, dynamic=False)
+    row = StackedPasses(compiled, x, 0).plan.for_row
+    torch._dynamo.reset()
+    found = rbue.predict(compiled, x, samples=4, return_samples=True, memory=int(4 * 4 * row))
+    torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(("images", "most"), [(11, 4), (12, 4), (2, 1), (5, 9), (4000, 81)])
+def test_pieces_are_of_one_size_and_cover_every_image_once(images, most):
+    pieces = Piece(slice(3, 3 + images), slice(0, 7), images).with_fewer_images(most)
+    assert len({piece.size for piece in pieces}) == 1
+    assert pieces[0].size <= most
+    assert pieces[0].size < images
+    assert [at for piece in pieces for at in range(piece.batch.start, piece.batch.stop)] == list(range(3, 3 + images))
+    assert all(0 < piece.batch.stop - piece.batch.start <= piece.size for piece in pieces)
 
 
 def test_progress_does_not_change_the_result(capsys):

@@ -41,9 +41,13 @@ class ElementLayout:
     @property
     def patches(self) -> int:
         """How many slices of the first dimension make one row."""
+        if self.shape[0] * self.repeat == self.rows:
+            return 1  # also where a compiler knows the number of rows only by name
         return self.shape[0] * self.repeat // self.rows
 
-    def _row_shape(self) -> tuple[int, ...]:
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row."""
         return (self.patches, *self.shape[1:])
 
     def rows_of(self, x: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ class ElementLayout:
     @property
     def row_elements(self) -> int:
         """How many elements one row has."""
-        return math.prod(self._row_shape())
+        return math.prod(self.row_shape)
 
     def empty_output(self, dtype: torch.dtype) -> Tensor:
         """An uninitialised output in the memory format of the input."""
@@ -79,11 +83,11 @@ class ElementLayout:
 
     def table(self) -> Tensor:
         """``mix(element)`` for one row, kept between calls, in the memory order of the input."""
-        return _row_table(self._row_shape(), self.memory_format, self.device)
+        return _row_table(self.row_shape, self.memory_format, self.device)
 
     def traced_table(self) -> Tensor:
         """``mix(element)`` for one row, computed in place for tracers and compilers."""
-        row = self._row_shape()
+        row = self.row_shape
         count = 1
         for size in row:
             count = count * size

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from rbue.activations import cpu, native, reference
+from rbue.activations import cpu, kept_tables, native, reference
 from rbue.activations.definitions import Activation, DropReLU
 from rbue.activations.layout import ElementLayout
 from rbue.activations.triton_support import triton_kernels
@@ -110,7 +110,8 @@ def plain_eager(x: Tensor) -> bool:
 def random_words(keys: Tensor, layout: ElementLayout) -> Tensor:
     """Random words by the formula, in the shape of the output."""
     k1, k2 = layout.broadcast_keys(keys)
-    return layout.as_output(bits(layout.traced_table(), k1, k2))
+    table = kept_tables.find(layout)
+    return layout.as_output(bits(layout.traced_table() if table is None else table, k1, k2))
 
 
 def _forward(
@@ -133,6 +134,7 @@ def _forward(
             return cpu.forward(x, activation, keys, layout, cap, inplace, saved)
         kernels = triton_kernels()
         if kernels is not None and kernels.supports(x, layout):
+            kept_tables.note(layout)
             return kernels.forward(x, activation, keys, layout, cap, inplace)
     if repeat > 1:
         x = expanded(x, layout)

@@ -1,12 +1,13 @@
 """Fused kernels for CUDA devices: one read and one write an element, the bits computed on the way.
 
-A program owns a block of element positions and walks over several rows with it, so ``mix(element)``, and for
-channels-last tensors the division that finds the logical place, are computed once for all of them.
+A program owns a block of places in a row. Where the channels lie last the block is a tile of pixels and channels, so
+that an element's logical number takes one addition and no division.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -24,6 +25,7 @@ BITS_2 = tl.constexpr(random_stream.BITS_MULTIPLIERS[1])
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a grid
+_BLOCK, _ELEMENTS_OF_A_WARP = 2048, 512
 
 
 def supports(x: Tensor, layout: ElementLayout) -> bool:
@@ -39,13 +41,26 @@ def _mix(x):
 
 
 @triton.jit
-def _logical_element(place, channels, plane, CHANNELS_LAST: tl.constexpr):
-    """The element's number in logical order from its place in the memory of the row."""
-    if CHANNELS_LAST:
-        patch = place // (channels * plane)
-        inner = place % (channels * plane)
-        place = patch * (channels * plane) + (inner % channels) * plane + inner // channels
-    return place
+def _places(elements, channels, plane, BLOCK: tl.constexpr, CHANNELS: tl.constexpr):
+    """Places in the memory of a row, the logical numbers of the elements there, and whether they are in the row.
+
+    ``CHANNELS`` is 0 where memory has the logical order, else how many channels a tile is wide.
+    """
+    program = tl.program_id(0)
+    if CHANNELS == 0:
+        place = program * BLOCK + tl.arange(0, BLOCK)
+        element = place
+        inside = place < elements
+    else:
+        across = tl.cdiv(channels, CHANNELS)
+        down = tl.cdiv(plane, BLOCK // CHANNELS)
+        start = program // (across * down) * channels * plane
+        channel = program % across * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        pixel = program // across % down * (BLOCK // CHANNELS) + tl.arange(0, BLOCK // CHANNELS)[:, None]
+        place = start + pixel * channels + channel
+        element = start + channel * plane + pixel
+        inside = (channel < channels) & (pixel < plane)
+    return place, element, inside
 
 
 @triton.jit
@@ -73,11 +88,10 @@ def _slope(word, scale, middle):
 @triton.jit
 def _forward_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, elements, channels, plane, threshold, scale, middle, cap,
-    DROP: tl.constexpr, CAPPED: tl.constexpr, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DROP: tl.constexpr, CAPPED: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < elements
-    table = _mix(_logical_element(place, channels, plane, CHANNELS_LAST).to(tl.uint32))
+    place, element, inside = _places(elements, channels, plane, BLOCK, CHANNELS)
+    table = _mix(element.to(tl.uint32))
     for step in range(ROWS):
         row = tl.program_id(1) * ROWS + step
         if row < rows:
@@ -96,12 +110,11 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     grad_ptr, y_ptr, out_ptr, keys_ptr, lane_stride, rows, elements, channels, plane, scale, middle, cap,
-    DROP: tl.constexpr, CAPPED: tl.constexpr, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DROP: tl.constexpr, CAPPED: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < elements
+    place, element, inside = _places(elements, channels, plane, BLOCK, CHANNELS)
     if not DROP:
-        table = _mix(_logical_element(place, channels, plane, CHANNELS_LAST).to(tl.uint32))
+        table = _mix(element.to(tl.uint32))
     for step in range(ROWS):
         row = tl.program_id(1) * ROWS + step
         if row < rows:
@@ -161,14 +174,13 @@ def forward(
 ) -> Tensor:
     """The random activation; ``layout.repeat`` copies of ``x``, each with bits of its own."""
     out = x if inplace else layout.empty_output(x.dtype)
-    grid, shape, constants = _launch(layout, keys, activation, cap)
-    drop = isinstance(activation, DropReLU)
+    launch = Launch.of(layout, hashed=True)
     threshold = random_stream.threshold(1 - activation.q) if isinstance(activation, DropReLU) else 0
-    rows, elements, channels, plane = shape
     with torch.cuda.device_of(x):
-        _forward_kernel[grid](
-            x, out, keys, keys.stride(0), rows, rows // layout.repeat, elements, channels, plane, threshold,
-            *constants, DROP=drop, CAPPED=cap is not None, **_blocks(layout, elements, rows),
+        _forward_kernel[launch.grid](
+            x, out, keys, keys.stride(0), launch.rows, launch.rows // layout.repeat, launch.elements, launch.channels,
+            launch.plane, threshold, *_slope_range(activation), cap or 0.0,
+            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.blocks,
         )  # fmt: skip
     if inplace:
         torch.autograd.graph.increment_version(x)
@@ -185,36 +197,80 @@ def backward(
 ) -> Tensor:
     """The gradient at the input, from the output; the twin of ``reference.backward``."""
     result = torch.empty_like(out)
-    grid, (rows, elements, channels, plane), constants = _launch(layout, keys, activation, cap)
+    launch = Launch.of(layout, hashed=keys is not None)
     anything = out if keys is None else keys
-    drop = isinstance(activation, DropReLU)
     with torch.cuda.device_of(out):
-        _backward_kernel[grid](
-            grad, out, result, anything, 0 if keys is None else keys.stride(0), rows, elements, channels, plane,
-            *constants, DROP=drop, CAPPED=cap is not None, **_blocks(layout, elements, rows),
+        _backward_kernel[launch.grid](
+            grad, out, result, anything, 0 if keys is None else keys.stride(0), launch.rows, launch.elements,
+            launch.channels, launch.plane, *_slope_range(activation), cap or 0.0,
+            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.blocks,
         )  # fmt: skip
     return result
 
 
-def _launch(
-    layout: ElementLayout, keys: Tensor | None, activation: Activation, cap: float | None
-) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[float, float, float]]:
-    """Grid, ``(rows, elements a row, channels, pixels a channel)`` and the floating-point arguments."""
-    rows, patches = layout.rows, layout.patches
-    channels = layout.shape[1] if len(layout.shape) > 1 else 1
-    plane = 1
-    for size in layout.shape[2:]:
-        plane *= size
-    elements = patches * channels * plane
-    if keys is None:
-        # Without keys every element is treated alike; rows of even size keep the machine busy.
-        elements, rows = _even_split(rows * elements)
-    scale = middle = 0.0
-    if not isinstance(activation, DropReLU):
-        scale, middle = (activation.upper - activation.lower) / (1 << 24), activation.mean_slope
-    blocks = _blocks(layout, elements, rows)
-    grid = (triton.cdiv(elements, blocks["BLOCK"]), triton.cdiv(rows, blocks["ROWS"]))
-    return grid, (rows, elements, channels, plane), (scale, middle, 0.0 if cap is None else cap)
+def _slope_range(activation: Activation) -> tuple[float, float]:
+    """What to multiply an odd word by, and the slope in the middle."""
+    if isinstance(activation, DropReLU):
+        return 0.0, 0.0
+    return (activation.upper - activation.lower) / (1 << 24), activation.mean_slope
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a tensor is cut into programs.
+
+    Attributes:
+        rows: how many rows there are.
+        elements: how many elements a row has: some patches of ``channels * plane``.
+        channels: channels of a row.
+        plane: pixels of a channel.
+        block: places of a program, a power of two.
+        tile: channels of a program, a power of two that divides ``block``; 0 where they do not lie last.
+        walk: rows of a program.
+    """
+
+    rows: int
+    elements: int
+    channels: int
+    plane: int
+    block: int
+    tile: int
+    walk: int
+
+    @classmethod
+    def of(cls, layout: ElementLayout, hashed: bool) -> Launch:
+        """The cut measured best on an H200; if no bits are drawn, all elements are alike and form one long row."""
+        channels = layout.shape[1] if len(layout.shape) > 1 else 1
+        plane = math.prod(layout.shape[2:])
+        rows, elements, tile = layout.rows, layout.row_elements, 0
+        if not hashed:
+            elements, rows = _even_split(rows * elements)
+        elif layout.memory_format is not torch.contiguous_format:
+            tile = _tile_width(channels)
+        most = elements if tile == 0 else tile * triton.next_power_of_2(plane)
+        block = min(_BLOCK, triton.next_power_of_2(most))
+        return cls(rows, elements, channels, plane, block, tile, triton.cdiv(rows, _MOST_PROGRAMS_DOWN))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Programs along a row, and programs over the rows."""
+        along = triton.cdiv(self.elements, self.block)
+        if self.tile:
+            tiles = triton.cdiv(self.channels, self.tile) * triton.cdiv(self.plane, self.block // self.tile)
+            along = self.elements // (self.channels * self.plane) * tiles
+        return along, triton.cdiv(self.rows, self.walk)
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """The constants a kernel is compiled with."""
+        warps = max(1, self.block // _ELEMENTS_OF_A_WARP)
+        return {"BLOCK": self.block, "CHANNELS": self.tile, "ROWS": self.walk, "num_warps": warps}
+
+
+def _tile_width(channels: int) -> int:
+    """A power of two that divides the channels if a large one does, else one that covers them."""
+    divisor = channels & -channels
+    return min(_BLOCK, divisor if divisor >= 16 else triton.next_power_of_2(channels))
 
 
 def _even_split(total: int) -> tuple[int, int]:
@@ -224,20 +280,3 @@ def _even_split(total: int) -> tuple[int, int]:
         total //= 2
         rows *= 2
     return total, rows
-
-
-def _blocks(layout: ElementLayout, elements: int, rows: int) -> dict[str, Any]:
-    """Elements and rows of one program, as measured best on an H200.
-
-    Finding the logical place in a channels-last row takes a division, which pays for itself over several rows; in a
-    contiguous row there is nothing to share but the hash of the element.
-    """
-    channels_last = layout.memory_format is not torch.contiguous_format
-    block = min(1024 if channels_last else 4096, max(128, triton.next_power_of_2(elements)))
-    walk = 8 if channels_last else 1
-    while walk > 1 and triton.cdiv(elements, block) * rows // walk < 4096:
-        walk //= 2
-    while triton.cdiv(rows, walk) > _MOST_PROGRAMS_DOWN:
-        walk *= 2
-    warps = max(1, block // (256 if channels_last else 512))
-    return {"BLOCK": block, "ROWS": walk, "CHANNELS_LAST": channels_last, "num_warps": warps}

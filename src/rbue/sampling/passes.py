@@ -1,11 +1,13 @@
 """Run many samples of many images through a converted network in few passes.
 
 Samples are stacked along the batch (samples first), as many rows as the memory budget allows. Images are split
-before samples, so that what comes before the first random site runs once for an image, however many samples.
+before samples, so that what comes before the first random site runs once for an image, however many samples. The
+pieces of a split are of one size, and a compiled network gets the last one filled up, so that it is compiled once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rbue import random_stream
+from rbue.activations import kept_tables
 from rbue.call_sites import Draw, NotFoldable, conversion_of, innermost, mode, running
 from rbue.call_sites.live_rows import LiveRows
 from rbue.call_sites.prefix import repeat_rows
@@ -48,6 +51,43 @@ class PassPlan:
         return images * self.for_image + images * samples * self.for_row
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Some samples of some images, to be run in one pass.
+
+    Attributes:
+        batch: which images.
+        stack: which samples.
+        size: how many images the pass has room for; the last piece of a split may not fill it.
+    """
+
+    batch: slice
+    stack: slice
+    size: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples."""
+        return self.stack.stop - self.stack.start
+
+    def with_samples(self, start: int, stop: int) -> Piece:
+        """The same images, some of the samples."""
+        return Piece(self.batch, slice(start, stop), self.size)
+
+    def with_fewer_images(self, most: int) -> list[Piece]:
+        """As few pieces as ``most`` images in each allow, all with room for the same number."""
+        start, stop = self.batch.start, self.batch.stop
+        pieces = math.ceil(self.size / min(most, self.size - 1))
+        size = math.ceil(self.size / pieces)
+        return [Piece(slice(at, min(at + size, stop)), self.stack, size) for at in range(start, stop, size)]
+
+
+def _filled(rows: Tensor, size: int) -> Tensor:
+    """At least ``size`` rows: the last one again until there are."""
+    missing = size - len(rows)
+    return rows if missing <= 0 else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+
+
 class StackedPasses:
     """Stochastic passes of one network on inputs of one shape."""
 
@@ -64,37 +104,38 @@ class StackedPasses:
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
-        work = [(slice(0, len(x)), slice(0, len(samples)))]
+        work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
         while work:
-            batch, stack = work.pop()
-            cost = self.plan.cost(batch.stop - batch.start, stack.stop - stack.start)
-            single = (batch.stop - batch.start) * (stack.stop - stack.start) == 1
+            piece = work.pop()
+            cost = self.plan.cost(piece.size, piece.samples)
+            single = piece.size * piece.samples == 1
             if cost > self.budget and not single:
-                work += self._split(batch, stack)
+                work += reversed(self._split(piece))
                 continue
+            batch, stack = piece.batch, piece.stack
+            fill = piece.size if self.compiled else 0
             try:
-                out = self._pass(x[batch], samples[stack], images[batch], self.plan.share)
+                out = self._pass(_filled(x[batch], fill), samples[stack], _filled(images[batch], fill), self.plan.share)
             except NotFoldable:
-                if stack.stop - stack.start == 1:
+                if piece.samples == 1:
                     raise
-                work += [(batch, slice(k, k + 1)) for k in reversed(range(stack.start, stack.stop))]
+                work += [piece.with_samples(k, k + 1) for k in reversed(range(stack.start, stack.stop))]
             except RuntimeError as error:
                 if single or not _is_out_of_memory(error):
                     raise
                 self.budget = min(self.budget, cost) / 2
                 _release_cached(x.device)
-                work.append((batch, stack))
+                work.append(piece)
             else:
-                yield batch, stack, out
+                yield batch, stack, out[:, : batch.stop - batch.start]
 
-    def _split(self, batch: slice, stack: slice) -> list[tuple[slice, slice]]:
-        """Two smaller pieces of work, the one to do first at the end: fewer images, or fewer samples of one."""
-        samples = stack.stop - stack.start
-        if batch.stop - batch.start > 1:
-            cut = batch.start + max(1, int(self.budget // self.plan.cost(1, samples)))
-            return [(slice(cut, batch.stop), stack), (slice(batch.start, cut), stack)]
-        cut = stack.start + samples // 2
-        return [(batch, slice(cut, stack.stop)), (batch, slice(stack.start, cut))]
+    def _split(self, piece: Piece) -> list[Piece]:
+        """Smaller pieces of work: fewer images, or fewer samples of one."""
+        if piece.size > 1:
+            return piece.with_fewer_images(max(1, int(self.budget // self.plan.cost(1, piece.samples))))
+        start, stop = piece.stack.start, piece.stack.stop
+        middle = start + piece.samples // 2
+        return [piece.with_samples(start, middle), piece.with_samples(middle, stop)]
 
     def _pass(self, x: Tensor, samples: Tensor, images: Tensor, share: bool, live: LiveRows | None = None) -> Tensor:
         stack, batch = len(samples), len(x)
@@ -123,7 +164,10 @@ class StackedPasses:
         """Find out whether sharing the prefix gives what stacking at the input gives, and what rows cost."""
         two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
         numbers = torch.arange(2, dtype=torch.int32, device=x.device)
-        if not self.compiled:
+        if self.compiled:
+            with torch.compiler.set_stance("force_eager"), kept_tables.keeping():
+                self._pass(two, numbers[:1], numbers, share=False)
+        else:
             live = LiveRows()
             try:
                 expected = self._pass(two, numbers, numbers, share=False)
@@ -136,8 +180,8 @@ class StackedPasses:
                 # remains; an error of its own shows again there.
                 pass
         meter = _Meter()
-        with torch.no_grad(), mode(self.model, "plain"), meter:
-            innermost(self.model)(x[:1].clone())
+        with torch.no_grad(), mode(self.model, "plain"), torch.compiler.set_stance("force_eager"), meter:
+            self.model(x[:1].clone())
         return PassPlan(False, 0, _LIVE_TENSORS * max(meter.largest, x[:1].nbytes))
 
 

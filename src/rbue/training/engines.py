@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from rbue.activations import kept_tables
 from rbue.errors import InvalidInput, RbueWarning
 from rbue.training.step import TrainingStep
 
@@ -104,6 +105,9 @@ class CapturedEngine:
             torch.cuda.synchronize(step.device)
             try:
                 with torch.cuda.stream(self.stream):
+                    if compiled:
+                        with kept_tables.keeping():
+                            step(sizes[0])
                     for rows in sizes:
                         # One small batch an epoch is not worth a second compilation.
                         whole = compiled and rows == sizes[0]
