@@ -159,15 +159,12 @@ def test_programs_cover_every_element_within_the_limits_of_cuda(shape, hashed):
     for memory_format in (torch.contiguous_format, torch.channels_last)[: len(shape) - 1]:
         layout = ElementLayout(shape, shape[0], 1, memory_format, True, torch.device(DEVICE))
         launch = triton_kernels.Launch.of(layout, hashed)
-        along, down = launch.grid
+        (programs,) = launch.grid
+        rows, pixels, channels = launch.block
         assert launch.rows * launch.elements == math.prod(shape)
-        assert along < 2**31
-        assert down <= 65_535
-        assert down * launch.walk >= launch.rows
-        if launch.tile:
-            assert launch.block % launch.tile == 0
-            wide = -(-launch.channels // launch.tile) * launch.tile
-            assert along * launch.block >= wide * launch.plane
-            assert along * launch.block < 2 * wide * max(launch.plane, launch.block // launch.tile)
-        else:
-            assert 0 <= along * launch.block - launch.elements < launch.block
+        assert programs < 2**31
+        assert all(size & (size - 1) == 0 for size in launch.block)
+        patches = launch.elements // (launch.channels * launch.plane)
+        covered = programs * rows * pixels * channels / patches
+        assert launch.rows * launch.channels * launch.plane <= covered
+        assert covered < (launch.rows + rows) * (launch.channels + channels) * (launch.plane + pixels)

@@ -26,3 +26,39 @@ def test_kernels_equal_the_formula(settings):
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
     assert " passed" in run.stdout
+
+
+COMPILED = """
+import re, sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from rbue.activations import triton_kernels
+
+def ptx(kernel, block, drop):
+    constants = dict(zip(("ROWS", "PIXELS", "CHANNELS"), block), DROP=drop, CAPPED=False)
+    kinds = {"keys_ptr": "*i32", "scale": "fp32", "middle": "fp32", "cap": "fp32", **dict.fromkeys(constants, "constexpr")}
+    names = kernel.arg_names
+    signature = {name: kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32") for name in names}
+    even = [name for name in names if name.endswith("_ptr") or name in ("elements", "channels", "plane")]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in even}
+    source = ASTSource(kernel, signature, constants, attributes)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+
+for drop in (True, False):
+    for block in ((2, 1, 1024), (2, 4, 256), (1, 128, 16)):
+        forward = ptx(triton_kernels._forward_kernel, block, drop)
+        backward = ptx(triton_kernels._backward_kernel, block, drop)
+        print(*(len(re.findall(move, code)) for code in (forward, backward) for move in (r"ld.global.v4", r"st.global.v4")))
+        assert "bar.sync" not in forward + backward
+"""
+
+
+@NEEDS_TRITON
+def test_kernels_compile_for_a_gpu_that_is_not_here_and_move_16_bytes_at_once():
+    """Each thread has 16 elements of two bytes: two moves forward, four reads and two writes backward, no barrier."""
+    source = str(Path(rbue.__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    environment.pop("TRITON_INTERPRET", None)
+    run = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert set(run.stdout.split("\n")[:-1]) == {"2 2 4 2"}

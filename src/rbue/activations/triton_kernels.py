@@ -1,7 +1,8 @@
 """Fused kernels for CUDA devices: one read and one write an element, the bits computed on the way.
 
-A program owns a block of places in a row. Where the channels lie last the block is a tile of pixels and channels, so
-that an element's logical number takes one addition and no division.
+The kernels are bound by instructions as much as by memory, so a program takes a block of ``rows x pixels x channels``:
+an element's logical number needs one addition and no division where the channels lie last, and the hash of an element
+serves all rows of the block. A row in logical order is a row of one pixel.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ BITS_1 = tl.constexpr(random_stream.BITS_MULTIPLIERS[0])
 BITS_2 = tl.constexpr(random_stream.BITS_MULTIPLIERS[1])
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a grid
-_BLOCK, _ELEMENTS_OF_A_WARP = 2048, 512
+_BLOCK, _ROWS, _ELEMENTS_OF_A_WARP = 2048, 2, 512
 
 
 def supports(x: Tensor, layout: ElementLayout) -> bool:
@@ -41,34 +41,26 @@ def _mix(x):
 
 
 @triton.jit
-def _places(elements, channels, plane, BLOCK: tl.constexpr, CHANNELS: tl.constexpr):
-    """Places in the memory of a row, the logical numbers of the elements there, and whether they are in the row.
-
-    ``CHANNELS`` is 0 where memory has the logical order, else how many channels a tile is wide.
-    """
-    program = tl.program_id(0)
-    if CHANNELS == 0:
-        place = program * BLOCK + tl.arange(0, BLOCK)
-        element = place
-        inside = place < elements
-    else:
-        across = tl.cdiv(channels, CHANNELS)
-        down = tl.cdiv(plane, BLOCK // CHANNELS)
-        start = program // (across * down) * channels * plane
-        channel = program % across * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        pixel = program // across % down * (BLOCK // CHANNELS) + tl.arange(0, BLOCK // CHANNELS)[:, None]
-        place = start + pixel * channels + channel
-        element = start + channel * plane + pixel
-        inside = (channel < channels) & (pixel < plane)
-    return place, element, inside
+def _block(rows, elements, channels, plane, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
+    """The rows of a program, the places in the memory of a row, the elements there, and which of all that exists."""
+    across = tl.cdiv(channels, CHANNELS)
+    down = tl.cdiv(plane, PIXELS)
+    along = elements // (channels * plane) * across * down
+    program = tl.program_id(0) % along
+    start = program // (across * down) * channels * plane
+    row = tl.program_id(0) // along * ROWS + tl.arange(0, ROWS)[:, None, None]
+    pixel = program // across % down * PIXELS + tl.arange(0, PIXELS)[None, :, None]
+    channel = program % across * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
+    inside = (row < rows) & (pixel < plane) & (channel < channels)
+    return row, start + pixel * channels + channel, start + channel * plane + pixel, inside
 
 
 @triton.jit
-def _word(table, keys_ptr, lane_stride, row):
-    """The random word of each element of one row, signed."""
-    k1 = tl.load(keys_ptr + row).to(tl.uint32, bitcast=True)
-    k2 = tl.load(keys_ptr + lane_stride + row).to(tl.uint32, bitcast=True)
-    h = (table ^ k1) * BITS_1
+def _word(element, keys_ptr, lane_stride, row, rows):
+    """The random word of each element of each row, signed."""
+    k1 = tl.load(keys_ptr + row, mask=row < rows).to(tl.uint32, bitcast=True)
+    k2 = tl.load(keys_ptr + lane_stride + row, mask=row < rows).to(tl.uint32, bitcast=True)
+    h = (_mix(element.to(tl.uint32)) ^ k1) * BITS_1
     h = h ^ (h >> 15)
     return ((h ^ k2) * BITS_2).to(tl.int32, bitcast=True)
 
@@ -88,50 +80,41 @@ def _slope(word, scale, middle):
 @triton.jit
 def _forward_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, elements, channels, plane, threshold, scale, middle, cap,
-    DROP: tl.constexpr, CAPPED: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DROP: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    place, element, inside = _places(elements, channels, plane, BLOCK, CHANNELS)
-    table = _mix(element.to(tl.uint32))
-    for step in range(ROWS):
-        row = tl.program_id(1) * ROWS + step
-        if row < rows:
-            word = _word(table, keys_ptr, lane_stride, row)
-            x = tl.load(x_ptr + (row % x_rows).to(tl.int64) * elements + place, mask=inside)
-            if DROP:
-                y = tl.where((x < 0) & (word >= threshold), 0.0, x)
-            else:
-                wide = x.to(tl.float32) + 0.0  # -0 becomes +0
-                y = tl.where(wide < 0, _slope(word, scale, middle) * wide, wide)
-            if CAPPED:
-                y = tl.where(y > cap, cap, y)
-            tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
+    row, place, element, inside = _block(rows, elements, channels, plane, ROWS, PIXELS, CHANNELS)
+    x = tl.load(x_ptr + (row % x_rows).to(tl.int64) * elements + place, mask=inside)
+    word = _word(element, keys_ptr, lane_stride, row, rows)
+    if DROP:
+        y = tl.where((x < 0) & (word >= threshold), 0.0, x)
+    else:
+        wide = x.to(tl.float32) + 0.0  # -0 becomes +0
+        y = tl.where(wide < 0, _slope(word, scale, middle) * wide, wide)
+    if CAPPED:
+        y = tl.where(y > cap, cap, y)
+    tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _backward_kernel(
     grad_ptr, y_ptr, out_ptr, keys_ptr, lane_stride, rows, elements, channels, plane, scale, middle, cap,
-    DROP: tl.constexpr, CAPPED: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DROP: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    place, element, inside = _places(elements, channels, plane, BLOCK, CHANNELS)
-    if not DROP:
-        table = _mix(element.to(tl.uint32))
-    for step in range(ROWS):
-        row = tl.program_id(1) * ROWS + step
-        if row < rows:
-            offset = row.to(tl.int64) * elements + place
-            grad = tl.load(grad_ptr + offset, mask=inside)
-            y = tl.load(y_ptr + offset, mask=inside)
-            if DROP:
-                result = tl.where(y == 0, 0.0, grad)
-            else:
-                wide = y.to(tl.float32)
-                negative = wide.to(tl.int32, bitcast=True) < 0
-                slope = _slope(_word(table, keys_ptr, lane_stride, row), scale, middle)
-                wide_grad = grad.to(tl.float32)
-                result = tl.where(negative, slope * wide_grad, tl.where(wide == 0, 0.0, wide_grad))
-            if CAPPED:
-                result = tl.where(y >= cap, 0.0, result)
-            tl.store(out_ptr + offset, result.to(out_ptr.dtype.element_ty), mask=inside)
+    row, place, element, inside = _block(rows, elements, channels, plane, ROWS, PIXELS, CHANNELS)
+    offset = row.to(tl.int64) * elements + place
+    grad = tl.load(grad_ptr + offset, mask=inside)
+    y = tl.load(y_ptr + offset, mask=inside)
+    if DROP:
+        result = tl.where(y == 0, 0.0, grad)
+    else:
+        wide = y.to(tl.float32)
+        negative = wide.to(tl.int32, bitcast=True) < 0
+        slope = _slope(_word(element, keys_ptr, lane_stride, row, rows), scale, middle)
+        wide_grad = grad.to(tl.float32)
+        result = tl.where(negative, slope * wide_grad, tl.where(wide == 0, 0.0, wide_grad))
+    if CAPPED:
+        result = tl.where(y >= cap, 0.0, result)
+    tl.store(out_ptr + offset, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -180,7 +163,7 @@ def forward(
         _forward_kernel[launch.grid](
             x, out, keys, keys.stride(0), launch.rows, launch.rows // layout.repeat, launch.elements, launch.channels,
             launch.plane, threshold, *_slope_range(activation), cap or 0.0,
-            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.blocks,
+            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.constants,
         )  # fmt: skip
     if inplace:
         torch.autograd.graph.increment_version(x)
@@ -203,7 +186,7 @@ def backward(
         _backward_kernel[launch.grid](
             grad, out, result, anything, 0 if keys is None else keys.stride(0), launch.rows, launch.elements,
             launch.channels, launch.plane, *_slope_range(activation), cap or 0.0,
-            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.blocks,
+            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.constants,
         )  # fmt: skip
     return result
 
@@ -222,55 +205,50 @@ class Launch:
     Attributes:
         rows: how many rows there are.
         elements: how many elements a row has: some patches of ``channels * plane``.
-        channels: channels of a row.
-        plane: pixels of a channel.
-        block: places of a program, a power of two.
-        tile: channels of a program, a power of two that divides ``block``; 0 where they do not lie last.
-        walk: rows of a program.
+        channels: how many elements lie side by side at a pixel; all of a row where they have the logical order.
+        plane: how many pixels a channel has.
+        block: rows, pixels and channels of a program, powers of two.
     """
 
     rows: int
     elements: int
     channels: int
     plane: int
-    block: int
-    tile: int
-    walk: int
+    block: tuple[int, int, int]
 
     @classmethod
     def of(cls, layout: ElementLayout, hashed: bool) -> Launch:
-        """The cut measured best on an H200; if no bits are drawn, all elements are alike and form one long row."""
-        channels = layout.shape[1] if len(layout.shape) > 1 else 1
-        plane = math.prod(layout.shape[2:])
-        rows, elements, tile = layout.rows, layout.row_elements, 0
+        """Blocks of a size that suits an H200; where no bits are drawn, all elements are alike and form long rows."""
+        rows, elements = layout.rows, layout.row_elements
         if not hashed:
             elements, rows = _even_split(rows * elements)
-        elif layout.memory_format is not torch.contiguous_format:
-            tile = _tile_width(channels)
-        most = elements if tile == 0 else tile * triton.next_power_of_2(plane)
-        block = min(_BLOCK, triton.next_power_of_2(most))
-        return cls(rows, elements, channels, plane, block, tile, triton.cdiv(rows, _MOST_PROGRAMS_DOWN))
+        channels, plane = elements, 1
+        if hashed and layout.memory_format is not torch.contiguous_format:
+            channels, plane = layout.shape[1], math.prod(layout.shape[2:])
+        together = min(_ROWS, rows) if hashed else 1
+        across = min(_BLOCK // together, _tile_width(channels) if plane > 1 else triton.next_power_of_2(channels))
+        down = min(_BLOCK // together // across, triton.next_power_of_2(plane))
+        return cls(rows, elements, channels, plane, (together, down, across))
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Programs along a row, and programs over the rows."""
-        along = triton.cdiv(self.elements, self.block)
-        if self.tile:
-            tiles = triton.cdiv(self.channels, self.tile) * triton.cdiv(self.plane, self.block // self.tile)
-            along = self.elements // (self.channels * self.plane) * tiles
-        return along, triton.cdiv(self.rows, self.walk)
+    def grid(self) -> tuple[int]:
+        """How many programs: those along a row for each block of rows."""
+        rows, pixels, channels = self.block
+        tiles = triton.cdiv(self.channels, channels) * triton.cdiv(self.plane, pixels)
+        return (self.elements // (self.channels * self.plane) * tiles * triton.cdiv(self.rows, rows),)
 
     @property
-    def blocks(self) -> dict[str, int]:
-        """The constants a kernel is compiled with."""
-        warps = max(1, self.block // _ELEMENTS_OF_A_WARP)
-        return {"BLOCK": self.block, "CHANNELS": self.tile, "ROWS": self.walk, "num_warps": warps}
+    def constants(self) -> dict[str, int]:
+        """What a kernel is compiled with."""
+        rows, pixels, channels = self.block
+        warps = max(1, rows * pixels * channels // _ELEMENTS_OF_A_WARP)
+        return {"ROWS": rows, "PIXELS": pixels, "CHANNELS": channels, "num_warps": warps}
 
 
 def _tile_width(channels: int) -> int:
     """A power of two that divides the channels if a large one does, else one that covers them."""
     divisor = channels & -channels
-    return min(_BLOCK, divisor if divisor >= 16 else triton.next_power_of_2(channels))
+    return divisor if divisor >= 16 else triton.next_power_of_2(channels)
 
 
 def _even_split(total: int) -> tuple[int, int]:
