@@ -64,7 +64,7 @@ def test_easy_images_stop_early_and_hard_ones_do_not():
         return torch.stack([p, 1 - p], dim=2)
 
     count = simulate(draw, rbue.Adaptive(0.02, 0.95), 512).count
-    assert count[:300].tolist() == [16] * 300
+    assert count[:300].tolist() == [8] * 300
     assert float(count[300:].double().mean()) > 400
 
 

@@ -28,7 +28,7 @@ class Adaptive:
 
     tolerance: float = 0.02
     confidence: float = 0.95
-    first: int = 16
+    first: int = 8
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
@@ -41,8 +41,8 @@ class Adaptive:
     def rounds(self, samples: int) -> list[int]:
         """The numbers of samples after each round, at most ``samples``.
 
-        >>> Adaptive(first=16).rounds(100)
-        [16, 32, 64, 100]
+        >>> Adaptive(first=8).rounds(100)
+        [8, 16, 32, 64, 100]
         """
         sizes = []
         size = self.first
