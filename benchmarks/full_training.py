@@ -160,12 +160,12 @@ def whole_run(config: RunConfig, root: Path, device: torch.device) -> dict[str, 
 def extrapolate(rows: dict[str, dict[str, float]], steps: int, whole: dict[str, float] | None) -> None:
     """Add the seconds of a whole training and their ratio to ours.
 
-    Ours is the one that was trained in full, if it was: what it had compiled made the steps timed after it ready sooner.
+    Ours is the one trained in full, if it was: what that compiled made the steps timed after it ready sooner.
     """
     for row in rows.values():
         row["whole_s"] = row["step_ms"] * steps / 1e3 + row.get("prepare_s", 0.0)
     if whole is not None:
-        rows[OURS].pop("prepare_s", None)
+        rows[OURS]["prepare_again_s"] = rows[OURS].pop("prepare_s")
         rows[OURS]["whole_s"] = whole["total_s"]
     for row in rows.values():
         row["over_ours"] = row["whole_s"] / rows[OURS]["whole_s"]

@@ -129,7 +129,7 @@ def section() -> str:
     facts, recipe = result["environment"], config.recipe
     images, shared = result["data"]["count"], side_by_side(config for config, _ in found.values())
     error = 100 * math.sqrt(result["accuracy"] * (1 - result["accuracy"]) / images)
-    commits = sorted({str(entry["environment"]["commit"]) for _, entry in found.values()})
+    commits = sorted({str(entry["environment"]["commit"])[:7] for _, entry in found.values()})
     text = [
         START,
         f"CIFAR-10, ResNet-18, {recipe.epochs} epochs, batch {recipe.batch}, the paper's recipe, seed 0, {SAMPLES} "

@@ -1,12 +1,15 @@
 """What the benchmarks compute from what they time; their timings are not tested."""
 
 import importlib
+import math
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
+
+import rbue
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -68,16 +71,29 @@ def test_goals_are_judged_by_their_limit(script, monkeypatch, tmp_path):
     assert most._replace(file="b.json").row().endswith("| not measured yet | open |")
 
 
-def test_adaptive_counts_only_settings_with_equal_scores(script):
+@pytest.mark.parametrize(
+    ("accuracy", "ece", "counted"),
+    [(0.0004, -0.0009, 15), (-0.0004, 0.0009, 15), (0.0006, 0, math.inf), (0, 0.0011, math.inf)],
+)
+def test_adaptive_sampling_is_judged_by_its_default_and_only_with_equal_scores(script, accuracy, ece, counted):
+    goals = script("goals")
     rows = [
-        {"samples_an_image": samples, "accuracy_difference": accuracy, "ece_difference": ece}
-        for samples, accuracy, ece in [
-            (100, 0, 0),
-            (9, 0.0004, 0.002),
-            (8, 0.001, 0),
-            (15, -0.0004, 0.0009),
-            (12, 0, 0),
-        ]
+        {"setting": setting, "samples_an_image": samples, "accuracy_difference": accuracy, "ece_difference": ece}
+        for setting, samples in (("fixed", 100), ("first 4, tolerance 0.02", 9), (goals.DEFAULT_SETTING, 15))
     ]
-    assert script("goals").adaptive_samples({"rows": rows}) == {"": 12}
-    assert script("goals").adaptive_samples({"rows": rows[:3]}) == {"": None}
+    assert goals.adaptive_samples({"rows": rows}) == {"": counted}
+
+
+def test_the_default_setting_is_the_library_s(script):
+    rule, goals = rbue.Adaptive(), script("goals")
+    assert f"first {rule.first}, tolerance {rule.tolerance}" == goals.DEFAULT_SETTING
+
+
+def test_a_training_in_full_counts_what_it_took(script):
+    full = script("full_training")
+    rows = {full.OURS: {"step_ms": 2.0, "prepare_s": 3.0}, "eager": {"step_ms": 10.0}}
+    full.extrapolate(rows, 1000, None)
+    assert rows["eager"]["over_ours"] == 2.0
+    full.extrapolate(rows, 1000, {"total_s": 4.0})
+    assert rows["eager"]["over_ours"] == 2.5
+    assert rows[full.OURS] == {"step_ms": 2.0, "prepare_again_s": 3.0, "whole_s": 4.0, "over_ours": 1.0}

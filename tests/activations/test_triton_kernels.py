@@ -29,14 +29,14 @@ def test_kernels_equal_the_formula(settings):
 
 
 COMPILED = """
-import re, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from rbue.activations import triton_kernels
 
 def ptx(kernel, block, drop):
     constants = dict(zip(("ROWS", "PIXELS", "CHANNELS"), block), DROP=drop, CAPPED=False)
-    kinds = {"keys_ptr": "*i32", "scale": "fp32", "middle": "fp32", "cap": "fp32", **dict.fromkeys(constants, "constexpr")}
+    kinds = {"keys_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
+    kinds |= dict.fromkeys(("scale", "middle", "cap"), "fp32")
     names = kernel.arg_names
     signature = {name: kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32") for name in names}
     even = [name for name in names if name.endswith("_ptr") or name in ("elements", "channels", "plane")]
@@ -48,7 +48,7 @@ for drop in (True, False):
     for block in ((2, 1, 1024), (2, 4, 256), (1, 128, 16)):
         forward = ptx(triton_kernels._forward_kernel, block, drop)
         backward = ptx(triton_kernels._backward_kernel, block, drop)
-        print(*(len(re.findall(move, code)) for code in (forward, backward) for move in (r"ld.global.v4", r"st.global.v4")))
+        print(*(code.count(move) for code in (forward, backward) for move in ("ld.global.v4", "st.global.v4")))
         assert "bar.sync" not in forward + backward
 """
 
