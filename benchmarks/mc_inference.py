@@ -37,6 +37,8 @@ from rbue.environment import facts
 from rbue.files import write_json
 from rbue.models.resnet18 import ResNet18
 
+Variants = dict[str, Callable[[], Any]]
+
 ROWS = {"cuda": 4000, "cpu": 32}
 """Images in a plain pass; a GPU is fully busy with that many."""
 
@@ -121,42 +123,57 @@ def baal_caching(folder: Path, network: nn.Module, x: Tensor, samples: int) -> C
     return run
 
 
-def variants(network: nn.Module, x: Tensor, samples: int, peers: Path | None) -> dict[str, Callable[[], Any]]:
-    def converted(network: nn.Module, activation: Any, where: str = "all") -> nn.Module:
-        return rbue.convert(copy.deepcopy(network), activation, where=where, example=x[:2])
+def with_random_sites(network: nn.Module, x: Tensor, activation: Any, where: str = "all") -> nn.Module:
+    return rbue.convert(copy.deepcopy(network), activation, where=where, example=x[:2])
 
-    def fast(activation: Any) -> nn.Module:
-        """Folded and compiled; on a GPU in half precision."""
-        made = rbue.fold_batchnorm(network if activation is None else converted(network, activation), x[:2])
-        return torch.compile(made.half() if x.is_cuda else made, dynamic=False)  # type: ignore[return-value]
 
-    drop, slope = rbue.DropReLU(0.9), rbue.RReLU()
-    all_drop, all_slope = converted(network, drop), converted(network, slope)
-    last, dropout = converted(network, drop, "last"), converted(network, rbue.Dropout(0.5), "last")
-    fast_plain, fast_drop, fast_slope = fast(None), fast(drop), fast(slope)
-    x_half = x.half() if x.is_cuda else x
-    found: dict[str, Callable[[], Any]] = {
+def random_networks(network: nn.Module, x: Tensor) -> dict[str, nn.Module]:
+    drop = rbue.DropReLU(0.9)
+    return {
+        "rbue DropReLU, all sites": with_random_sites(network, x, drop),
+        "rbue RReLU, all sites": with_random_sites(network, x, rbue.RReLU()),
+        "rbue DropReLU, last site": with_random_sites(network, x, drop, "last"),
+        "rbue Dropout, before the classifier": with_random_sites(network, x, rbue.Dropout(0.5), "last"),
+    }
+
+
+def eager_variants(network: nn.Module, random: dict[str, nn.Module], x: Tensor, samples: int) -> Variants:
+    return {
         "one plain pass": lambda: plain_passes(network, x, 1),
         PLAIN: lambda: plain_passes(network, x, samples),
-        "rbue DropReLU, all sites": lambda: sampled(all_drop, x, samples),
-        "rbue RReLU, all sites": lambda: sampled(all_slope, x, samples),
-        FAST_PLAIN: lambda: plain_passes(fast_plain, x_half, samples),
-        f"rbue DropReLU, all sites{FAST}": lambda: sampled(fast_drop, x_half, samples),
-        f"rbue RReLU, all sites{FAST}": lambda: sampled(fast_slope, x_half, samples),
-        "rbue DropReLU, last site": lambda: sampled(last, x, samples),
-        "rbue Dropout, before the classifier": lambda: sampled(dropout, x, samples),
+        **{name: lambda made=made: sampled(made, x, samples) for name, made in random.items()},
     }
-    if peers is None:
-        return found
+
+
+def fast_variants(network: nn.Module, x: Tensor, samples: int) -> Variants:
+    """Folded and compiled; on a GPU in half precision."""
+
+    def fast(network: nn.Module) -> nn.Module:
+        folded = rbue.fold_batchnorm(network, x[:2])
+        return torch.compile(folded.half() if x.is_cuda else folded, dynamic=False)  # type: ignore[return-value]
+
+    plain = fast(network)
+    drop = fast(with_random_sites(network, x, rbue.DropReLU(0.9)))
+    slope = fast(with_random_sites(network, x, rbue.RReLU()))
+    narrow = x.half() if x.is_cuda else x
+    return {
+        FAST_PLAIN: lambda: plain_passes(plain, narrow, samples),
+        f"rbue DropReLU, all sites{FAST}": lambda: sampled(drop, narrow, samples),
+        f"rbue RReLU, all sites{FAST}": lambda: sampled(slope, narrow, samples),
+    }
+
+
+def peer_variants(network: nn.Module, x: Tensor, samples: int, folder: Path) -> Variants:
     first = copy.deepcopy(network).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     x_first = x.contiguous()
+    found: Variants = {}
     for name, make, arguments in (
         ("torch-uncertainty mc_dropout", torch_uncertainty_loop, (first, x_first)),
         ("torch-uncertainty mc_dropout, channels last", torch_uncertainty_loop, (network, x)),
         ("baal MC caching", baal_caching, (first, x_first)),
     ):
         try:
-            found[name] = make(peers, *arguments, samples)
+            found[name] = make(folder, *arguments, samples)
         except ImportError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     return found
@@ -201,7 +218,15 @@ def main() -> None:
     images = options.images or (10_000 if device.type == "cuda" else 32)
     torch.backends.cudnn.benchmark = True
     network, x = example(device, images)
-    runs = variants(network, x, options.samples, options.peers)
+    fast, random = fast_variants(network, x, options.samples), random_networks(network, x)
+    runs, warm_up = (
+        eager_variants(network, random, x, count)
+        | (peer_variants(network, x, count, options.peers) if options.peers else {})
+        for count in (options.samples, 2)
+    )
+    for name, run in (warm_up | fast).items():
+        print(f"warming up: {name}", file=sys.stderr)
+        run()
 
     def waited(run: Callable[[], Any]) -> Callable[[], None]:
         def whole() -> None:
@@ -211,11 +236,11 @@ def main() -> None:
 
         return whole
 
-    times = medians({name: waited(run) for name, run in runs.items()}, options.trials, warmup=1)
+    times = medians({name: waited(run) for name, run in (runs | fast).items()}, options.trials, warmup=0)
     memory = {count: peak_memory(options.device, count) for count in (10, 1000)} if device.type == "cuda" else {}
     x_type = torch.float16 if device.type == "cuda" else torch.float32
     work = images * options.samples * products(network, x[:1]) / 1e12
-    speeds = {name: work / times[name] for name in runs if "plain passes" in name or "all sites" in name}
+    speeds = {name: work / times[name] for name in times if "plain passes" in name or "all sites" in name}
     speeds[CEILING] = matrix_product_teraflops(device, x_type)
     result = {
         "images": images,
