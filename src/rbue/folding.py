@@ -39,7 +39,7 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, tor
 def fold_batchnorm(network: nn.Module, example: Tensor) -> nn.Module:
     """Return a copy of a network for inference, with BatchNorm folded into the layers before it.
 
-    The copy gives the outputs of the network in evaluation mode, up to rounding, in less time. Every BatchNorm whose
+    The copy gives the outputs of the network in evaluation mode, up to rounding. Every BatchNorm whose
     input is exactly the output of one convolution or linear layer becomes ``nn.Identity``, and the layer gets
     ``weight * s`` and ``(bias - mean) * s + beta`` with ``s = gamma / sqrt(var + eps)``. A converted network gives a
     converted copy with the same sites, seed and masks: ``predict`` agrees on both. Fold before ``torch.compile`` or

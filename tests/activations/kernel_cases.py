@@ -4,6 +4,7 @@ Whether Triton interprets is settled when the kernels are imported, so it cannot
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -140,6 +141,13 @@ def test_keys_of_one_site_are_read_in_place():
     )
 
 
+@pytest.mark.parametrize(("elements", "supported"), [(2**30, True), (2**30 + 1, False), (2**31, False), (0, False)])
+def test_rows_too_long_for_32_bits_are_left_to_the_formula(elements, supported):
+    x = SimpleNamespace(is_cuda=True, dtype=torch.float32, numel=lambda: 2 * elements, is_neg=lambda: False)
+    layout = ElementLayout((2, elements), 2, 1, torch.contiguous_format, True, torch.device("cuda"))
+    assert triton_kernels.supports(x, layout) is supported
+
+
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize(
     "shape",
@@ -152,6 +160,7 @@ def test_keys_of_one_site_are_read_in_place():
         (70_000, 24, 7, 7),
         (64, 3, 224, 224),
         (2, 96, 1, 1),
+        (3, 2**30 - 1),
     ],
     ids=str,
 )
@@ -163,6 +172,7 @@ def test_programs_cover_every_element_within_the_limits_of_cuda(shape, hashed):
         rows, pixels, channels = launch.block
         assert launch.rows * launch.elements == math.prod(shape)
         assert programs < 2**31
+        assert launch.elements <= 2**30
         assert all(size & (size - 1) == 0 for size in launch.block)
         patches = launch.elements // (launch.channels * launch.plane)
         covered = programs * rows * pixels * channels / patches

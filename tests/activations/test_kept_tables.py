@@ -1,13 +1,14 @@
 """Compiled code reads the hashes that a pass kept, and gives the same numbers."""
 
+import threading
+import time
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from rbue.activations import DropReLU, RReLU, kept_tables, random_relu
 from rbue.activations.layout import ElementLayout
-
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
@@ -81,33 +82,87 @@ def test_other_tables_need_no_new_graph_and_a_new_one_is_used(make_x, make_keys,
 
 
 def test_rows_known_only_by_name_read_the_table_and_sizes_known_only_by_name_do_not(make_x, make_keys, kept):
+    kept(make_x(1, 4, 5, 6), torch.zeros(1, 4, 5, 6, dtype=torch.int32))  # a wrong one shows that it is read
     counter = CompileCounterWithBackend("aot_eager")
 
     def function(x, keys):
         return random_relu(x, DropReLU(0.5), keys)
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
-    shapes = [(3, 4, 5, 6), (7, 4, 5, 6), (9, 4, 5, 6), (9, 4, 8, 8), (8, 4, 9, 7), (6, 4, 10, 3)]
-    for shape in shapes:
+    for rows in (3, 7, 9):
+        x = -make_x(rows, 4, 5, 6).abs()
+        zeros = (compiled(x, make_keys(rows)) == 0).flatten(1)
+        assert (zeros == zeros[:, :1]).all()
+    assert counter.frame_count == 2
+    for shape in [(9, 4, 8, 8), (8, 4, 9, 7), (6, 4, 10, 3)]:
         x, keys = make_x(*shape), make_keys(shape[0])
-        kept(make_x(1, 4, 5, 6))
         assert compiled(x, keys).equal(function(x, keys))
     assert counter.frame_count == 3
 
 
-def test_nothing_is_kept_on_a_cpu_or_outside_of_keeping(make_x):
-    layout = ElementLayout.of(make_x(3, 4), 3)
-    kept_tables.note(layout)
-    with kept_tables.keeping():
-        kept_tables.note(layout)
-    assert not kept_tables._kept
+def test_an_exported_program_computes_its_hashes(make_x, make_keys, kept):
+    x, keys = make_x(3, 4, 5, 6), make_keys(3)
+    kept(x, torch.zeros(1, 4, 5, 6, dtype=torch.int32))
+
+    class Site(torch.nn.Module):
+        def forward(self, x, keys):
+            return random_relu(x, DropReLU(0.5), keys)
+
+    program = torch.export.export(Site(), (x, keys), strict=True)
+    assert program.module()(x, keys).equal(random_relu(x, DropReLU(0.5), keys))
+    assert not program.constants
 
 
-def test_a_table_larger_than_a_cache_is_not_kept():
-    shape = (2, kept_tables._LARGEST + 1)
-    with kept_tables.keeping():
-        kept_tables.note(ElementLayout(shape, 2, 1, torch.contiguous_format, True, torch.device("cuda")))
-    assert not kept_tables._kept
+class TestNoting:
+    @pytest.fixture(autouse=True)
+    def tables(self, monkeypatch):
+        monkeypatch.setattr(ElementLayout, "table", lambda self: torch.zeros(self.row_shape, dtype=torch.int32))
+
+    def layout(self, *row, device="cuda"):
+        return ElementLayout((2, *row), 2, 1, torch.contiguous_format, True, torch.device(device))
+
+    def test_only_inside_keeping_and_on_a_gpu(self):
+        kept_tables.note(self.layout(8))
+        with kept_tables.keeping():
+            kept_tables.note(self.layout(8, device="cpu"))
+        assert not kept_tables._kept
+        with kept_tables.keeping():
+            kept_tables.note(self.layout(8))
+        assert [table.shape for table in kept_tables._kept.values()] == [(1, 8)]
+
+    def test_a_table_is_made_once(self):
+        with kept_tables.keeping():
+            kept_tables.note(self.layout(8))
+            (before,) = kept_tables._kept.values()
+            kept_tables.note(self.layout(8))
+        (after,) = kept_tables._kept.values()
+        assert after is before
+
+    def test_neither_one_nor_all_outgrow_their_limit(self, monkeypatch):
+        monkeypatch.setattr(kept_tables, "_LARGEST", 10)
+        monkeypatch.setattr(kept_tables, "_ALL", 17)
+        with kept_tables.keeping():
+            for size in (11, 10, 8, 7):
+                kept_tables.note(self.layout(size))
+        assert [table.numel() for table in kept_tables._kept.values()] == [10, 7]
+
+    def test_threads_take_turns(self):
+        inside, most = [], []
+
+        def work():
+            with kept_tables.keeping():
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.02)
+                inside.pop()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert max(most) == 1
+        assert not kept_tables._keeping
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ class FakeWork:
 
     def __init__(self, monkeypatch, seconds=60.0):
         self.now, self.seconds = 0.0, seconds
+        self.engines = set()
         self.trained, self.measured, self.shifted, self.groups, self.calibrated = [], [], [], [], []
         monkeypatch.setattr(runner, "train_runs", self.train_runs)
         monkeypatch.setattr(runner, "evaluate_run", self.evaluate_run)
@@ -27,8 +28,9 @@ class FakeWork:
     def clock(self):
         return self.now
 
-    def train_runs(self, configs, root, device, report=None, together=1):
+    def train_runs(self, configs, root, device, report=None, engine="auto", together=1):
         assert len(configs) <= together
+        self.engines.add(engine)
         self.now += self.seconds
         self.groups.append(list(configs))
         for config in configs:

@@ -221,6 +221,12 @@ def test_networks_side_by_side_are_each_trained_once(monkeypatch, tmp_path):
     assert {config.method for config in work.measured} == {"single", "deep-ensemble:4", "mc-rrelu"}
 
 
+def test_the_engine_is_the_one_asked_for(monkeypatch, tmp_path):
+    work = FakeWork(monkeypatch)
+    run_experiments(chosen(["table1-cifar10"]), SMALL, replace(place(tmp_path), engine="captured"))
+    assert work.engines == {"captured"}
+
+
 def test_corrupted_images_get_fewer_samples():
     config = Settings().config("cifar10", "vgg13", "mc-rrelu", 0)
     assert (Settings().samples_of(config), Settings().shift_samples_of(config)) == (100, 20)

@@ -1,6 +1,8 @@
 """``rbue.predict``: the samples of a plain loop, however they are computed."""
 
 import copy
+import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -260,9 +262,11 @@ def test_compiled_networks_give_the_same_samples():
     torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_compiled_network_is_compiled_once_however_the_work_is_cut(whole):
-    network, x = build("residual", batch=11)
+def test_a_compiled_network_is_compiled_once_however_the_work_is_cut(whole, memory_format):
+    network, x = build("residual", batch=10)
+    network, x = network.to(memory_format=memory_format), x.contiguous(memory_format=memory_format)
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
     expected = rbue.predict(network, x, samples=4, return_samples=True)
     counter = CompileCounterWithBackend("eager")
@@ -276,6 +280,54 @@ def test_a_compiled_network_is_compiled_once_however_the_work_is_cut(whole):
     found = rbue.predict(compiled, x, samples=4, return_samples=True, memory=int(4 * 4 * row))
     torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
     assert counter.frame_count == 1
+
+
+def test_a_compiled_network_asks_for_its_tables_in_one_uncompiled_pass(monkeypatch):
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    asked = []
+
+    @contextmanager
+    def keeping():
+        asked.append(torch._dynamo.eval_frame._stance.stance)
+        yield
+
+    monkeypatch.setattr("rbue.activations.kept_tables.keeping", keeping)
+    rbue.predict(network, x, samples=2)
+    assert asked == []
+    rbue.predict(torch.compile(network, backend="eager"), x, samples=2)
+    assert asked == ["force_eager"]
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def test_threads_that_begin_together_leave_compiling_on():
+    networks = [build("residual") for _ in range(2)]
+    for network, x in networks:
+        rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    threads = [
+        threading.Thread(target=rbue.predict, args=(torch.compile(network, backend="eager"), x, 2))
+        for network, x in networks
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def test_rows_are_filled_for_compiled_networks_only():
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    compiled = torch.compile(network, backend="eager")
+    wrapped = nn.DataParallel(network)
+    found = {name: StackedPasses(model, x, 0) for name, model in dict(a=network, b=wrapped, c=compiled).items()}
+    found["d"] = StackedPasses(nn.DataParallel(compiled), x, 0)
+    assert {name: (one.compiled, one.whole) for name, one in found.items()} == {
+        "a": (False, False),
+        "b": (False, True),
+        "c": (True, True),
+        "d": (True, True),
+    }
 
 
 @pytest.mark.parametrize(("images", "most"), [(11, 4), (12, 4), (2, 1), (5, 9), (4000, 81)])

@@ -1,13 +1,14 @@
 """Hashes of elements that compiled GPU code reads from memory.
 
-A kernel written by hand computes ``mix(element)`` on the way at no cost. A compiled one has more to do for each element
-(the BatchNorm before, the sum with a skip connection), and is faster when it reads the hash instead: one table serves
-all rows, so it stays in the cache. Tables are made by an ordinary pass inside :func:`keeping`; code compiled afterwards
-finds them. A captured graph reads a table at its address, so none is ever dropped.
+A kernel written by hand computes ``mix(element)`` on the way. A compiled one has more to do for each element (the
+BatchNorm before, the sum with a skip connection) and is bound by instructions, so it reads the hash instead: one table
+serves all rows and stays in the cache. Tables are made by an ordinary pass inside :func:`keeping`; code compiled
+afterwards finds them. A captured graph reads a table at its address, so none is ever dropped or made again.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,28 +18,33 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from rbue.activations.layout import ElementLayout
 
-_LARGEST = 4 << 20
-"""Elements of the largest table kept; beyond the cache, computing is cheaper than reading."""
+_LARGEST, _ALL = 4 << 20, 32 << 20
+"""Elements of the largest table kept, since a cache holds no more, and of all of them."""
 
 _Key = tuple[tuple[int, ...], torch.memory_format, torch.device]
 _kept: dict[_Key, Tensor] = {}
 _keeping = False
+_lock = threading.RLock()
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """Keep the tables of the random sites that are passed on a GPU inside."""
+    """Keep the tables of the random sites that are passed on a GPU inside; one thread at a time."""
     global _keeping
-    before, _keeping = _keeping, True
-    try:
-        yield
-    finally:
-        _keeping = before
+    with _lock:
+        before, _keeping = _keeping, True
+        try:
+            yield
+        finally:
+            _keeping = before
 
 
 def note(layout: ElementLayout) -> None:
     """Keep the table of a site, if tables are being kept."""
-    if _keeping and layout.device.type == "cuda" and layout.row_elements <= _LARGEST:
+    size = layout.row_elements
+    if not _keeping or layout.device.type != "cuda" or size > _LARGEST or _key(layout) in _kept:
+        return
+    if size + sum(table.numel() for table in _kept.values()) <= _ALL:
         _kept[_key(layout)] = layout.table()
 
 

@@ -26,11 +26,13 @@ BITS_2 = tl.constexpr(random_stream.BITS_MULTIPLIERS[1])
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _BLOCK, _ROWS, _ELEMENTS_OF_A_WARP = 2048, 2, 512
+_LONGEST_ROW = 1 << 30  # places in a row are counted in 32 bits
 
 
 def supports(x: Tensor, layout: ElementLayout) -> bool:
     """Whether the kernels handle this tensor; the reference handles the rest."""
-    return x.is_cuda and x.dtype in _DTYPES and layout.dense and x.numel() > 0 and not x.is_neg()
+    fits = 0 < layout.row_elements <= _LONGEST_ROW
+    return x.is_cuda and x.dtype in _DTYPES and layout.dense and fits and x.numel() > 0 and not x.is_neg()
 
 
 @triton.jit
@@ -220,7 +222,7 @@ class Launch:
     def of(cls, layout: ElementLayout, hashed: bool) -> Launch:
         """Blocks of a size that suits an H200; where no bits are drawn, all elements are alike and form long rows."""
         rows, elements = layout.rows, layout.row_elements
-        if not hashed:
+        if not hashed and _even_split(rows * elements)[0] <= _LONGEST_ROW:
             elements, rows = _even_split(rows * elements)
         channels, plane = elements, 1
         if hashed and layout.memory_format is not torch.contiguous_format:

@@ -27,6 +27,7 @@ from rbue.paper.planning import planned
 from rbue.paper.reporting import last_settings, plain_files, write_report
 from rbue.paper.runner import KINDS, Outcome, Place, Watch, run_experiments
 from rbue.paper.settings import Settings, parse_seeds
+from rbue.training.engines import ENGINES
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -124,6 +125,7 @@ def run(
     ] = None,
     shift: Shift = None,
     together: Annotated[int, typer.Option(min=1, help="Networks trained side by side on a GPU.")] = 1,
+    engine: Annotated[str, typer.Option(help=f"How training steps run: {', '.join(ENGINES)}.")] = "auto",
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     json: AsJson = False,
@@ -138,7 +140,9 @@ def run(
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
     budget = TimeBudget(None if time_budget is None else parse_duration(time_budget))
-    place = Place(runs, device_named(device), together)
+    if engine not in ENGINES:
+        raise InvalidInput(f"--engine must be one of {', '.join(ENGINES)}, not {engine!r}.")
+    place = Place(runs, device_named(device), together, engine)
     watch = Watch(training_progress, data_progress)
     outcome = run_experiments(experiments, settings, place, budget=budget, kinds=kinds, tell=remark, watch=watch)
     if json:

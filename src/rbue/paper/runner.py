@@ -66,11 +66,13 @@ class Place:
         root: folder of the runs.
         device: where to compute.
         together: how many networks to train side by side.
+        engine: how training steps run, see :mod:`rbue.training.engines`.
     """
 
     root: Path
     device: torch.device
     together: int = 1
+    engine: str = "auto"
 
 
 def run_experiments(
@@ -152,7 +154,7 @@ def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -
     if step.kind == "train":
         with watch.training() as report:
             configs = [one.config for one in steps]
-            train_runs(configs, place.root, place.device, report, together=place.together)
+            train_runs(configs, place.root, place.device, report, engine=place.engine, together=place.together)
     elif step.kind == "clean":
         evaluate_run(config, place.root, place.device, samples=settings.samples_of(config), seed=0)
         calibrate_run(config, place.root)

@@ -2,13 +2,16 @@
 
 Samples are stacked along the batch (samples first), as many rows as the memory budget allows. Images are split
 before samples, so that what comes before the first random site runs once for an image, however many samples. The
-pieces of a split are of one size, and a compiled network gets the last one filled up, so that it is compiled once.
+pieces of a split are of one size, and a compiled network gets the last one filled up, so that a batch needs no more
+than one compilation.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +88,7 @@ class Piece:
 def _filled(rows: Tensor, size: int) -> Tensor:
     """At least ``size`` rows: the last one again until there are."""
     missing = size - len(rows)
-    return rows if missing <= 0 else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+    return rows if missing <= 0 else torch.cat([rows, repeat_rows(rows[-1:], missing)])
 
 
 class StackedPasses:
@@ -96,7 +99,8 @@ class StackedPasses:
         self.conversion = conversion_of(innermost(model))
         self.state = random_stream.seed_state(seed, x.device)
         self.compiled = _is_compiled(model)
-        key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled)
+        self.whole = self.compiled or innermost(model) is not model
+        key = (tuple(x.shape[1:]), x.dtype, x.device, self.whole)
         if key not in self.conversion.plans:
             self.conversion.plans[key] = self._make_plan(x)
         self.plan: PassPlan = self.conversion.plans[key]
@@ -165,9 +169,9 @@ class StackedPasses:
         two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
         numbers = torch.arange(2, dtype=torch.int32, device=x.device)
         if self.compiled:
-            with torch.compiler.set_stance("force_eager"), kept_tables.keeping():
+            with _uncompiled(), kept_tables.keeping():
                 self._pass(two, numbers[:1], numbers, share=False)
-        else:
+        elif not self.whole:
             live = LiveRows()
             try:
                 expected = self._pass(two, numbers, numbers, share=False)
@@ -180,7 +184,7 @@ class StackedPasses:
                 # remains; an error of its own shows again there.
                 pass
         meter = _Meter()
-        with torch.no_grad(), mode(self.model, "plain"), torch.compiler.set_stance("force_eager"), meter:
+        with torch.no_grad(), mode(self.model, "plain"), _uncompiled(), meter:
             self.model(x[:1].clone())
         return PassPlan(False, 0, _LIVE_TENSORS * max(meter.largest, x[:1].nbytes))
 
@@ -221,7 +225,21 @@ def class_scores(output: Any) -> Tensor:
 
 
 def _is_compiled(model: nn.Module) -> bool:
-    return innermost(model) is not model or getattr(model, "_compiled_call_impl", None) is not None
+    while not isinstance(model, torch._dynamo.eval_frame.OptimizedModule) and model._compiled_call_impl is None:
+        if innermost(model) is model:
+            return False
+        model = model.module  # type: ignore[assignment] # inside DataParallel
+    return True
+
+
+_stance = threading.RLock()
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled networks as they are written; one thread at a time, since torch has one stance for all."""
+    with _stance, torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _default_budget(device: torch.device) -> float:
