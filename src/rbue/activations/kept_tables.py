@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from rbue.activations.layout import ElementLayout
+from rbue.compiling import is_exporting
 
 _LARGEST, _ALL = 4 << 20, 32 << 20
 """Elements of the largest table kept, since a cache holds no more, and of all of them."""
@@ -50,7 +51,7 @@ def note(layout: ElementLayout) -> None:
 
 def find(layout: ElementLayout) -> Tensor | None:
     """The table of a site, for code that is being compiled and knows the sizes of a row."""
-    if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
+    if not torch.compiler.is_dynamo_compiling() or is_exporting():
         return None
     if not all(has_static_value(size) for size in layout.row_shape):
         return None

@@ -22,9 +22,6 @@ from rbue.errors import ConversionError, InvalidInput, RbueWarning
 
 MODES = ("random", "mean", "plain")
 
-_LOSES_COUNTS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
-"""Whether this torch gives a compiled backward the count of the next call (seen with 2.10 and 2.11, not with 2.13)."""
-
 
 class Conversion:
     """What a converted network carries: the activation, its sites, and how to run with them."""
@@ -91,19 +88,10 @@ class Conversion:
         given = scope.running.draws
         if given is not None and given[0] == self.token:
             return given[1]
-        if _LOSES_COUNTS and torch.compiler.is_compiling() and torch.is_grad_enabled():
-            _count_outside(self.activation)
         x = draws.first_tensor([args, kwargs])
         if x is None:
             raise InvalidInput("a converted network needs a tensor with a batch dimension among its inputs.")
         return checkpointing.recorded(lambda: draws.direct_draw(network, x.shape[0], x.device))
-
-
-def _count_outside(randomness: Randomness) -> None:
-    """Leave the graph before calls are counted, where the backward would need the count and get a wrong one."""
-    if not isinstance(randomness, DropReLU):
-        name = type(randomness).__name__
-        torch._dynamo.graph_break(msg=f"compiled gradients of {name} are wrong before torch 2.13; use fullgraph=False")
 
 
 @torch.compiler.disable

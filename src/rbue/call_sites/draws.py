@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rbue import random_stream
 from rbue.activations import row_states, site_keys
 from rbue.call_sites.live_rows import LiveRows
+from rbue.compiling import is_exporting
 
 SEED, STEP, SITES = "_rbue_seed", "_rbue_step", "_rbue_sites"
 """Non-persistent buffers of a converted network: seed lanes, calls so far, site numbers."""
@@ -81,7 +82,7 @@ def _snapshot(buffer: Tensor) -> Tensor:
     A compiled graph keeps little for its backward and computes the rest again, from the buffers if it can; by then
     the next call has changed them. An operator of our own is opaque to it, so its result is kept.
     """
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and torch.is_grad_enabled():
+    if torch.compiler.is_compiling() and not is_exporting() and torch.is_grad_enabled():
         return _kept_copy(buffer)
     return buffer.clone()
 
