@@ -100,7 +100,7 @@ class StackedPasses:
         self.state = random_stream.seed_state(seed, x.device)
         self.compiled = _is_compiled(model)
         self.whole = self.compiled or innermost(model) is not model
-        key = (tuple(x.shape[1:]), x.dtype, x.device, self.whole)
+        key = (tuple(x.shape[1:]), x.dtype, x.device, self.whole, self.compiled)
         if key not in self.conversion.plans:
             self.conversion.plans[key] = self._make_plan(x)
         self.plan: PassPlan = self.conversion.plans[key]
@@ -185,7 +185,7 @@ class StackedPasses:
                 pass
         meter = _Meter()
         with torch.no_grad(), mode(self.model, "plain"), _uncompiled(), meter:
-            self.model(x[:1].clone())
+            innermost(self.model)(x[:1].clone())
         return PassPlan(False, 0, _LIVE_TENSORS * max(meter.largest, x[:1].nbytes))
 
 
