@@ -3,7 +3,7 @@
     python benchmarks/training_step.py [--compiled resnet18 vgg13] [--captured resnet18 vgg13 densenet121] [--out FILE]
 
 Every variant of a network is made ready, then they take turns: medians of rounds of 100 steps at batch 128, once with
-compiled steps and once with steps that are only captured (compiling DenseNet-121 takes as long as it saves). The peers
+compiled steps and once with steps that are only captured (DenseNet-121 takes minutes to compile). The peers
 are the same network with torch's own ``F.rrelu``, and with DropReLU as most people would write it. Memory is the peak
 of a step in a fresh process for each variant. The products of a step (three times those of a forward pass) are set
 against a large matrix product in the same run. Goals: step and memory within 1.02x of plain ReLU.

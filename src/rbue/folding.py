@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rbue.call_sites import evaluating, innermost, mode
 from rbue.call_sites.following import CONVERSION, plain_class
+from rbue.call_sites.prefix import tensors_in
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.sampling.passes import class_scores
 
@@ -179,7 +180,7 @@ class _Watch:
 
     def note(self, values: Any) -> None:
         """See the tensors that a call reads or writes."""
-        for x in _tensors(values):
+        for x in tensors_in(values):
             owner = self.owners.get(id(x), self._layer_behind(x))
             if owner is None:
                 continue
@@ -235,16 +236,6 @@ class _Kernels(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         self.watch.note((args, kwargs))
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _plain_output(network: nn.Module, example: Tensor) -> Any:
@@ -314,7 +305,7 @@ def _check_outputs(network: nn.Module, folded: nn.Module, example: Tensor, expec
 
 
 def _scores(output: Any) -> list[Tensor]:
-    return [x for x in _tensors(output) if x.is_floating_point()] or [class_scores(output)]
+    return [x for x in tensors_in(output) if x.is_floating_point()] or [class_scores(output)]
 
 
 def _agree(found: Tensor, expected: Tensor, tolerance: float) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
 from rbue.errors import ConversionError, InvalidInput
+from rbue.sampling import passes
 from rbue.sampling.passes import Piece, StackedPasses, class_scores
 
 OUTPUT_TOLERANCE = 2e-6
@@ -300,14 +302,21 @@ def test_a_compiled_network_asks_for_its_tables_in_one_uncompiled_pass(monkeypat
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
-def test_threads_that_begin_together_leave_compiling_on():
-    networks = [build("residual") for _ in range(2)]
-    for network, x in networks:
-        rbue.convert(network, rbue.DropReLU(0.6), example=x)
-    threads = [
-        threading.Thread(target=rbue.predict, args=(torch.compile(network, backend="eager"), x, 2))
-        for network, x in networks
-    ]
+def test_threads_that_look_at_compiled_networks_together_leave_compiling_on():
+    """Torch has one stance for all threads: the second must not take the first one's for the usual one."""
+    began = threading.Event()
+
+    def first():
+        with passes._uncompiled():
+            began.set()
+            time.sleep(0.1)
+
+    def second():
+        began.wait()
+        with passes._uncompiled():
+            time.sleep(0.2)
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -31,8 +31,8 @@ _LONGEST_ROW = 1 << 30  # places in a row are counted in 32 bits
 
 def supports(x: Tensor, layout: ElementLayout) -> bool:
     """Whether the kernels handle this tensor; the reference handles the rest."""
-    fits = 0 < layout.row_elements <= _LONGEST_ROW
-    return x.is_cuda and x.dtype in _DTYPES and layout.dense and fits and x.numel() > 0 and not x.is_neg()
+    fits = x.numel() > 0 and layout.row_elements <= _LONGEST_ROW
+    return x.is_cuda and x.dtype in _DTYPES and layout.dense and fits and not x.is_neg()
 
 
 @triton.jit

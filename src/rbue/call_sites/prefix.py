@@ -51,7 +51,7 @@ class SharingMode(SiteMode):
         self.live = draw.live
         self.images = draw.rows // draw.repeat
         self.serial = next(_serial)
-        for x in _tensors(inputs):
+        for x in tensors_in(inputs):
             if x.dim() and x.shape[0] == self.images:
                 self._mark(x, False)
 
@@ -71,7 +71,7 @@ class SharingMode(SiteMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         keep_in_sight(func)
-        states = [self._sampled(x) for x in _tensors((args, kwargs))]
+        states = [self._sampled(x) for x in tensors_in((args, kwargs))]
         sampled = any(state is True for state in states)
         if sampled and any(state is False for state in states):
             if _writes_first(func) and isinstance(args[0], Tensor) and self._sampled(args[0]) is False:
@@ -87,14 +87,14 @@ class SharingMode(SiteMode):
             out = self.handler(call, path, number, proceed_with(func, args, kwargs))
             sampled = sampled or out.shape[0] != rows
         if sampled or any(state is False for state in states):
-            for x in _tensors(out):
+            for x in tensors_in(out):
                 self._mark(x, sampled)
         return out
 
     def _run(self, func: Callable, args: tuple, kwargs: Any, sampled: bool) -> Any:
         if self.live is None:
             return func(*args, **kwargs)
-        carrying = [x for x in _tensors((args, kwargs)) if self._sampled(x) is not None]
+        carrying = [x for x in tensors_in((args, kwargs)) if self._sampled(x) is not None]
         with self.live.inside(carrying, self._rows(sampled), sampled):
             return func(*args, **kwargs)
 
@@ -108,15 +108,16 @@ class SharingMode(SiteMode):
         return value
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested arguments."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _writes_first(func: Callable) -> bool:

@@ -107,7 +107,7 @@ class CapturedEngine:
                 with torch.cuda.stream(self.stream):
                     if compiled:
                         with kept_tables.keeping():
-                            step(sizes[0])
+                            step(sizes[0])  # as written, for the tables that the compiled step reads
                     for rows in sizes:
                         # One small batch an epoch is not worth a second compilation.
                         whole = compiled and rows == sizes[0]
