@@ -168,10 +168,12 @@ def test_programs_cover_every_element_within_the_limits_of_cuda(shape, hashed):
     for memory_format in (torch.contiguous_format, torch.channels_last)[: len(shape) - 1]:
         layout = ElementLayout(shape, shape[0], 1, memory_format, True, torch.device(DEVICE))
         launch = triton_kernels.Launch.of(layout, hashed)
-        (programs,) = launch.grid
+        parts = list(launch.parts())
+        programs = sum(along * down for _, (along, down) in parts)
         rows, pixels, channels = launch.block
         assert launch.rows * launch.elements == math.prod(shape)
-        assert programs < 2**31
+        assert all(along < 2**31 and down < 2**16 for _, (along, down) in parts)
+        assert [first for first, _ in parts] == [sum(down for _, (_, down) in parts[:n]) * rows for n in range(len(parts))]
         assert launch.elements <= 2**30
         assert all(size & (size - 1) == 0 for size in launch.block)
         patches = launch.elements // (launch.channels * launch.plane)

@@ -2,12 +2,13 @@
 
 The kernels are bound by instructions as much as by memory, so a program takes a block of ``rows x pixels x channels``:
 an element's logical number needs one addition and no division where the channels lie last, and the hash of an element
-serves all rows of the block. A row in logical order is a row of one pixel.
+serves all rows of the block. A row in logical order is a row of one channel.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ BITS_2 = tl.constexpr(random_stream.BITS_MULTIPLIERS[1])
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _BLOCK, _ROWS, _ELEMENTS_OF_A_WARP = 2048, 2, 512
 _LONGEST_ROW = 1 << 30  # places in a row are counted in 32 bits
+_MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a grid
 
 
 def supports(x: Tensor, layout: ElementLayout) -> bool:
@@ -43,16 +45,19 @@ def _mix(x):
 
 
 @triton.jit
-def _block(rows, elements, channels, plane, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
-    """The rows of a program, the places in the memory of a row, the elements there, and which of all that exists."""
-    across = tl.cdiv(channels, CHANNELS)
-    down = tl.cdiv(plane, PIXELS)
-    along = elements // (channels * plane) * across * down
-    program = tl.program_id(0) % along
-    start = program // (across * down) * channels * plane
-    row = tl.program_id(0) // along * ROWS + tl.arange(0, ROWS)[:, None, None]
-    pixel = program // across % down * PIXELS + tl.arange(0, PIXELS)[None, :, None]
-    channel = program % across * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
+def _block(
+    rows, first_row, channels, plane, slabs, across, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """The rows of a program, the places in the memory of a row, the elements there, and which of all that exists.
+
+    A division takes as many instructions as an element does, and those by ``slabs`` and ``across`` vanish where they
+    are 1, as Triton compiles that case apart.
+    """
+    slab = tl.program_id(0) % slabs
+    start = slab // across * channels * plane
+    row = first_row + tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    pixel = tl.program_id(0) // slabs * PIXELS + tl.arange(0, PIXELS)[None, :, None]
+    channel = slab % across * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
     inside = (row < rows) & (pixel < plane) & (channel < channels)
     return row, start + pixel * channels + channel, start + channel * plane + pixel, inside
 
@@ -81,11 +86,14 @@ def _slope(word, scale, middle):
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, elements, channels, plane, threshold, scale, middle, cap,
-    DROP: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row, elements, channels, plane, slabs, across,
+    threshold, scale, middle, cap,
+    REPEATED: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
+    ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    row, place, element, inside = _block(rows, elements, channels, plane, ROWS, PIXELS, CHANNELS)
-    x = tl.load(x_ptr + (row % x_rows).to(tl.int64) * elements + place, mask=inside)
+    row, place, element, inside = _block(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
+    source = row % x_rows if REPEATED else row
+    x = tl.load(x_ptr + source.to(tl.int64) * elements + place, mask=inside)
     word = _word(element, keys_ptr, lane_stride, row, rows)
     if DROP:
         y = tl.where((x < 0) & (word >= threshold), 0.0, x)
@@ -99,10 +107,12 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    grad_ptr, y_ptr, out_ptr, keys_ptr, lane_stride, rows, elements, channels, plane, scale, middle, cap,
-    DROP: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    grad_ptr, y_ptr, out_ptr, keys_ptr, lane_stride, rows, first_row, elements, channels, plane, slabs, across,
+    scale, middle, cap,
+    DROP: tl.constexpr, CAPPED: tl.constexpr,
+    ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    row, place, element, inside = _block(rows, elements, channels, plane, ROWS, PIXELS, CHANNELS)
+    row, place, element, inside = _block(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
     offset = row.to(tl.int64) * elements + place
     grad = tl.load(grad_ptr + offset, mask=inside)
     y = tl.load(y_ptr + offset, mask=inside)
@@ -162,11 +172,13 @@ def forward(
     launch = Launch.of(layout, hashed=True)
     threshold = random_stream.threshold(1 - activation.q) if isinstance(activation, DropReLU) else 0
     with torch.cuda.device_of(x):
-        _forward_kernel[launch.grid](
-            x, out, keys, keys.stride(0), launch.rows, launch.rows // layout.repeat, launch.elements, launch.channels,
-            launch.plane, threshold, *_slope_range(activation), cap or 0.0,
-            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.constants,
-        )  # fmt: skip
+        for first_row, grid in launch.parts():
+            _forward_kernel[grid](
+                x, out, keys, keys.stride(0), launch.rows, launch.rows // layout.repeat, first_row, *launch.shape,
+                threshold, *_slope_range(activation), cap or 0.0,
+                REPEATED=layout.repeat > 1, DROP=isinstance(activation, DropReLU), CAPPED=cap is not None,
+                **launch.constants,
+            )  # fmt: skip
     if inplace:
         torch.autograd.graph.increment_version(x)
     return out
@@ -185,11 +197,12 @@ def backward(
     launch = Launch.of(layout, hashed=keys is not None)
     anything = out if keys is None else keys
     with torch.cuda.device_of(out):
-        _backward_kernel[launch.grid](
-            grad, out, result, anything, 0 if keys is None else keys.stride(0), launch.rows, launch.elements,
-            launch.channels, launch.plane, *_slope_range(activation), cap or 0.0,
-            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.constants,
-        )  # fmt: skip
+        for first_row, grid in launch.parts():
+            _backward_kernel[grid](
+                grad, out, result, anything, 0 if keys is None else keys.stride(0), launch.rows, first_row,
+                *launch.shape, *_slope_range(activation), cap or 0.0,
+                DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.constants,
+            )  # fmt: skip
     return result
 
 
@@ -207,7 +220,7 @@ class Launch:
     Attributes:
         rows: how many rows there are.
         elements: how many elements a row has: some patches of ``channels * plane``.
-        channels: how many elements lie side by side at a pixel; all of a row where they have the logical order.
+        channels: how many elements lie side by side at a pixel; 1 where they have the logical order.
         plane: how many pixels a channel has.
         block: rows, pixels and channels of a program, powers of two.
     """
@@ -224,20 +237,28 @@ class Launch:
         rows, elements = layout.rows, layout.row_elements
         if not hashed and _even_split(rows * elements)[0] <= _LONGEST_ROW:
             elements, rows = _even_split(rows * elements)
-        channels, plane = elements, 1
+        channels, plane = 1, elements
         if hashed and layout.memory_format is not torch.contiguous_format:
             channels, plane = layout.shape[1], math.prod(layout.shape[2:])
         together = min(_ROWS, rows) if hashed else 1
-        across = min(_BLOCK // together, _tile_width(channels) if plane > 1 else triton.next_power_of_2(channels))
+        across = min(_BLOCK // together, _tile_width(channels))
         down = min(_BLOCK // together // across, triton.next_power_of_2(plane))
         return cls(rows, elements, channels, plane, (together, down, across))
 
     @property
-    def grid(self) -> tuple[int]:
-        """How many programs: those along a row for each block of rows."""
-        rows, pixels, channels = self.block
-        tiles = triton.cdiv(self.channels, channels) * triton.cdiv(self.plane, pixels)
-        return (self.elements // (self.channels * self.plane) * tiles * triton.cdiv(self.rows, rows),)
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """Elements, channels and pixels of a row, and how many tiles of channels a row and a patch have."""
+        across = triton.cdiv(self.channels, self.block[2])
+        slabs = self.elements // (self.channels * self.plane) * across
+        return self.elements, self.channels, self.plane, slabs, across
+
+    def parts(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """The first row and the grid of each launch; one launch, but for very many rows."""
+        together, down, _ = self.block
+        along = self.shape[3] * triton.cdiv(self.plane, down)
+        for first in range(0, self.rows, together * _MOST_PROGRAMS_DOWN):
+            left = triton.cdiv(self.rows - first, together)
+            yield first, (along, min(left, _MOST_PROGRAMS_DOWN))
 
     @property
     def constants(self) -> dict[str, int]:

@@ -59,18 +59,25 @@ def engine_for(step: TrainingStep, name: str = "auto") -> Engine:
 
 
 @contextmanager
-def _fastest_kernels() -> Iterator[None]:
-    """Let cuDNN try its kernels while warming up; those it chooses are captured."""
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+def _fastest_kernels(wanted: bool = True) -> Iterator[None]:
+    """Let cuDNN try all of its kernels while warming up; those it chooses are captured."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = wanted, 0
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 def _room_for_networks() -> AbstractContextManager:
     """Let one process compile the step of many networks, and fail rather than run one uncompiled."""
     return torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True)
+
+
+def _compiled(function: Callable) -> Callable:
+    """The function compiled, with small independent kernels (the casts of all weights) combined into one."""
+    return torch.compile(function, dynamic=False, options={"combo_kernels": True})
 
 
 class PlainEngine:
@@ -101,7 +108,7 @@ class CapturedEngine:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         step.network.train()
         sizes = sorted(set(step.batch_sizes()), reverse=True)
-        with _fastest_kernels(), _room_for_networks(), step.undone():
+        with _room_for_networks(), step.undone():
             torch.cuda.synchronize(step.device)
             try:
                 with torch.cuda.stream(self.stream):
@@ -109,10 +116,11 @@ class CapturedEngine:
                         with kept_tables.keeping():
                             step(sizes[0])  # as written, for the tables that the compiled step reads
                     for rows in sizes:
-                        # One small batch an epoch is not worth a second compilation.
-                        whole = compiled and rows == sizes[0]
-                        step.forward = torch.compile(step.loss_at, dynamic=False) if whole else step.loss_at
-                        self.graphs[rows] = self._capture(lambda rows=rows: step(rows))  # type: ignore[misc]
+                        # One small batch an epoch is worth neither a second compilation nor a search for kernels.
+                        full = rows == sizes[0]
+                        step.forward = _compiled(step.loss_at) if compiled and full else step.loss_at
+                        with _fastest_kernels(full):
+                            self.graphs[rows] = self._capture(lambda rows=rows: step(rows))  # type: ignore[misc]
             finally:
                 step.forward = step.loss_at
                 torch.cuda.synchronize(step.device)
