@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+Variants = dict[str, Callable[[], Any]]
+
 CEILING = "one large matrix product"
 
 
-def medians(variants: dict[str, Callable[[], Any]], trials: int, warmup: int = 2) -> dict[str, float]:
-    """Median seconds of each variant. The variants take turns, so that a busy machine hurts them alike."""
+def medians(variants: Variants, trials: int, warmup: int = 2) -> dict[str, float]:
+    """Median seconds of each variant."""
     for run in variants.values():
         for _ in range(warmup):
             run()
+    *_, found = medians_by_trial(variants, trials)
+    return found
+
+
+def medians_by_trial(variants: Variants, trials: int, once: Collection[str] = ()) -> Iterator[dict[str, float]]:
+    """The medians after each trial. The variants take turns, so that a busy machine hurts them alike.
+
+    Those named in ``once`` are slow, and run in the first trial only.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(trials):
+    for trial in range(trials):
         for name, run in variants.items():
+            if trial and name in once:
+                continue
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+        yield {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def products(network: nn.Module, x: Tensor) -> int:

@@ -4,7 +4,8 @@
 
 ResNet-18 on random CIFAR-sized images, at inference precision (float16 on a GPU, float32 on a CPU): as it is, and
 folded (:func:`rbue.fold_batchnorm`) and compiled, each beside as many plain passes in the same form. The variants take
-turns, medians of trials; memory is the peak of a fresh process. cuDNN may choose its fastest kernels for all of them.
+turns, medians of trials (the peers, which are slow, run once); memory is the peak of a fresh process. cuDNN may choose
+its fastest kernels for all of them. The result is written after each trial.
 The peers run MC-Dropout as their documentation says, in float32 with the channels first (and once with the channels
 last, which it does not say): FOLDER holds the unpacked wheels of torch-uncertainty, baal and structlog (``pip download
 --no-deps``, then ``unzip``). The products of a pass are set against a large matrix product in the same run.
@@ -21,6 +22,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from itertools import count
 from pathlib import Path
@@ -32,12 +34,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import rbue
-from harness import CEILING, matrix_product_teraflops, medians, products
+from harness import CEILING, Variants, matrix_product_teraflops, medians_by_trial, products
 from rbue.environment import facts
 from rbue.files import write_json
 from rbue.models.resnet18 import ResNet18
-
-Variants = dict[str, Callable[[], Any]]
 
 ROWS = {"cuda": 4000, "cpu": 32}
 """Images in a plain pass; a GPU is fully busy with that many."""
@@ -163,7 +163,9 @@ def fast_variants(network: nn.Module, x: Tensor, samples: int) -> Variants:
     }
 
 
-def peer_variants(network: nn.Module, x: Tensor, samples: int, folder: Path) -> Variants:
+def peer_variants(network: nn.Module, x: Tensor, samples: int, folder: Path | None) -> Variants:
+    if folder is None:
+        return {}
     first = copy.deepcopy(network).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     x_first = x.contiguous()
     found: Variants = {}
@@ -216,47 +218,49 @@ def main() -> None:
         measure_memory(device, options.samples)
         return
     images = options.images or (10_000 if device.type == "cuda" else 32)
+    counts = (10, 1000) if device.type == "cuda" else ()
+    with ThreadPoolExecutor() as pool:
+        memory = dict(zip(counts, pool.map(lambda count: peak_memory(options.device, count), counts), strict=True))
     torch.backends.cudnn.benchmark = True
     network, x = example(device, images)
     fast, random = fast_variants(network, x, options.samples), random_networks(network, x)
-    runs, warm_up = (
-        eager_variants(network, random, x, count)
-        | (peer_variants(network, x, count, options.peers) if options.peers else {})
-        for count in (options.samples, 2)
-    )
-    for name, run in (warm_up | fast).items():
-        print(f"warming up: {name}", file=sys.stderr)
+    peers = peer_variants(network, x, options.samples, options.peers)
+    few = eager_variants(network, random, x, 2) | peer_variants(network, x, 2, options.peers)
+    for name, run in (few | fast).items():
+        print(f"warming up: {name}", file=sys.stderr, flush=True)
         run()
-
-    def waited(run: Callable[[], Any]) -> Callable[[], None]:
-        def whole() -> None:
-            run()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-
-        return whole
-
-    times = medians({name: waited(run) for name, run in (runs | fast).items()}, options.trials, warmup=0)
-    memory = {count: peak_memory(options.device, count) for count in (10, 1000)} if device.type == "cuda" else {}
-    x_type = torch.float16 if device.type == "cuda" else torch.float32
+    ceiling = matrix_product_teraflops(device, torch.float16 if device.type == "cuda" else torch.float32)
     work = images * options.samples * products(network, x[:1]) / 1e12
-    speeds = {name: work / times[name] for name in times if "plain passes" in name or "all sites" in name}
-    speeds[CEILING] = matrix_product_teraflops(device, x_type)
-    result = {
-        "images": images,
-        "samples": options.samples,
-        "trials": options.trials,
-        "seconds": {name: round(value, 5) for name, value in times.items()},
-        "over_as_many_plain_passes": {name: round(v / plain_time(name, times), 4) for name, v in times.items()},
-        "over_one_plain_pass": {n: round(v / times["one plain pass"], 3) for n, v in times.items()},
-        "teraflops": {name: float(f"{value:.4g}") for name, value in speeds.items()},
-        "peak_bytes": memory,
-        "memory_1000_over_10": round(memory[1000] / memory[10], 4) if memory else None,
-        "date": str(date.today()),
-        "environment": facts(),
-    }
+    runs = eager_variants(network, random, x, options.samples) | peers | fast
+    variants = {name: waited(run, device) for name, run in runs.items()}
+    for trials, times in enumerate(medians_by_trial(variants, options.trials, once=peers), 1):
+        speeds = {name: work / times[name] for name in times if "plain passes" in name or "all sites" in name}
+        result = {
+            "images": images,
+            "samples": options.samples,
+            "trials": trials,
+            "trials_of_peers": 1,
+            "seconds": {name: round(value, 5) for name, value in times.items()},
+            "over_as_many_plain_passes": {name: round(v / plain_time(name, times), 4) for name, v in times.items()},
+            "over_one_plain_pass": {n: round(v / times["one plain pass"], 3) for n, v in times.items()},
+            "teraflops": {name: float(f"{value:.4g}") for name, value in (speeds | {CEILING: ceiling}).items()},
+            "peak_bytes": memory,
+            "memory_1000_over_10": round(memory[1000] / memory[10], 4) if memory else None,
+            "date": str(date.today()),
+            "environment": facts(),
+        }
+        write_json(options.out or Path(f"results/mc_inference_{device.type}.json"), result)
+        print(f"trial {trials} of {options.trials} done", file=sys.stderr, flush=True)
     show(result)
-    write_json(options.out or Path(f"results/mc_inference_{device.type}.json"), result)
+
+
+def waited(run: Callable[[], Any], device: torch.device) -> Callable[[], None]:
+    def whole() -> None:
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return whole
 
 
 def plain_time(name: str, times: dict[str, float]) -> float:

@@ -12,6 +12,7 @@ against a large matrix product in the same run. Goals: step and memory within 1.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from rbue import models
 from rbue.environment import facts
 from rbue.files import write_json
 from rbue.methods import parse
+from rbue.networks import prepared
 from rbue.training import Batches, Recipe
 from rbue.training.engines import Engine, engine_for
 from rbue.training.step import TrainingStep
@@ -51,9 +53,8 @@ def ready(case: Case) -> Engine:
     """The engine of a network with one activation, ready to run steps."""
     device = torch.device("cuda")
     torch.manual_seed(0)
-    network = models.create(case.model, classes=10).to(device).to(memory_format=torch.channels_last)
     method = parse(METHODS.get(case.variant, "single"))
-    method.prepare(network, torch.zeros(2, 3, 32, 32, device=device))
+    network = prepared(models.create(case.model, classes=10), method, (3, 32, 32), device)
     random = np.random.default_rng(0)
     images, labels = random.integers(0, 256, (20 * BATCH, 32, 32, 3), np.uint8), random.integers(0, 10, 20 * BATCH)
     batches = Batches(images, labels, [0.5] * 3, [0.25] * 3, batch=BATCH, padding=4, flip=True, seed=0, device=device)
@@ -82,7 +83,9 @@ class PeakFromHere(torch.cuda.graph):
 
 def peak_memory(case: Case) -> float:
     """Peak MiB of a fresh process that trains this case."""
-    run = subprocess.run([sys.executable, __file__, "--memory-of", *case], capture_output=True, text=True, check=True)
+    few = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2"}  # of each process, as many processes run at once
+    command = [sys.executable, __file__, "--memory-of", *case]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=few)
     return round(int(run.stdout.split()[-1]) / 2**20, 1)
 
 
@@ -120,7 +123,7 @@ def main() -> None:
         run_steps(ready(Case(*options.memory_of)))
         print(torch.cuda.max_memory_allocated())
         return
-    wanted = [(name, engine) for engine in ("compiled", "captured") for name in getattr(options, engine)]
+    wanted = [(name, engine) for engine in ("captured", "compiled") for name in getattr(options, engine)]
     cases = [Case(*pair, variant) for pair in wanted for variant in (*METHODS, *PEERS)]
     with ThreadPoolExecutor(options.processes) as pool:  # what they compile is kept for the timing below
         memory = dict(zip(cases, pool.map(peak_memory, cases), strict=True))

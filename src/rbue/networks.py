@@ -9,6 +9,7 @@ from torch import nn
 
 from rbue import data, models
 from rbue.errors import RbueError
+from rbue.methods import Method
 from rbue.runs import RunConfig, RunFolder
 from rbue.training.weights import load_weights
 
@@ -18,12 +19,19 @@ def fresh_network(config: RunConfig, images: data.ImageSet, device: torch.device
     torch.manual_seed(config.seed)
     channels = images.images.shape[3]
     network = models.create(config.model, classes=len(images.classes), channels=channels, width=config.width)
-    network = network.to(device)
+    return prepared(network, config.parsed, (channels, *images.images.shape[1:3]), device)
+
+
+def prepared(network: nn.Module, method: Method, image: tuple[int, int, int], device: torch.device) -> nn.Module:
+    """A network prepared by a method for images ``(C, H, W)``, then moved to its device.
+
+    Preparing may pass an example through the network. On a GPU that pass would leave a workspace of 32 MiB behind,
+    held for a stream on which nothing else happens.
+    """
+    network = method.prepare(network, torch.zeros(2, *image)).to(device)
     if device.type == "cuda":  # convolutions are fastest with the channels last, which is how the batches lie too
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    height, width = images.images.shape[1:3]
-    example = torch.zeros(2, channels, height, width, device=device)
-    return config.parsed.prepare(network, example)
+    return network
 
 
 def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[nn.Module]:

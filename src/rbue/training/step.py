@@ -48,6 +48,7 @@ class TrainingStep:
         self.device = batches.images.device
         self.optimiser = _optimiser(network, recipe, self.device)
         self.plan = batches.plan(0)
+        self.planned = 0, batches.plan(0)
         self.rows = torch.arange(batches.batch, device=self.device)
         self.done = torch.zeros((), dtype=torch.int64, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
@@ -59,7 +60,9 @@ class TrainingStep:
         """Set everything that an epoch's number decides."""
         self.network.train()
         restart_randomness(self.network, self.run_seed, epoch, self.share.rank)
-        self.plan.copy_(self.batches.plan(epoch))
+        if self.planned[0] != epoch:
+            self.plan_ahead(epoch)
+        self.plan.copy_(self.planned[1])
         self.done.fill_(epoch * len(self.batches))
         self.loss_sum.zero_()
         self.correct.zero_()
@@ -69,6 +72,10 @@ class TrainingStep:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+    def plan_ahead(self, epoch: int) -> None:
+        """Draw the plan of an epoch before it starts."""
+        self.planned = epoch, self.batches.plan(epoch)
 
     def loss_at(self, places: Tensor) -> tuple[Loss, Tensor]:
         """The loss and class scores of the images at some places of the epoch, and their labels."""
