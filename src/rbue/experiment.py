@@ -203,9 +203,9 @@ def evaluate_run(
     """
     folder = RunFolder.of(config, root)
     key = f"samples={samples},seed={seed}"
-    results = folder.read("results") or {}
-    if key in results:
-        return dict(results[key])
+    known = folder.read("results") or {}
+    if key in known:
+        return dict(known[key])
     images = data.load(config.data, "test")
     labels = torch.from_numpy(images.labels).to(device)
     stored = stored_members(config, root, device)
@@ -239,7 +239,7 @@ def evaluate_run(
     }
     folder.open(config, facts())
     write_probs(folder.probs, prediction.probs.cpu().numpy())
-    folder.write("results", {**results, key: result})
+    folder.write("results", {**(folder.read("results") or {}), key: result})  # another process may have added to it
     return result
 
 

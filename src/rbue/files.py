@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from rbue.errors import RbueError
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or the next start after a crash, sees the old one or the new one whole."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # two processes may write the same file
+    # Two processes, or two threads of one, may write the same file.
+    partial = path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:

@@ -251,12 +251,11 @@ def _plain_output(network: nn.Module, example: Tensor) -> Any:
 
 
 def _settled(network: nn.Module) -> nn.Module:
-    """A fresh copy as it is to be used: evaluation mode, random, and nothing known about the cost of its passes."""
+    """A fresh copy as it is to be used: evaluation mode, and nothing known about the cost of its passes."""
     for module in network.modules():
         module.training = False
         conversion = vars(module).get(CONVERSION)
         if conversion is not None:
-            conversion.mode = "random"  # a block that set another mode ends for the original alone
             conversion.plans.clear()
     return network
 

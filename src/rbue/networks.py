@@ -42,7 +42,8 @@ def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[n
         folder = RunFolder.of(member, root)
         if folder.read("training") is None:
             raise RbueError(f"{folder.path} holds no finished training; train it first.")
-        network = fresh_network(member, images, device)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's numbers are not ours
+            network = fresh_network(member, images, device)
         load_weights(folder.path, network)
         networks.append(network)
     return networks

@@ -3,7 +3,8 @@
 import copy
 import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
-from rbue.errors import ConversionError, InvalidInput
+from rbue.errors import ConversionError, InvalidInput, RbueWarning
 from rbue.sampling import passes
+from rbue.sampling.collect import probabilities
 from rbue.sampling.passes import Piece, StackedPasses, class_scores
 
 OUTPUT_TOLERANCE = 2e-6
@@ -74,10 +76,48 @@ def test_the_prefix_runs_once_for_all_samples():
 def test_networks_that_defeat_sharing_are_noticed(name):
     network, x = build(name)
     rbue.convert(network, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(network, x, samples=5, return_samples=True)
+    in_company = pytest.warns(RbueWarning, match="the batch it is in") if name == "time-first" else nullcontext()
+    with in_company:
+        found = rbue.predict(network, x, samples=5, return_samples=True)
     (plan,) = network._rbue_conversion.plans.values()
     assert not plan.share
     torch.testing.assert_close(found.samples, loop(network, x, 5), rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+class TwoViews(nn.Module):
+    """All images, then all of them mirrored: as many rows as two patches an image, but in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        both = self.head(torch.relu(self.layer(torch.cat([x, x.flip(1)]))))
+        return both.unflatten(0, (2, -1)).mean(0)
+
+
+def test_rows_in_another_order_than_the_images_are_noticed():
+    torch.manual_seed(0)
+    network, x = TwoViews(), torch.randn(4, 6)
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    with pytest.warns(RbueWarning, match="the batch it is in"):
+        rbue.predict(network, x, samples=2)
+
+
+def test_predictions_in_threads_do_not_disturb_each_other():
+    network, x = build("remembers", batch=4)  # its plan needs passes of its own
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    expected = rbue.predict(network, x, samples=20, seed=3).probs
+    network.train()
+    network._rbue_conversion.plans.clear()
+    statistics = {name: value.clone() for name, value in network.named_buffers() if "running" in name}
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: rbue.predict(network, x, samples=20, seed=3).probs, range(24)))
+    for probs in found:
+        torch.testing.assert_close(probs, expected, rtol=0, atol=OUTPUT_TOLERANCE)
+    assert all(module.training for module in network.modules())
+    assert all(value.equal(network.get_buffer(name)) for name, value in statistics.items())
+    assert not network(x).equal(network(x))
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
@@ -89,6 +129,11 @@ def test_samples_do_not_depend_on_batch_size_or_memory(batch, memory):
     loader = DataLoader(TensorDataset(x, torch.arange(64)), batch_size=batch)
     parts = rbue.predict(network, loader, samples=4, return_samples=True, memory=memory)
     torch.testing.assert_close(parts.samples, whole.samples, rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+def test_outputs_that_do_not_sum_to_one_are_named():
+    with pytest.raises(InvalidInput, match=r"those of an image sum to 0\.5"):
+        probabilities(torch.tensor([[[0.5, 0.5], [0.25, 0.25]]]), "probs")
 
 
 def test_index_numbers_the_images():
@@ -382,7 +427,7 @@ def bad_inputs():
         (dict(x=good, seed=-1), "-1"),
         (dict(x=good, seed=1 << 64), "18446744073709551616"),
         (dict(x=good, outputs="scores"), "scores"),
-        (dict(x=good, outputs="probs"), "sums to"),
+        (dict(x=good, outputs="probs"), "are not probabilities: one is -"),
         (dict(x=good, index=torch.arange(3)), "3 images"),
         (dict(x=good, index=torch.arange(4.0)), "float32"),
         (dict(x=good, index=torch.tensor([0, 1, 2, -3])), "-3"),

@@ -158,9 +158,10 @@ def _agrees(kernels: ctypes.CDLL) -> bool:
     """Whether a library gives the formula's numbers; a compiler may have ideas of its own about rounding."""
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(4, 257, generator=generator)
-        x[:, :8] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, -2e-39])
-        grad = torch.randn(4, 257, generator=generator)
+        x = torch.randn(4, 257, generator=generator, dtype=torch.float32)
+        special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, -2e-39]
+        x[:, :8] = torch.tensor(special, dtype=torch.float32)
+        grad = torch.randn(4, 257, generator=generator, dtype=torch.float32)
         keys = random_stream.signed32(0x9E3779B9) * torch.arange(8, dtype=torch.int32).view(2, 4)
         if not _agrees_on_keys(kernels):
             return False

@@ -41,15 +41,17 @@ class Conversion:
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run the network's own ``forward`` with its call sites made random."""
         outer = scope.current_scope()
-        if self.mode == "plain":
+        given = self._given_draw()
+        how = self.mode if given is None else "random"
+        if how == "plain":
             with scope.suspended(outer):  # its sites are not those of a network around it either
                 return forward(network, *args, **kwargs)
         place = scope.Scope(network, self.token)
         mode: SiteMode
-        if self.mode == "mean":
+        if how == "mean":
             mode = SiteMode(place, self.kind, self._mean)
         else:
-            draw = self._draw(network, args, kwargs)
+            draw = self._direct_draw(network, args, kwargs) if given is None else given
             handler = _RandomSites(self, network, draw)
             if draw.repeat > 1:
                 mode = SharingMode(place, self.kind, handler, draw, (args, kwargs))
@@ -65,6 +67,9 @@ class Conversion:
                 "rbue.sites(model, example) lists the ReLUs that can be found."
             )
         return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"mode": "random"}  # a block that set another mode ends for the original alone
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -84,10 +89,12 @@ class Conversion:
             return proceed()  # dropout keeps the mean
         return mean_relu(call.x, self.activation, cap=call.cap, inplace=call.inplace)
 
-    def _draw(self, network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> draws.Draw:
+    def _given_draw(self) -> draws.Draw | None:
+        """The draw that this thread's sampler wants, whatever the mode."""
         given = scope.running.draws
-        if given is not None and given[0] == self.token:
-            return given[1]
+        return given[1] if given is not None and given[0] == self.token else None
+
+    def _direct_draw(self, network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> draws.Draw:
         x = draws.first_tensor([args, kwargs])
         if x is None:
             raise InvalidInput("a converted network needs a tensor with a batch dimension among its inputs.")
@@ -117,6 +124,8 @@ class _RandomSites:
         if not self.conversion.is_random(path, number) or call.x.numel() == 0:
             return proceed()
         x = call.x
+        if self.draw.rows == 0:
+            raise InvalidInput("the first tensor given to a converted network must have the batch, but it has no rows.")
         keys, repeat = self._keys(path, number), 1
         if self.draw.repeat > 1 and is_unsampled(x):
             repeat = self.draw.repeat
@@ -237,7 +246,7 @@ def counted_ahead(model: nn.Module, rows: int, device: torch.device, first: int 
     """
     network = tracing.innermost(model)
     conversion = network.__dict__.get(following.CONVERSION)
-    if conversion is None:
+    if conversion is None or conversion.mode != "random":
         yield
         return
     before = scope.running.draws
@@ -253,7 +262,8 @@ def mode(model: nn.Module, name: str) -> Iterator[nn.Module]:
     """Run a converted network in another mode inside a ``with`` block.
 
     ``"random"`` draws; ``"mean"`` replaces each random slope by its expectation, one deterministic pass;
-    ``"plain"`` is the unconverted network.
+    ``"plain"`` is the unconverted network. All threads that run the network see the mode; :func:`rbue.predict` always
+    draws.
     """
     if name not in MODES:
         raise InvalidInput(f"mode must be one of {', '.join(MODES)}, not {name!r}.")

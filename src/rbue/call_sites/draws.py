@@ -60,8 +60,8 @@ def _count(rows: int, device: torch.device) -> Tensor:
 def direct_draw(network: nn.Module, rows: int, device: torch.device, first: int | None = None) -> Draw:
     """The draw of a plain call: the sample number counts calls, the image number counts rows.
 
-    Processes of a distributed run, and replicas of ``DataParallel``, number their rows apart: with equal
-    shares of a batch the masks are those of one process with the whole batch.
+    Processes of a distributed run, and replicas of ``DataParallel``, number their rows apart. With equal shares of a
+    batch the masks of a distributed run are those of one process with the whole batch.
     """
     step = network.get_buffer(STEP)
     sample = _snapshot(step).reshape(1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -169,17 +171,32 @@ def call_with(function: Callable, example: Any) -> Any:
     )
 
 
+_training_flags: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
+_flags_lock = threading.Lock()
+
+
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode; afterwards each has the flag it had before."""
-    flags = [(module, module.training) for module in network.modules()]
-    for module, _ in flags:
-        module.training = False
+    """Every module in evaluation mode; afterwards each has the flag it had before.
+
+    Blocks may overlap in threads: the first to come notes the flags, the last to go puts them back.
+    """
+    modules = list(network.modules())
+    with _flags_lock:
+        for module in modules:
+            users, flag = _training_flags.get(module, (0, module.training))
+            _training_flags[module] = users + 1, flag
+            module.training = False
     try:
         yield
     finally:
-        for module, flag in flags:
-            module.training = flag
+        with _flags_lock:
+            for module in modules:
+                users, flag = _training_flags.pop(module)
+                if users > 1:
+                    _training_flags[module] = users - 1, flag
+                else:
+                    module.training = flag
 
 
 def _no_site_message(network: nn.Module, kind: SiteKind, others: list[str]) -> str:

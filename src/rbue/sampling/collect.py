@@ -76,11 +76,11 @@ def probabilities(out: Tensor, outputs: str) -> Tensor:
     if single:
         out = torch.cat([1 - out, out], dim=2)
     total = out.sum(2)
-    off = float((total - 1).abs().max())
-    if off > 1e-3 or float(out.min()) < -1e-6:
+    worst, least = float(total.flatten()[(total - 1).abs().argmax()]), float(out.min())
+    if abs(worst - 1) > 1e-3 or least < -1e-6:
+        wrong = f"one is {least:.4g}" if least < -1e-6 else f"those of an image sum to {worst:.4g}"
         raise InvalidInput(
-            f"outputs='probs', but the network's outputs are not probabilities: a row sums to {1 + off:.4g} or has a "
-            f"negative entry ({float(out.min()):.4g}); use outputs='logits'."
+            f"outputs='probs', but the network's outputs are not probabilities: {wrong}; use outputs='logits'."
         )
     return out
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from rbue import random_stream
 from rbue.activations import kept_tables
-from rbue.call_sites import Draw, NotFoldable, conversion_of, innermost, mode, running
+from rbue.call_sites import Draw, NotFoldable, conversion_of, innermost, running
 from rbue.call_sites.live_rows import LiveRows
 from rbue.call_sites.prefix import repeat_rows
-from rbue.errors import RbueError
+from rbue.errors import RbueError, RbueWarning
 
 CPU_BUDGET = 256 << 20
 GPU_BUDGET, GPU_SHARE = 4 << 30, 0.25
@@ -141,7 +142,15 @@ class StackedPasses:
         middle = start + piece.samples // 2
         return [piece.with_samples(start, middle), piece.with_samples(middle, stop)]
 
-    def _pass(self, x: Tensor, samples: Tensor, images: Tensor, share: bool, live: LiveRows | None = None) -> Tensor:
+    def _pass(
+        self,
+        x: Tensor,
+        samples: Tensor,
+        images: Tensor,
+        share: bool,
+        live: LiveRows | None = None,
+        model: nn.Module | None = None,
+    ) -> Tensor:
         stack, batch = len(samples), len(x)
         draw = Draw(
             self.state,
@@ -155,7 +164,7 @@ class StackedPasses:
         before, running.draws = running.draws, (self.conversion.token, draw)
         try:
             with torch.no_grad():
-                out = class_scores(self.model(rows))
+                out = class_scores((model or self.model)(rows))
         finally:
             running.draws = before
         if out.shape[0] != stack * batch:
@@ -168,10 +177,11 @@ class StackedPasses:
         """Find out whether sharing the prefix gives what stacking at the input gives, and what rows cost."""
         two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
         numbers = torch.arange(2, dtype=torch.int32, device=x.device)
-        if self.compiled:
-            with _uncompiled(), kept_tables.keeping():
-                self._pass(two, numbers[:1], numbers, share=False)
-        elif not self.whole:
+        with _as_written() if self.compiled else nullcontext():
+            pair = self._pass(two, numbers[:1], numbers, share=False)
+            if len(x) > 1 and bool(torch.isfinite(pair).all()):
+                _warn_if_different(self._pass(two[1:], numbers[:1], numbers[1:], share=False), pair[:, 1:])
+        if not self.whole:
             live = LiveRows()
             try:
                 expected = self._pass(two, numbers, numbers, share=False)
@@ -184,9 +194,19 @@ class StackedPasses:
                 # remains; an error of its own shows again there.
                 pass
         meter = _Meter()
-        with torch.no_grad(), mode(self.model, "plain"), _uncompiled(), meter:
-            innermost(self.model)(x[:1].clone())
+        with _uncompiled(), meter:
+            self._pass(x[:1], numbers[:1], numbers[:1], share=False, model=innermost(self.model))
         return PassPlan(False, 0, _LIVE_TENSORS * max(meter.largest, x[:1].nbytes))
+
+
+def _warn_if_different(alone: Tensor, in_company: Tensor) -> None:
+    if not _agree(alone, in_company):
+        warnings.warn(
+            "an image's samples depend on the batch it is in: the network mixes the rows of its images before a random "
+            "site, or draws random numbers of its own.",
+            RbueWarning,
+            stacklevel=2,
+        )
 
 
 def _agree(shared: Tensor, expected: Tensor) -> bool:
@@ -239,6 +259,13 @@ _stance = threading.RLock()
 def _uncompiled() -> Iterator[None]:
     """Run compiled networks as they are written; one thread at a time, since torch has one stance for all."""
     with _stance, torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def _as_written() -> Iterator[None]:
+    """Run a compiled network uncompiled, and keep the tables that its compiled form is going to read."""
+    with _uncompiled(), kept_tables.keeping():
         yield
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rbue import random_stream
-from rbue.call_sites import conversion_of, evaluating, innermost, mode
+from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.errors import InvalidInput
 from rbue.prediction import Prediction, concatenate
 from rbue.sampling.adaptive import Adaptive
@@ -65,7 +65,7 @@ def predict(
     parts: list[Prediction] = []
     start = 0
     bar = SampleProgress(samples, len(x) if isinstance(x, Tensor) else None) if progress else nullcontext()
-    with evaluating(network), mode(model, "random"), bar as report:
+    with evaluating(network), bar as report:
         for batch in _batches(x):
             _check_batch(batch, network)
             numbers = _image_numbers(index, start, batch, whole=isinstance(x, Tensor))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rbue.call_sites import innermost
 from rbue.errors import RbueError
 from rbue.files import write_bytes
-from rbue.training.weights import put_weights
+from rbue.training.weights import apart, put_weights
 
 _WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
 
@@ -29,8 +29,7 @@ def save_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optim
         momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
         if momentum is not None:
             tensors[_MOMENTUM + name] = momentum
-    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_bytes(path, save(tensors, {_META: json.dumps(progress)}))
+    write_bytes(path, save(apart(tensors), {_META: json.dumps(progress)}))
 
 
 def load_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer) -> dict:

@@ -48,7 +48,7 @@ class TrainingStep:
         self.device = batches.images.device
         self.optimiser = _optimiser(network, recipe, self.device)
         self.plan = batches.plan(0)
-        self.planned = 0, batches.plan(0)
+        self.planned = 0, self.plan
         self.rows = torch.arange(batches.batch, device=self.device)
         self.done = torch.zeros((), dtype=torch.int64, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)

@@ -24,7 +24,7 @@ def save_weights(folder: Path, network: nn.Module, shard_mib: int | None = None)
     """Write the weights into a folder; the index, or the only file, comes last and makes them complete."""
     if shard_mib is not None and shard_mib < 1:
         raise InvalidInput(f"a shard must be at least 1 MiB, not {shard_mib}.")
-    tensors = {name: value.detach().cpu().contiguous() for name, value in innermost(network).state_dict().items()}
+    tensors = apart(innermost(network).state_dict())
     shards = _divide(tensors, None if shard_mib is None else shard_mib << 20)
     if len(shards) == 1:
         write_bytes(folder / ONE_FILE, save(tensors))
@@ -48,6 +48,18 @@ def load_weights(folder: Path, network: nn.Module) -> None:
         files = sorted(set(read_json(path)["weight_map"].values()))
         tensors = {name: value for file in files for name, value in _read(folder / file).items()}
     put_weights(network, tensors, path)
+
+
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU, each with memory of its own, as safetensors needs them; tied weights share theirs."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, value in tensors.items():
+        tensor = value.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in taken else tensor
+        taken.add(place)
+    return found
 
 
 def put_weights(network: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
