@@ -118,7 +118,10 @@ def test_rows_are_complete_and_right(runs):
     row = rows[CELLS.index(("frost", 4))]
     clean = data.load(config.data, "test")
     damaged = replace(clean, images=corrupt(clean.images, "frost", 4))
-    prediction = predict_images(config, load_networks(config, root, CPU), damaged, 6, 3, CPU)
+    state = torch.get_rng_state()
+    networks = load_networks(config, root, CPU)
+    assert torch.get_rng_state().equal(state)
+    prediction = predict_images(config, networks, damaged, 6, 3, CPU)
     labels = torch.from_numpy(clean.labels)
     for name in ("accuracy", "ece", "nll", "brier"):
         assert row[name] == float(getattr(metrics, name)(prediction.probs, labels)), name
@@ -420,8 +423,8 @@ def test_leaving_early_ends_the_work(trained, monkeypatch):
 
 
 def test_helpers_are_for_large_work(monkeypatch):
-    monkeypatch.setattr(preparing, "_cores", lambda: 16)
+    monkeypatch.setattr(preparing, "usable_cores", lambda: 16)
     assert preparing.helpers_for(950_000) == 14
     assert preparing.helpers_for(1000) == 0
-    monkeypatch.setattr(preparing, "_cores", lambda: 2)
+    monkeypatch.setattr(preparing, "usable_cores", lambda: 2)
     assert preparing.helpers_for(950_000) == 0

@@ -86,7 +86,7 @@ def _groups(configs: Sequence[RunConfig], together: int) -> list[list[RunConfig]
     groups: list[list[RunConfig]] = []
     for config in configs:
         first = groups[-1][0] if groups else None
-        alone = any(getattr(one.parsed, "trains_alone", False) for one in (config, first) if one is not None)
+        alone = any(one.parsed.trains_alone for one in (config, first) if one is not None)
         same = first is not None and training_data(config) == training_data(first)
         if same and not alone and len(groups[-1]) < together:
             groups[-1].append(config)

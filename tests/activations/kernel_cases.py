@@ -146,6 +146,22 @@ def test_rows_too_long_for_32_bits_are_left_to_the_formula(elements, supported):
     x = SimpleNamespace(is_cuda=True, dtype=torch.float32, numel=lambda: 2 * elements, is_neg=lambda: False)
     layout = ElementLayout((2, elements), 2, 1, torch.contiguous_format, True, torch.device("cuda"))
     assert triton_kernels.supports(x, layout) is supported
+    assert triton_kernels.supports(x, layout, hashed=False) is (elements % 2**20 == 0 and elements > 0)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("activation", [DropReLU(0.6), RReLU()], ids=["drop", "rrelu"])
+def test_very_many_rows_take_several_launches(activation, memory_format, monkeypatch):
+    x = draw((11, 5, 3, 3), torch.float32).contiguous(memory_format=memory_format)
+    layout, key = ElementLayout.of(x, 11), make_keys(11)
+    expected = triton_kernels.forward(x, activation, key, layout, None, False)
+    monkeypatch.setattr(triton_kernels, "_MOST_PROGRAMS_DOWN", 2)
+    assert len(list(triton_kernels.Launch.of(layout, True).parts())) == 3
+    out = triton_kernels.forward(x, activation, key, layout, None, False)
+    assert out.nan_to_num(9).equal(expected.nan_to_num(9))
+    gradients = triton_kernels.backward(torch.ones_like(x), out, activation, key, layout, None)
+    monkeypatch.undo()
+    assert gradients.equal(triton_kernels.backward(torch.ones_like(x), out, activation, key, layout, None))
 
 
 @pytest.mark.parametrize("hashed", [False, True])
@@ -160,7 +176,7 @@ def test_rows_too_long_for_32_bits_are_left_to_the_formula(elements, supported):
         (70_000, 24, 7, 7),
         (64, 3, 224, 224),
         (2, 96, 1, 1),
-        (3, 2**30 - 1),
+        (3, 2**30),
     ],
     ids=str,
 )

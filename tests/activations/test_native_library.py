@@ -211,10 +211,9 @@ def test_a_negative_view_is_read_right(activation, make_x, make_keys):
 
 
 @NEEDS_COMPILER
-def test_another_default_device_does_no_harm(tmp_path):
-    code = (
-        "import torch; torch.set_default_device('meta'); from rbue.activations import native; print(native.library())"
-    )
+@pytest.mark.parametrize("setting", ["set_default_device('meta')", "set_default_dtype(torch.float64)"])
+def test_other_defaults_of_torch_do_no_harm(setting):
+    code = f"import torch; torch.{setting}; from rbue.activations import native; print(native.library())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert "CDLL" in run.stdout
 

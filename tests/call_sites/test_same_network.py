@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,15 @@ import rbue
 
 def converted(**options: Any) -> nn.Module:
     return rbue.convert(mlp(), rbue.DropReLU(0.5), **options)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_a_copy_made_in_another_mode_is_random(how: str) -> None:
+    network, x = converted(), rows()
+    with rbue.mode(network, "plain"):
+        copied = copy.deepcopy(network) if how == "deepcopy" else pickle.loads(pickle.dumps(network))
+        assert network(x).equal(network(x))
+        assert not copied(x).equal(copied(x))
 
 
 def test_class_attributes_and_repr_are_unchanged() -> None:

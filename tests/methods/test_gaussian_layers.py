@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from rbue.errors import InvalidInput
 from rbue.methods.gaussian_layers import gaussian_layers, make_gaussian, standard_normal, weight_draw
 
 
@@ -85,3 +86,8 @@ def test_bayesian_linear_regression_reaches_the_exact_posterior():
         schedule.step()
     assert ((layer.weight[0] - mean).abs() < 0.3 * deviation).all()
     torch.testing.assert_close(layer.deviation[0].detach(), deviation, rtol=0.05, atol=0)
+
+
+def test_a_network_without_layers_to_make_random_is_refused():
+    with pytest.raises(InvalidInput, match=r"Conv1d has no nn\.Conv2d or nn\.Linear"):
+        make_gaussian(nn.Conv1d(3, 4, 2), relative_deviation=0.1)

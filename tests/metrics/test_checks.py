@@ -165,3 +165,8 @@ def test_inputs_are_left_as_they_were():
     assert torch.equal(probs, PROBS)
     assert torch.equal(labels, LABELS)
     assert torch.equal(samples, SAMPLES)
+
+
+@pytest.mark.parametrize("metric", [metrics.Accuracy, metrics.ECE, metrics.NLL])
+def test_streaming_metrics_refuse_what_the_functions_refuse(metric):
+    refuses("is a list", metric().update, [[0.7, 0.3]], LABELS)

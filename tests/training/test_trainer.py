@@ -8,8 +8,10 @@ from torch import nn
 from rbue.errors import InvalidInput, RbueError
 from rbue.methods import parse
 from rbue.training import Batches, Job, Recipe, recipe_for, train
+from rbue.training import engines
 from rbue.training.batches import crop, epoch_seed
 from rbue.training.checkpoint import load_checkpoint, save_checkpoint
+from rbue.training.engines import engine_for
 from rbue.training.step import Share, TrainingStep, restart_randomness
 
 CPU = torch.device("cpu")
@@ -218,13 +220,33 @@ def test_a_training_that_diverges_says_so_and_is_not_done(tmp_path):
         train(Job(fresh(method), method, batches(), recipe, 0, checkpoint=file), "plain")
 
 
-def test_a_last_batch_smaller_than_the_processes_is_left_out():
+@pytest.mark.parametrize(
+    ("batch", "processes", "sizes"),
+    [(19, 1, [19] * 5), (19, 2, [19] * 5), (31, 1, [31] * 3 + [3]), (31, 2, [31] * 3), (96, 1, [96]), (200, 2, [96])],
+)
+def test_a_last_batch_with_one_image_for_a_process_is_left_out(batch, processes, sizes):
     method = parse("single")
-    sizes = [
-        list(TrainingStep(fresh(method), method, batches(batch=19), RECIPE, 0, Share(0, processes)).batch_sizes())
-        for processes in (1, 2)
-    ]
-    assert sizes == [[19] * 5 + [1], [19] * 5]
+    step = TrainingStep(fresh(method), method, batches(batch=batch), RECIPE, 0, Share(0, processes))
+    assert list(step.batch_sizes()) == sizes
+
+
+@pytest.mark.parametrize("engine", ["captured", "compiled"])
+def test_steps_of_several_processes_are_not_captured(engine, monkeypatch):
+    method = parse("single")
+    step = TrainingStep(fresh(method), method, batches(), RECIPE, 0, Share(0, 2))
+    monkeypatch.setattr(step, "device", torch.device("cuda"))
+    with pytest.raises(InvalidInput, match=f"the {engine} engine trains in one process, not in 2"):
+        engine_for(step, engine)
+
+
+@pytest.mark.parametrize(("done", "compiles"), [(0, True), (199, False)])
+def test_compiling_is_for_many_steps_to_come(done, compiles, monkeypatch):
+    method, tried = parse("single"), []
+    step = TrainingStep(fresh(method), method, batches(batch=1), Recipe(epochs=300), 0)
+    monkeypatch.setattr(step, "device", torch.device("cuda"))
+    monkeypatch.setattr(engines, "CapturedEngine", lambda step, compiled: tried.append(compiled))
+    engine_for(step, "auto", done)
+    assert tried == [compiles]
 
 
 def test_every_process_draws_noise_of_its_own():

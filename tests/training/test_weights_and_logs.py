@@ -1,12 +1,15 @@
 """Weights in one file or in shards; logs that survive a stop."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
+from rbue.files import write_bytes
+from rbue.training.checkpoint import load_checkpoint, save_checkpoint
 from rbue.training.logs import EpochLog, read_log
 from rbue.training.trainer import EpochReport
 from rbue.training.weights import load_weights, save_weights
@@ -78,3 +81,31 @@ def test_tensorboard_gets_every_epoch_once(tmp_path):
     found = events.EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     assert [event.value for event in found.Scalars("train/loss")] == [0.0, 1.0, 2.0, 3.0]
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+
+def test_tied_weights_are_kept(tmp_path):
+    torch.manual_seed(0)
+    network, other = Tied(), Tied()
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    save_weights(tmp_path, network)
+    load_weights(tmp_path, other)
+    save_checkpoint(tmp_path / "state", network, optimiser, {"epoch": 3})
+    assert load_checkpoint(tmp_path / "state", other, optimiser) == {"epoch": 3}
+    assert other.second.weight is other.first.weight
+    assert all(value.equal(other.state_dict()[name]) for name, value in network.state_dict().items())
+
+
+def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path):
+    contents = [bytes([number]) * 100_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            list(pool.map(lambda content: write_bytes(tmp_path / "file", content), contents))
+            assert (tmp_path / "file").read_bytes() in contents
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -161,7 +161,7 @@ def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: Activa
         if cpu.supports(out, layout):
             return cpu.backward(grad, out, activation, keys, layout, cap)
         kernels = triton_kernels()
-        if kernels is not None and kernels.supports(out, layout):
+        if kernels is not None and kernels.supports(out, layout, hashed=keys is not None):
             return kernels.backward(grad, out, activation, keys, layout, cap)
     words = None if keys is None else random_words(keys, layout)
     return reference.backward(grad, out, activation, words, cap)

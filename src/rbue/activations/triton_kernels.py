@@ -31,9 +31,10 @@ _LONGEST_ROW = 1 << 30  # places in a row are counted in 32 bits
 _MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a grid
 
 
-def supports(x: Tensor, layout: ElementLayout) -> bool:
+def supports(x: Tensor, layout: ElementLayout, hashed: bool = True) -> bool:
     """Whether the kernels handle this tensor; the reference handles the rest."""
-    fits = x.numel() > 0 and layout.row_elements <= _LONGEST_ROW
+    longest = layout.row_elements if hashed else _even_split(x.numel())[0]
+    fits = x.numel() > 0 and longest <= _LONGEST_ROW
     return x.is_cuda and x.dtype in _DTYPES and layout.dense and fits and not x.is_neg()
 
 
@@ -235,7 +236,7 @@ class Launch:
     def of(cls, layout: ElementLayout, hashed: bool) -> Launch:
         """Blocks of a size that suits an H200; where no bits are drawn, all elements are alike and form long rows."""
         rows, elements = layout.rows, layout.row_elements
-        if not hashed and _even_split(rows * elements)[0] <= _LONGEST_ROW:
+        if not hashed:
             elements, rows = _even_split(rows * elements)
         channels, plane = 1, elements
         if hashed and layout.memory_format is not torch.contiguous_format:

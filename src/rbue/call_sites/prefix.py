@@ -34,8 +34,8 @@ def is_unsampled(x: Tensor) -> bool:
 
 def repeat_rows(x: Tensor, times: int) -> Tensor:
     """``times`` copies of ``x`` along its first dimension, in the same memory format."""
-    channels_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
+    memory_format = last if not x.is_contiguous() and x.is_contiguous(memory_format=last) else torch.contiguous_format
     shape = (times * x.shape[0], *x.shape[1:])
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
     out.unflatten(0, (times, x.shape[0])).copy_(x)

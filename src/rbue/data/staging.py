@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import shutil
 import tempfile
@@ -20,13 +22,14 @@ _DAY = 86_400.0
 def staged(target: Path) -> Iterator[Path]:
     """A fresh folder beside ``target`` that takes its place when the block ends well and vanishes otherwise.
 
-    A folder already at ``target`` is replaced by two renames; if the second fails, the first is undone. What a killed
-    process left here more than a day ago is cleared away.
+    A folder already at ``target`` is replaced by two renames; if the second fails, or never comes because the process
+    was killed, the first is undone. What a killed process left here more than a day ago is cleared away.
     """
     made: Path | None = None
     with writing_to(target):
         top_made = _make_parents(target.parent)
-        _clear_leftovers(target)
+        _put_back(target)
+        clear_leftovers(target.parent, f".{target.name}.")
         try:
             made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
             made.chmod(0o755)
@@ -59,10 +62,25 @@ def _make_parents(folder: Path) -> Path | None:
     return missing[-1] if missing else None
 
 
-def _clear_leftovers(target: Path) -> None:
-    for place in target.parent.glob(f".{target.name}.*.partial"):
-        if place.is_dir() and time.time() - place.stat().st_mtime > _DAY:
-            shutil.rmtree(place, ignore_errors=True)
+def clear_leftovers(folder: Path, start: str = ".") -> None:
+    """Remove the unfinished files and folders, named ``START...partial`` or ``.old``, that are more than a day old."""
+    for place in (*folder.glob(f"{glob.escape(start)}*.partial"), *folder.glob(f"{glob.escape(start)}*.old")):
+        with contextlib.suppress(OSError):  # another process may be clearing too
+            if time.time() - place.stat().st_mtime <= _DAY:
+                continue
+            if place.is_dir():
+                shutil.rmtree(place)
+            else:
+                place.unlink()
+
+
+def _put_back(target: Path) -> None:
+    """Undo the first rename of a process that was killed before its second."""
+    if not target.exists():
+        for old in target.parent.glob(f".{glob.escape(target.name)}.*.old/{glob.escape(target.name)}"):
+            with contextlib.suppress(OSError):
+                old.rename(target)
+                return
 
 
 def _remove_empty(folder: Path, top: Path | None) -> None:

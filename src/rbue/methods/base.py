@@ -48,6 +48,9 @@ class Method(Protocol):
     def networks(self) -> int:
         """How many networks have to be trained."""
 
+    trains_alone: ClassVar[bool]
+    """Whether its training draws from torch's one generator, which networks trained side by side would share."""
+
     @property
     def limit(self) -> int | None:
         """How many different samples there are; None if there is no end to them."""
@@ -71,6 +74,8 @@ def register(name: str, shown: int = 0) -> Callable[[_Class], _Class]:
 
     def add(method: _Class) -> _Class:
         method.name, method.shown = name, shown  # type: ignore[attr-defined]
+        if not hasattr(method, "trains_alone"):
+            method.trains_alone = False  # type: ignore[attr-defined]
         _methods[name] = method
         return method
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from rbue import random_stream
 from rbue.call_sites.table import path_word
+from rbue.errors import InvalidInput
 
 _TINY = 1e-16  # keeps the square root differentiable where a pre-activation has no variance
 
@@ -84,14 +85,14 @@ GAUSSIAN: dict[type[nn.Module], type[GaussianLayer]] = {nn.Linear: GaussianLinea
 
 
 def make_gaussian(network: nn.Module, relative_deviation: float) -> nn.Module:
-    """Turn every convolution and linear layer into a Gaussian one, in place.
+    """Turn every ``nn.Conv2d`` and ``nn.Linear`` into a Gaussian one, in place.
 
     The deviations start at ``relative_deviation / sqrt(fan_in)``: small against the weights themselves.
     """
-    for layer in network.modules():
-        gaussian = GAUSSIAN.get(type(layer))
-        if gaussian is None:
-            continue
+    layers = [(layer, GAUSSIAN[type(layer)]) for layer in network.modules() if type(layer) in GAUSSIAN]
+    if not layers:
+        raise InvalidInput(f"{type(network).__name__} has no nn.Conv2d or nn.Linear for SVI to make random.")
+    for layer, gaussian in layers:
         weight: Tensor = layer.weight  # type: ignore[assignment]
         start = relative_deviation / math.sqrt(weight[0].numel())
         rho = math.log(math.expm1(start))

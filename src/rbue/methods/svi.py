@@ -46,7 +46,7 @@ class SVI:
     tied: bool = True
     networks = 1
     limit = None
-    trains_alone = True  # its noise comes from torch's one generator
+    trains_alone = True
 
     def __post_init__(self) -> None:
         for name, lowest, highest in (("kl_weight", 0, math.inf), ("warm_up", 0, 1), ("deviation", 1e-6, 10)):
@@ -55,7 +55,7 @@ class SVI:
                 raise InvalidInput(f"{name} of svi must lie between {lowest} and {highest}, not {value}.")
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
-        """Give every convolution and linear layer Gaussian weights."""
+        """Give every ``nn.Conv2d`` and ``nn.Linear`` Gaussian weights."""
         return make_gaussian(network, self.deviation)
 
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:

@@ -220,7 +220,8 @@ class _BinnedError(Metric):
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Take in one batch."""
-        counts, confidence, correct = bin_sums(probs.detach(), labels, self.bins)
+        with torch.no_grad():
+            counts, confidence, correct = bin_sums(probs, labels, self.bins)
         device = self.bin_counts.device
         self.bin_counts = self.bin_counts + counts.to(device)
         self.bin_confidence = self.bin_confidence + confidence.to(device)

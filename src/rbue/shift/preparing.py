@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 
 from rbue import data
 from rbue.data.corruptions import corrupted
-from rbue.data.corruptions.corrupting import SMALLEST_SIDE
+from rbue.data.corruptions.corrupting import SMALLEST_SIDE, usable_cores
 from rbue.data.corruptions.published import find_published
 from rbue.data.images import Bytes
 from rbue.errors import InvalidInput
@@ -74,7 +73,7 @@ def prepared(
 
 def helpers_for(images: int) -> int:
     """How many helper processes that many images are worth on this machine."""
-    return max(0, _cores() - SPARED_CORES) if images >= WORTH_HELPERS else 0
+    return max(0, usable_cores() - SPARED_CORES) if images >= WORTH_HELPERS else 0
 
 
 def as_trained(damaged: data.ImageSet, clean: data.ImageSet) -> data.ImageSet:
@@ -148,9 +147,3 @@ class _Makers:
 
 class _Stopped(Exception):
     """Nobody waits for this set any more."""
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

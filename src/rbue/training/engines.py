@@ -35,16 +35,19 @@ class Engine(Protocol):
         """Return when every started step has ended."""
 
 
-def engine_for(step: TrainingStep, name: str = "auto") -> Engine:
+def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> Engine:
     """The engine of this name; ``auto`` is captured on a GPU, compiled where that pays, and plain elsewhere."""
     if name not in ENGINES:
         raise InvalidInput(f"engine must be one of {', '.join(ENGINES)}, not {name!r}.")
     on_gpu = step.device.type == "cuda"
-    if name in ("captured", "compiled") and not on_gpu:
-        raise InvalidInput(f"the {name} engine needs a CUDA device; use engine='plain' on {step.device}.")
+    if name in ("captured", "compiled"):
+        if not on_gpu:
+            raise InvalidInput(f"the {name} engine needs a CUDA device; use engine='plain' on {step.device}.")
+        if step.share.processes > 1:
+            raise InvalidInput(f"the {name} engine trains in one process, not in {step.share.processes}; use 'plain'.")
     if name == "plain" or not on_gpu or step.share.processes > 1:
         return PlainEngine(step)
-    steps = step.recipe.epochs * len(step.batches)
+    steps = (step.recipe.epochs - epochs_done) * len(step.batches)
     compiled = name == "compiled" or (name == "auto" and steps >= _COMPILING_PAYS)
     for attempt in (True, False) if compiled else (False,):
         try:
@@ -59,8 +62,8 @@ def engine_for(step: TrainingStep, name: str = "auto") -> Engine:
 
 
 @contextmanager
-def _fastest_kernels(wanted: bool = True) -> Iterator[None]:
-    """Let cuDNN try all of its kernels while warming up; those it chooses are captured."""
+def _cudnn_search(wanted: bool) -> Iterator[None]:
+    """Whether cuDNN tries all of its kernels while warming up, and not only what it takes for the best."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.benchmark_limit
     cudnn.benchmark, cudnn.benchmark_limit = wanted, 0
@@ -119,7 +122,7 @@ class CapturedEngine:
                         # One small batch an epoch is worth neither a second compilation nor a search for kernels.
                         full = rows == sizes[0]
                         step.forward = _compiled(step.loss_at) if compiled and full else step.loss_at
-                        with _fastest_kernels(full):
+                        with _cudnn_search(full):
                             self.graphs[rows] = self._capture(lambda rows=rows: step(rows))  # type: ignore[misc]
             finally:
                 step.forward = step.loss_at

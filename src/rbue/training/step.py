@@ -100,12 +100,12 @@ class TrainingStep:
     def batch_sizes(self) -> Iterator[int]:
         """The sizes of an epoch's batches; the last one may be smaller, and is trained on.
 
-        Only one with fewer images than there are processes is left out.
+        Only one that leaves a process with a single image or none is left out: BatchNorm cannot normalise that.
         """
         images = len(self.batches.images)
         for start in range(0, images, self.batches.batch):
             rows = min(self.batches.batch, images - start)
-            if rows >= self.share.processes:
+            if rows >= (2 if start else 1) * self.share.processes:
                 yield rows
 
     def epoch_means(self) -> tuple[float, float]:

@@ -40,8 +40,8 @@ class EpochReport:
 class TrainingSummary:
     """What a whole training came to.
 
-    ``seconds`` counts preparing, compiling, epochs and saving, over all starts of a run, but not epochs that were lost
-    in a stop. Networks trained side by side share the clock, and each is given its part of every epoch.
+    ``seconds`` counts preparing, compiling, epochs and saving (but the last), over all starts of a run, but not epochs
+    that were lost in a stop. Networks trained side by side share the clock, and each is given its part of every epoch.
     """
 
     epochs: int
@@ -118,7 +118,7 @@ class _Runner:
         if job.checkpoint is not None and job.checkpoint.exists():
             self.progress = load_checkpoint(job.checkpoint, job.network, self.step.optimiser)
         if not self.finished:
-            self.engine = engine_for(self.step, engine)
+            self.engine = engine_for(self.step, engine, int(self.progress["epoch"]))
             self.progress |= {"engine": self.engine.name, "side_by_side": together}
         self.saving, self.saved_at = 0.0, time.perf_counter()
 

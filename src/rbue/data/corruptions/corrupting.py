@@ -78,7 +78,7 @@ def corrupt(
         )
         out[part] = corruption.damage(batch, *chosen)
 
-    workers = (threads or _cores()) if corruption.threaded else 1
+    workers = (threads or usable_cores()) if corruption.threaded else 1
     _share(work, _parts(pixels, workers), workers)
     return out
 
@@ -106,7 +106,8 @@ def _parts(pixels: NDArray[Any], workers: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, len(pixels), step)]
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """How many cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -25,7 +25,7 @@ from rbue.data.corruptions.frost import FrostSource
 from rbue.data.images import Bytes, ImageSet, sha256_of
 from rbue.data.problems import DataError, writing_to
 from rbue.data.progress import Progress
-from rbue.data.staging import append
+from rbue.data.staging import append, clear_leftovers
 from rbue.files import write_json
 
 _AT_ONCE = 2000
@@ -98,6 +98,7 @@ def cached(recipe: Recipe, root: Path, progress: Progress) -> Bytes:
         return found
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(folder)
         record.unlink(missing_ok=True)
         digest = _write(path, recipe, progress)
     write_json(record, {"facts": facts, "sha256": digest, "written_by": f"rbue {__version__}"})
