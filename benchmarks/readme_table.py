@@ -16,6 +16,7 @@ def section() -> str:
     """The table of measured costs with the machine and the versions beside it."""
     cpu = json.loads((ROOT / "results" / "cpu_forward.json").read_text())
     gpu = json.loads((ROOT / "results" / "gpu_kernels.json").read_text())
+    training = json.loads((ROOT / "results" / "training_step.json").read_text())
     ratio, facts = cpu["ratio_to_plain"], cpu["facts"]
     small, resnet = ratio["16-32-64 CNN, batch 128"], ratio["ResNet-18, batch 32"]
     last = ratio["ResNet-18, batch 32, last"]["100 samples, last"]
@@ -35,6 +36,8 @@ def section() -> str:
         f"{facts['torch']}, {facts['date']}.",
         "",
         *gpu_lines(gpu),
+        "",
+        *training_lines(training),
         "<!-- /speed -->",
     ]
     return "\n".join(lines)
@@ -51,8 +54,26 @@ def gpu_lines(gpu: dict) -> list[str]:
         f"| forward, {millions} Mi elements, bf16 | " + " | ".join(f"{ratio['forward'][n]:.2f}x" for n in names) + " |",
         "| backward | " + " | ".join(f"{ratio['backward'][n]:.2f}x" for n in names) + " |",
         "",
-        f"Peak training memory is that of plain ReLU (`make test-gpu`). `make bench-gpu` on one {facts['gpu']}, torch "
-        f"{facts['torch']}, triton {facts['triton']}, {facts['date']}. {gpu.get('note', '')}".strip(),
+        f"`make bench-gpu` on one {facts['gpu']}, torch {facts['torch']}, triton {facts['triton']}, {facts['date']}.",
+    ]
+
+
+def training_lines(found: dict) -> list[str]:
+    """Training steps on a GPU against plain ReLU in the same engine, with the memory they take."""
+    facts, lines = found["environment"], []
+    for engine, networks in found["engines"].items():
+        for network, rows in networks.items():
+            values = (rows[name] for name in ("rbue DropReLU", "rbue RReLU", "torch.rand formula", "torch F.rrelu"))
+            cells = (f"{row['step_ratio']:.2f}x, {row['memory_ratio']:.2f}x" for row in values)
+            lines.append(f"| {network}, {engine} | " + " | ".join(cells) + " |")
+    return [
+        f"| training step over plain ReLU's, and its peak memory, batch {found['batch']}, GPU | rbue DropReLU "
+        "| rbue RReLU | torch.rand formula | torch F.rrelu |",
+        "|---|---|---|---|---|",
+        *sorted(lines),
+        "",
+        f"Medians of {found['trials']} trials of `python benchmarks/training_step.py` on one {facts['gpu']}, torch "
+        f"{facts['torch']}, {found['date']}. Every goal and how far it is reached: [benchmarks](benchmarks/README.md).",
     ]
 
 

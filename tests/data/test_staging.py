@@ -10,9 +10,11 @@ import pytest
 from rbue.data.staging import clear_leftovers, staged
 
 
-def fill(target, content):
+def fill(target, content, fail=False):
     with staged(target) as made:
         (made / "file").write_text(content)
+        if fail:
+            raise RuntimeError
 
 
 def left_by_a_kill_between_the_renames(target):
@@ -31,18 +33,16 @@ def test_a_folder_is_replaced_whole(tmp_path):
 
 def test_a_failure_leaves_what_was_there(tmp_path):
     fill(tmp_path / "set", "first")
-    with pytest.raises(RuntimeError), staged(tmp_path / "set") as made:
-        (made / "file").write_text("half")
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        fill(tmp_path / "set", "half", fail=True)
     assert (tmp_path / "set" / "file").read_text() == "first"
 
 
 def test_what_a_killed_process_moved_away_comes_back(tmp_path):
     fill(tmp_path / "set", "first")
     left_by_a_kill_between_the_renames(tmp_path / "set")
-    with pytest.raises(RuntimeError), staged(tmp_path / "set"):
-        assert (tmp_path / "set" / "file").read_text() == "first"
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        fill(tmp_path / "set", "half", fail=True)
     assert (tmp_path / "set" / "file").read_text() == "first"
 
 

@@ -7,8 +7,7 @@ from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.methods import parse
-from rbue.training import Batches, Job, Recipe, recipe_for, train
-from rbue.training import engines
+from rbue.training import Batches, Job, Recipe, engines, recipe_for, train
 from rbue.training.batches import crop, epoch_seed
 from rbue.training.checkpoint import load_checkpoint, save_checkpoint
 from rbue.training.engines import engine_for

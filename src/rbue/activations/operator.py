@@ -128,6 +128,8 @@ def _forward(
         out = expanded(x, layout) if repeat > 1 else x if inplace else x.clone()
         return out if cap is None else out.clamp_(max=cap)
     if plain_eager(x):
+        if inplace and x.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError("a tensor made in inference mode cannot be changed in place outside of it.")
         if native.supports(x, keys, layout):
             return native.forward(x, activation, keys, layout, cap, inplace)
         if cpu.supports(x, layout):

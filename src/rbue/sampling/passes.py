@@ -117,7 +117,7 @@ class StackedPasses:
             if cost > self.budget and not single:
                 work += reversed(self._split(piece))
                 continue
-            batch, stack = piece.batch, piece.stack
+            batch, stack, out = piece.batch, piece.stack, None
             fill = piece.size if self.compiled else 0
             try:
                 out = self._pass(_filled(x[batch], fill), samples[stack], _filled(images[batch], fill), self.plan.share)
@@ -125,9 +125,11 @@ class StackedPasses:
                 if piece.samples == 1:
                     raise
                 work += [piece.with_samples(k, k + 1) for k in reversed(range(stack.start, stack.stop))]
+                continue
             except RuntimeError as error:
                 if single or not _is_out_of_memory(error):
                     raise
+            if out is None:  # here the error, and with it what the failed pass held, is gone
                 self.budget = min(self.budget, cost) / 2
                 _release_cached(x.device)
                 work.append(piece)
