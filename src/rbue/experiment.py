@@ -13,6 +13,7 @@ from torch import nn
 
 from rbue import data, models
 from rbue.environment import facts
+from rbue.errors import RbueError
 from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images
 from rbue.networks import fresh_network, load_networks
 from rbue.prediction import Prediction, RunningStatistics
@@ -67,6 +68,8 @@ def train_runs(
     """
     device = own_device(device)
     missing = missing_networks(configs, root)
+    for config in configs:
+        refuse_other_images(config, root)
     with joined(device) as share:
         for group in _groups(missing, together):
             _train_networks(group, root, device, share, report, engine, shard_mib)
@@ -79,6 +82,20 @@ def missing_networks(configs: Sequence[RunConfig], root: Path) -> list[RunConfig
     """The networks that have to be trained for some runs, each once."""
     members = dict.fromkeys(member for config in configs for member in config.members())
     return [member for member in members if RunFolder.of(member, root).read("training") is None]
+
+
+def refuse_other_images(config: RunConfig, root: Path) -> None:
+    """Raise if a folder of images has changed since networks were trained on it; other data sets cannot."""
+    if not config.data.startswith("folder:"):
+        return
+    for member in config.members():
+        folder = RunFolder.of(member, root)
+        trained = folder.read("training")
+        if trained is not None and trained["data"]["sha256"] != training_images(member).record()["sha256"]:
+            raise RbueError(
+                f"{folder.path} was trained on other images than {config.data} holds now; remove it, or give another "
+                "folder of runs."
+            )
 
 
 def _groups(configs: Sequence[RunConfig], together: int) -> list[list[RunConfig]]:
@@ -201,6 +218,7 @@ def evaluate_run(
 
     An ensemble whose members' weights are elsewhere is combined from their stored probabilities.
     """
+    refuse_other_images(config, root)
     folder = RunFolder.of(config, root)
     key = f"samples={samples},seed={seed}"
     known = folder.read("results") or {}

@@ -203,3 +203,22 @@ def test_other_precisions_are_random_too(dtype: torch.dtype, x: Tensor) -> None:
     out = network(x.to(dtype))
     assert out.dtype == dtype
     assert torch.equal(out == 0, expected)
+
+
+class PositiveWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(5, 64), nn.Parameter(torch.randn(8, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.relu(self.first(x)), F.relu(self.weight))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_weights_stay_as_they_are(batch: int) -> None:
+    x = torch.randn(batch, 5)
+    network = PositiveWeights()
+    assert [site.index for site in rbue.sites(network, x)] == [0]
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    samples = rbue.predict(network, x, samples=8, return_samples=True).samples
+    assert len({tuple(sample.flatten().tolist()) for sample in samples}) == 8

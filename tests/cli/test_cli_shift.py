@@ -203,3 +203,15 @@ def test_a_strip_of_a_test_image_shows_its_own_damage(shifted_once, command, fai
 def test_help_has_an_example(command):
     assert "rbue shift runs" in command("shift", "--help").stdout
     assert "rbue corrupt 7" in command("corrupt", "--help").stdout
+
+
+def test_a_folder_whose_images_changed_is_noticed(shifted_once, tmp_path, command, fails):
+    pictures = shutil.copytree(shifted_once[0].parent / "pictures", tmp_path / "pictures")
+    words = ["--data", f"folder:{pictures}", "--method", "single", "--runs", str(tmp_path / "runs"), *TINY]
+    run = json.loads(command("train", *words, "--json").stdout)["run"]
+    command("train", *words)
+    (pictures / "a").rename(pictures / "c")
+    (pictures / "b").rename(pictures / "a")
+    (pictures / "c").rename(pictures / "b")
+    for again in (["train", *words], ["evaluate", run]):
+        assert "was trained on other images than folder:" in fails(*again, code=1)

@@ -131,6 +131,31 @@ def test_samples_do_not_depend_on_batch_size_or_memory(batch, memory):
     torch.testing.assert_close(parts.samples, whole.samples, rtol=0, atol=OUTPUT_TOLERANCE)
 
 
+def test_a_softmax_at_the_end_is_noticed():
+    network, x = build("residual")
+    ends_in_softmax = nn.Sequential(network, nn.Softmax(1))
+    rbue.convert(ends_in_softmax, rbue.DropReLU(0.6), example=x)
+    with pytest.warns(RbueWarning, match="look like probabilities"):
+        rbue.predict(ends_in_softmax, x, samples=2)
+    rbue.predict(ends_in_softmax, x, samples=2, outputs="probs")
+
+
+def test_the_arguments_of_one_call_are_not_taken_for_batches():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x, y=None):
+            return self.layer(torch.relu(x if y is None else x + y))
+
+    x = torch.randn(4, 6)
+    network = rbue.convert(Two(), rbue.DropReLU(0.6), example=(x, x))
+    with pytest.raises(InvalidInput, match="x is a tuple of 2, as was the example"):
+        rbue.predict(network, (x, x))
+    assert len(rbue.predict(network, (x, x, x), samples=2).probs) == 12
+
+
 def test_outputs_that_do_not_sum_to_one_are_named():
     with pytest.raises(InvalidInput, match=r"those of an image sum to 0\.5"):
         probabilities(torch.tensor([[[0.5, 0.5], [0.25, 0.25]]]), "probs")

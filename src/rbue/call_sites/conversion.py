@@ -35,6 +35,7 @@ class Conversion:
         self.mode = "random"
         self.path_words = {path: path_word(path) for path in paths}
         self.positions = {(site.path, site.call): site.index for site in sites}
+        self.inputs = 1  # how many arguments the example had
         self.warned: set[tuple[str, int]] = set()
         self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes
 
@@ -208,6 +209,7 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
         revert(network)
     paths = [path for path, _ in network.named_modules()]
     conversion = Conversion(activation, found, chosen, paths)
+    conversion.inputs = len(example) if isinstance(example, (tuple, list, dict)) else 1
     start = int(torch.randint(1 << 62, (), dtype=torch.int64))
     with torch.inference_mode(False):  # they count calls outside it too
         draws.attach_buffers(network, [site.number for site in found], start)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn import functional as F
 
 
@@ -133,6 +134,8 @@ def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCal
         arguments[name] = value
     x = arguments.get("input", arguments.get("self"))
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or arguments.get("out") is not None:
+        return None
+    if isinstance(x, Parameter):  # positive weights, say: they have no images, and one draw would serve a whole batch
         return None
     found = reader(arguments)
     return None if found is None else ReluCall(form, x, *found)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, RbueWarning
 from rbue.prediction import Prediction, RunningStatistics
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.progress import SampleProgress
@@ -42,6 +43,8 @@ def collect(
     for target in plan:
         numbers = torch.arange(done, target, dtype=torch.int32, device=x.device)
         for batch, stack, out in stream(x[active], numbers, images[active]):
+            if outputs == "logits" and batch.start == 0 and stack.start == 0 and done == 0:
+                _warn_of_probabilities(out)
             probs = probabilities(out, outputs)
             statistics.add(active[batch], probs)
             if return_samples:
@@ -85,7 +88,24 @@ def probabilities(out: Tensor, outputs: str) -> Tensor:
     return out
 
 
+def _warn_of_probabilities(out: Tensor) -> None:
+    if out.dim() < 3 or out.shape[2] == 1:
+        return
+    precision = 1e-2 if out.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    sums = out.float().sum(2)
+    if bool((out.min() >= 0) & ((sums - 1).abs().max() < precision)):
+        warnings.warn(
+            "the network's outputs look like probabilities, and are taken for logits; use outputs='probs' if it ends "
+            "in a softmax.",
+            RbueWarning,
+            stacklevel=2,
+        )
+
+
 def _check_finite(probs: Tensor) -> None:
     if not bool(torch.isfinite(probs).all()):
         bad = (~torch.isfinite(probs.flatten(1))).any(1).nonzero()[0]
-        raise InvalidInput(f"the network returned NaN or infinity, first for image {int(bad)}.")
+        raise InvalidInput(
+            f"the network returned NaN or infinity, first for image {int(bad)}; if a clamp(min=0) that keeps numbers "
+            "from being negative was made random too (rbue.sites lists them), leave it out with where=."
+        )

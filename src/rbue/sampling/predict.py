@@ -61,7 +61,7 @@ def predict(
     _check_settings(samples, outputs, adaptive, return_samples)
     random_stream.check_seed(seed)
     network = innermost(model)
-    conversion_of(network)
+    _check_inputs(x, conversion_of(network).inputs)
     parts: list[Prediction] = []
     start = 0
     bar = SampleProgress(samples, len(x) if isinstance(x, Tensor) else None) if progress else nullcontext()
@@ -87,6 +87,15 @@ def predict(
     if index is not None and len(index) != start:
         raise InvalidInput(f"index numbers {len(index)} images, but the loader gave {start}.")
     return parts[0] if len(parts) == 1 else concatenate(parts)
+
+
+def _check_inputs(x: Any, inputs: int) -> None:
+    """Refuse the arguments of one call, which would be taken for batches."""
+    if inputs > 1 and isinstance(x, (tuple, list)) and len(x) == inputs:
+        raise InvalidInput(
+            f"x is a {type(x).__name__} of {len(x)}, as was the example, but predict gives the network one input; wrap "
+            "the network in a module that takes one tensor and convert that."
+        )
 
 
 def _batches(x: Tensor | Iterable[Any]) -> Iterator[Tensor]:

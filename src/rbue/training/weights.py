@@ -44,7 +44,7 @@ def load_weights(folder: Path, network: nn.Module) -> None:
     else:
         path = folder / INDEX
         if not path.exists():
-            raise RbueError(f"{folder} holds no weights ({ONE_FILE} or {INDEX}); train it first.")
+            raise RbueError(f"{folder} holds no weights ({ONE_FILE} or {INDEX}); remove it and train it again.")
         files = sorted(set(read_json(path)["weight_map"].values()))
         tensors = {name: value for file in files for name, value in _read(folder / file).items()}
     put_weights(network, tensors, path)
@@ -91,4 +91,4 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise RbueError(f"{path} cannot be read ({error}); train the run again.") from error
+        raise RbueError(f"{path} cannot be read ({error}); remove {path.parent} and train it again.") from error
