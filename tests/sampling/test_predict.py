@@ -401,12 +401,30 @@ def test_rows_are_filled_for_compiled_networks_only():
     wrapped = nn.DataParallel(network)
     found = {name: StackedPasses(model, x, 0) for name, model in dict(a=network, b=wrapped, c=compiled).items()}
     found["d"] = StackedPasses(nn.DataParallel(compiled), x, 0)
-    assert {name: (one.compiled, one.whole) for name, one in found.items()} == {
+    assert {name: (one.compiled, one.spread) for name, one in found.items()} == {
         "a": (False, False),
         "b": (False, True),
-        "c": (True, True),
+        "c": (True, False),
         "d": (True, True),
     }
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("where", "shares"), [("last", True), ("all", False)])
+def test_a_compiled_network_runs_uncompiled_where_sharing_saves_more(where, shares, whole):
+    network, x = build("residual", batch=5)
+    rbue.convert(network, rbue.DropReLU(0.6), where=where, example=x)
+    expected = rbue.predict(network, x, samples=9, return_samples=True)
+    counter = CompileCounterWithBackend("eager")
+    if whole:
+        compiled = torch.compile(network, backend=counter)
+    else:
+        compiled = network
+        network.compile(backend=counter)
+    found = rbue.predict(compiled, x, samples=9, return_samples=True)
+    torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
+    assert StackedPasses(compiled, x, 0).plan.share is shares
+    assert (counter.frame_count == 0) is shares
 
 
 @pytest.mark.parametrize(("images", "most"), [(11, 4), (12, 4), (2, 1), (5, 9), (4000, 81)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from rbue import random_stream
 from rbue.activations import kept_tables
@@ -96,15 +97,17 @@ class StackedPasses:
     """Stochastic passes of one network on inputs of one shape."""
 
     def __init__(self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None) -> None:
-        self.model = model
-        self.conversion = conversion_of(innermost(model))
+        self.model: Callable[[Tensor], Any] = model
+        self.network = innermost(model)
+        self.conversion = conversion_of(self.network)
         self.state = random_stream.seed_state(seed, x.device)
-        self.compiled = _is_compiled(model)
-        self.whole = self.compiled or innermost(model) is not model
-        key = (tuple(x.shape[1:]), x.dtype, x.device, self.whole, self.compiled)
+        self.compiled, self.spread = _wrapping(model)
+        key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, self.spread)
         if key not in self.conversion.plans:
             self.conversion.plans[key] = self._make_plan(x)
         self.plan: PassPlan = self.conversion.plans[key]
+        if self.compiled and self.plan.share:
+            self.model, self.compiled = self.network._call_impl, False
         self.budget = _default_budget(x.device) if memory is None else memory
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
@@ -151,7 +154,7 @@ class StackedPasses:
         images: Tensor,
         share: bool,
         live: LiveRows | None = None,
-        model: nn.Module | None = None,
+        model: Callable[[Tensor], Any] | None = None,
     ) -> Tensor:
         stack, batch = len(samples), len(x)
         draw = Draw(
@@ -183,22 +186,40 @@ class StackedPasses:
             pair = self._pass(two, numbers[:1], numbers, share=False)
             if len(x) > 1 and bool(torch.isfinite(pair).all()):
                 _warn_if_different(self._pass(two[1:], numbers[:1], numbers[1:], share=False), pair[:, 1:])
-        if not self.whole:
-            live = LiveRows()
-            try:
-                expected = self._pass(two, numbers, numbers, share=False)
-                shared = self._pass(two, numbers, numbers, share=True)
-                if _agree(shared, expected):
-                    self._pass(two, numbers, numbers, share=True, live=live)
-                    return PassPlan(True, *(_UNSEEN * live.peak[sampled] for sampled in (False, True)))
-            except Exception:
-                # Whatever a network's code says to rows that multiply on the way, or to being watched, the plain way
-                # remains; an error of its own shows again there.
-                pass
+            if not self.spread:
+                try:
+                    shared = self._plan_of_sharing(two, numbers)
+                    if shared is not None:
+                        return shared
+                except Exception:
+                    # Whatever a network's code says to rows that multiply on the way, or to being watched, the plain
+                    # way remains; an error of its own shows again there.
+                    pass
         meter = _Meter()
         with _uncompiled(), meter:
-            self._pass(x[:1], numbers[:1], numbers[:1], share=False, model=innermost(self.model))
+            self._pass(x[:1], numbers[:1], numbers[:1], share=False, model=self.network)
         return PassPlan(False, 0, _LIVE_TENSORS * max(meter.largest, x[:1].nbytes))
+
+    def _plan_of_sharing(self, x: Tensor, numbers: Tensor) -> PassPlan | None:
+        """What sharing takes, if it gives what stacking at the input gives.
+
+        Compiled code does not share. It is given up where sharing saves more: where most of the work comes before the
+        first random site.
+        """
+        work = {share: FlopCounterMode(display=False) for share in (False, True)}
+        outputs = []
+        for share, counter in work.items():
+            with counter if self.compiled else nullcontext():
+                outputs.append(self._pass(x, numbers, numbers, share))
+        if not _agree(outputs[1], outputs[0]):
+            return None
+        if self.compiled:
+            whole, shared = (counter.get_total_flops() for counter in work.values())
+            if shared > 0.75 * whole:  # of two samples: half of the work is done once instead of twice
+                return None
+        live = LiveRows()
+        self._pass(x, numbers, numbers, share=True, live=live)
+        return PassPlan(True, *(_UNSEEN * live.peak[sampled] for sampled in (False, True)))
 
 
 def _warn_if_different(alone: Tensor, in_company: Tensor) -> None:
@@ -246,12 +267,17 @@ def class_scores(output: Any) -> Tensor:
     return output
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    while not isinstance(model, torch._dynamo.eval_frame.OptimizedModule) and model._compiled_call_impl is None:
-        if innermost(model) is model:
-            return False
-        model = model.module  # type: ignore[assignment] # inside DataParallel
-    return True
+def _wrapping(model: nn.Module) -> tuple[bool, bool]:
+    """Whether a network, or a wrapper around it, is compiled; and whether one spreads its rows over devices."""
+    compiled = spread = False
+    while True:
+        compiled |= model._compiled_call_impl is not None
+        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+            compiled, model = True, model._orig_mod
+        elif innermost(model) is not model:
+            spread, model = True, model.module  # type: ignore[assignment]
+        else:
+            return compiled, spread
 
 
 _stance = threading.RLock()
