@@ -320,3 +320,33 @@ def test_exporting_leaves_the_network_random_and_its_counter_alone() -> None:
     rbue.seed(network, 5)
     torch.export.export(network, (rows(),))
     assert torch.equal(run(network, rows()), expected)
+
+
+class SkipAndNorm(nn.Module):
+    """A random gradient that BatchNorm reads more than once, and a sum of two gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.stem(x))
+        return self.head(F.relu(self.norm(self.conv(y)) + y).mean((2, 3)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", [rbue.DropReLU(0.6), rbue.RReLU()], ids=["drop", "rrelu"])
+@pytest.mark.parametrize("of_input", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("of_weights", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_compiled_gradients_are_right_in_every_memory_format(activation, of_input, of_weights) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8).contiguous(memory_format=of_input)
+    network = rbue.convert(SkipAndNorm().to(memory_format=of_weights), activation, example=x)
+    gradients = []
+    for model in (network, torch.compile(network, fullgraph=True, dynamic=False)):
+        rbue.seed(network, 3)
+        loss = F.cross_entropy(model(x), torch.arange(4))
+        gradients.append(torch.autograd.grad(loss, list(network.parameters())))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

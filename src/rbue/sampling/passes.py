@@ -169,7 +169,7 @@ class StackedPasses:
         before, running.draws = running.draws, (self.conversion.token, draw)
         try:
             with torch.no_grad():
-                out = class_scores((model or self.model)(rows))
+                out = class_scores((self.model if model is None else model)(rows))
         finally:
             running.draws = before
         if out.shape[0] != stack * batch:
