@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from rbue import data, models
-from rbue.errors import RbueError
+from rbue.errors import InvalidInput, RbueError
+from rbue.fitting import check_fits
 from rbue.methods import Method
 from rbue.runs import RunConfig, RunFolder
 from rbue.training.weights import load_weights
 
 
 def fresh_network(config: RunConfig, images: data.ImageSet, device: torch.device) -> nn.Module:
-    """An initialised network, prepared by the method, on its device; the same for the same seed."""
-    torch.manual_seed(config.seed)
-    channels = images.images.shape[3]
-    network = models.create(config.model, classes=len(images.classes), channels=channels, width=config.width)
-    return prepared(network, config.parsed, (channels, *images.images.shape[1:3]), device)
+    """An initialised network, prepared by the method, on its device; the same for the same seed.
+
+    Raises:
+        InvalidInput: the network does not fit the images, or into memory.
+    """
+    network = _initialised(config, images)
+    check_fits(network, config.model, _image_shape(images), images)
+    return prepared(network, config.parsed, _image_shape(images), device)
+
+
+def _initialised(config: RunConfig, images: data.ImageSet) -> nn.Module:
+    channels, *_ = _image_shape(images)
+    create = partial(models.create, config.model, len(images.classes), channels, config.width)
+    try:
+        if config.width > 1 and ":" not in config.model:
+            _check_room(create)
+        torch.manual_seed(config.seed)
+        return create()
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
+        if config.width <= 1 or isinstance(error, RbueError):
+            raise
+        raise InvalidInput(
+            f"{config.model} with width {config.width:g} does not fit into memory; choose a smaller --width."
+        ) from error
+
+
+def _check_room(create: Callable[[], nn.Module]) -> None:
+    """Refuse a network larger than this machine's memory: a system may promise that and kill the process later."""
+    with torch.device("meta"):
+        weights = sum(parameter.nbytes for parameter in create().parameters())
+    if hasattr(os, "sysconf") and weights > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        raise MemoryError(f"{weights:,} bytes of weights")
+
+
+def _image_shape(images: data.ImageSet) -> tuple[int, int, int]:
+    height, width, channels = images.images.shape[1:]
+    return channels, height, width
 
 
 def prepared(network: nn.Module, method: Method, image: tuple[int, int, int], device: torch.device) -> nn.Module:
@@ -43,7 +79,7 @@ def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[n
         if folder.read("training") is None:
             raise RbueError(f"{folder.path} holds no finished training; train it first.")
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's numbers are not ours
-            network = fresh_network(member, images, device)
+            network = prepared(_initialised(member, images), member.parsed, _image_shape(images), device)
         load_weights(folder.path, network)
         networks.append(network)
     return networks

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from rbue.paper.experiments import IDS
 
 SMALL = ("table1-cifar10", "--quick", "--models", "vgg13", "--methods", "single,deep-ensemble:4", "--epochs", 1)
@@ -92,6 +94,15 @@ def test_claims(command, as_json):
     assert "93.37 % against 93.78 %" in command("paper", "claims", "--why").stdout
 
 
+@pytest.mark.parametrize("verb", ["report", "claims"])
+def test_a_named_folder_of_runs_must_be_there(verb, command, fails):
+    assert "there is no folder nowhere" in fails("paper", verb, "--runs", "nowhere", code=2)
+    assert "there is no folder runs" in fails("paper", verb, "--runs", "runs", code=2)
+    assert not Path("paper-report").exists()
+    Path("empty").mkdir()
+    command("paper", verb, "--runs", "empty")
+
+
 def test_missing_data_is_named(command):
     result = command("paper", "run", "table2-cifar100", "--models", "vgg13", "--methods", "single")
     assert "cifar100 is not on this machine; run `rbue data fetch cifar100`" in result.stderr
@@ -101,11 +112,13 @@ def test_missing_data_is_named(command):
 
 def test_mistakes_get_one_sentence(fails):
     assert "did you mean 'table1-cifar10'?" in fails("paper", "run", "table1-cifar", code=2)
+    assert "did you mean 'table1-cifar10'?" in fails("paper", "plan", "table1", code=2)
     assert "did you mean 'fig-q-sweep'?" in fails("paper", "plan", "fig-qsweep", code=2)
     assert "give --all" in fails("paper", "run", code=2)
     assert "not '25'" in fails("paper", "run", "variance", "--time-budget", 25, code=2)
     assert "--seeds" in fails("paper", "run", "variance", "--seeds", "many", code=2)
     assert "not 'fast'" in fails("paper", "run", "table1-cifar10", "--engine", "fast", code=2)
+    assert "not 'fast'" in fails("paper", "run", "nowhere", "--engine", "fast", code=2)
     assert "no network 'vgg16'" in fails("paper", "run", "table1-cifar10", "--models", "vgg16", code=2)
     assert "did you mean 'single'?" in fails("paper", "run", "table1-cifar10", "--methods", "singel", code=2)
     assert "none of these experiments has mc-droprelu:0.7" in fails(

@@ -95,7 +95,7 @@ def test_nothing_to_report(measured_once, fails, tmp_path):
     assert "no run in empty yet" in fails("report", "empty", code=2)
     assert "there is no run 'nowhere'" in fails("report", "nowhere", code=2)
     (unmeasured,) = measured_once.glob("digits/*/mc-rrelu-*")
-    assert "trained but not measured" in fails("report", unmeasured, code=1)
+    assert f"{unmeasured.name}: trained but not measured" in fails("report", unmeasured, code=1)
     assert not Path("report.html").exists()
 
 
@@ -110,6 +110,16 @@ def test_a_broken_run_does_not_spoil_the_others(measured_once, as_json, tmp_path
     content = as_json("report", root, "-o", "table.md")
     assert len(content["runs"]) == 1
     assert any("cannot be read" in sentence for sentence in content["missing"])
+
+
+def test_why_there_is_nothing_to_report_is_a_sentence(measured_once, fails, tmp_path):
+    root = shutil.copytree(measured_once, tmp_path / "runs")
+    (single,) = root.glob("digits/*/single-*")
+    (single / "results.json").unlink()
+    (single / "training.json").unlink()
+    assert f"{single.name}: training stopped after 1 of 1 epochs" in fails("report", single, code=1)
+    (single / "results.json").write_text("{")
+    assert f"{single.name}: cannot be read: " in fails("report", single, code=1)
 
 
 def test_help_has_an_example(command):

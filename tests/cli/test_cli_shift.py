@@ -92,7 +92,7 @@ def test_json_has_everything(shifted, as_json):
     assert last["accuracy"] == pytest.approx(sum(accuracies) / 2)
     assert last["worst_accuracy"] == min(accuracies)
     assert run["clean"] is None
-    assert not Path("cache").exists()
+    assert not Path("cache", "rbue").exists()
     assert as_json("shift", shifted["mc-droprelu:0.9"], *FEW)["runs"][0]["clean"]["samples"] == 4
 
 

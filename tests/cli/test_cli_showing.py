@@ -176,6 +176,21 @@ def test_runs_that_are_none(fails, as_json):
     assert row["state"] == "cannot be read"
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("results", "{"), ("results", "[1]"), ("results", '{"samples=4,seed=0": {}}'), ("training", "{")],
+)
+def test_a_damaged_file_hides_only_what_it_holds(trained_once, command, as_json, tmp_path, name, content):
+    root = shutil.copytree(Path(trained_once).parents[2], tmp_path / "runs")
+    (run,) = root.glob("digits/small_cnn/mc-droprelu*")
+    (run / f"{name}.json").write_text(content)
+    (row,) = [row for row in as_json("runs", "list")["runs"] if row["id"] == run.name.rpartition("-")[2]]
+    assert (row["data"], row["model"], row["method"], row["seed"]) == ("digits", "small_cnn", "mc-droprelu:0.9", 0)
+    assert row["state"] == f"{name}.json cannot be read"
+    assert row["accuracy"] is None
+    assert "mc-droprelu:0.9" in command("runs", "list").stdout
+
+
 def test_json_has_no_nan():
     text = output.as_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x")})
     assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": "x"}
@@ -183,6 +198,8 @@ def test_json_has_no_nan():
 
 def test_durations():
     assert [output.duration(seconds) for seconds in (8.31, 125, 3725)] == ["8.3 s", "2:05", "1:02:05"]
+    long = (47 * 3600, 4.5 * 86_400, 249637 * 3600 + 33 * 60 + 13)
+    assert [output.duration(seconds) for seconds in long] == ["47:00:00", "4.5 days", "10,402 days"]
 
 
 def test_as_a_module(monkeypatch, capsys):

@@ -174,9 +174,28 @@ def test_mistakes_get_one_sentence(fails):
     assert "no module 'nowhere'" in fails("train", "--model", "nowhere:make", code=2)
     assert "epochs must be at least 1" in fails("train", "--epochs", 0, code=2)
     assert "--milestones" in fails("train", "--milestones", "early", code=2)
+    for option, value in (("weight-decay", -1), ("momentum", 2), ("factor", "nan"), ("rate", "inf")):
+        message = fails("train", f"--{option}", value, code=2)
+        assert f"{option.replace('-', '_')} must be a" in message
+        assert message.endswith(f"not {float(value)}.")
     assert "there is no device 'gpux'" in fails("train", "--device", "gpux", code=2)
     assert "rbue data fetch cifar10" in fails("train", "--data", "cifar10", code=1)
     assert "there is no run 'nowhere'" in fails("predict", "nowhere", "x.png", code=2)
+    assert not Path("runs").exists()
+
+
+def test_an_unknown_engine_is_refused_where_all_is_done_too(trained_once, fails):
+    words = ("train", "--method", "mc-droprelu:0.9", "--runs", Path(trained_once).parents[2], *TINY)
+    assert "--engine must be one of auto, plain, captured, compiled, not 'foo'" in fails(
+        *words, "--engine", "foo", code=2
+    )
+    assert "--engine" in fails("train", "--data", "nowhere", "--engine", "foo", code=2)
+
+
+def test_a_folder_without_test_images_is_refused_before_training(fails):
+    Path("photos/cat").mkdir(parents=True)
+    Image.new("L", (8, 8)).save("photos/cat/1.png")
+    assert "photos gives no test images" in fails("train", "--data", "folder:photos", *TINY, code=1)
     assert not Path("runs").exists()
 
 

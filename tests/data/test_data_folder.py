@@ -72,7 +72,7 @@ def _break(tree, name, content):
     [
         ("train/ant/7.png", b"not an image", r"ant.7\.png is not an image that can be read"),
         ("train/ant/notes.txt", b"hello", r"notes\.txt is not an image"),
-        ("train/ant/7.png", _pixels(0, 5, 5, 3), r"7\.png is 5x5 but .*0\.png is 5x6; all images must have one size"),
+        ("train/ant/7.png", _pixels(0, 5, 5, 3), r"7\.png is 5x5 but .*0\.png is 5x6; give folder:PATH:SIZE"),
         ("test/bee/7.png", _pixels(0, 5, 5, 3), r"bee.7\.png is 5x5"),
         ("train/ant/7.png", _pixels(0, 6, 5, 4), r"7\.png is an image of mode RGBA"),
         ("train/ant/7.png", _pixels(0, 6, 5).astype(np.uint16), r"7\.png is an image of mode I;16"),
@@ -105,8 +105,13 @@ def test_folders_that_give_nothing_are_named(tree, tmp_path):
     with pytest.raises(data.DataError, match="no class folders"):
         data.load(f"folder:{tmp_path / 'empty'}", "train")
     few = files.image_tree(tmp_path / "few", {"a/1.png": _pixels(0, 4, 4)})
-    with pytest.raises(data.DataError, match="gives no test images"):
-        data.load(f"folder:{few}", "test")
+    for split in ("train", "test"):
+        with pytest.raises(data.DataError, match="gives no test images"):
+            data.load(f"folder:{few}", split)
+    alone = files.image_tree(tmp_path / "alone", {"train/a/1.png": _pixels(0, 4, 4)})
+    for split in ("train", "test"):
+        with pytest.raises(data.DataError, match="alone has no test folder; add"):
+            data.load(f"folder:{alone}", split)
     (tree / "test").rename(tree / "val")
     with pytest.raises(data.DataError, match="rename val to test"):
         data.load(f"folder:{tree}", "train")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from faked_work import FakeWork, place
+from torch import nn
 
 from rbue.paper.estimate import TIMED_STEPS, Estimator
 from rbue.paper.experiments import chosen
@@ -30,6 +31,45 @@ def test_a_timed_step_is_scaled_to_a_whole_training(estimator):
     assert estimator.seconds(Step("train", svi), QUICK) == pytest.approx(2.4 * 200 * 3 * per_image)
     assert estimator.seconds(Step("shift", config), QUICK) == pytest.approx(100 * 38 * per_image)
     assert estimator.seconds(Step("clean", config), QUICK) == pytest.approx(100 * 3 * per_image)
+
+
+@pytest.fixture
+def timed_batches(monkeypatch):
+    """The shapes of the batches that are timed, with a network that does next to nothing."""
+    seen = []
+
+    class Flat(nn.Module):
+        def __init__(self, classes, channels):
+            super().__init__()
+            self.head = nn.Linear(channels, classes)
+
+        def forward(self, x):
+            seen.append((self.training, tuple(x.shape)))
+            return self.head(x.mean((2, 3)))
+
+    monkeypatch.setattr("rbue.models.create", lambda name, classes, channels, width: Flat(classes, channels))
+    return seen
+
+
+def test_sets_with_images_of_one_size_share_a_timing(estimator, timed_batches):
+    full = Settings()
+    speeds = [estimator.speed(full.config(name, "vgg13", "single", 0)) for name in ("cifar10", "cifar100")]
+    assert speeds[0] is speeds[1]
+    assert len(timed_batches) == 2 * (1 + TIMED_STEPS)
+
+
+def test_larger_images_are_timed_in_smaller_batches(estimator, timed_batches):
+    estimator.speed(Settings().config("cifar10", "vgg13", "single", 0))
+    estimator.speed(Settings().config("tiny-imagenet", "vgg13", "single", 0))
+    assert {shape for _, shape in timed_batches} == {(8, 3, 32, 32), (2, 3, 64, 64)}
+
+
+def test_a_long_step_is_timed_once(tmp_path, timed_batches):
+    ticks = iter(range(0, 1000, 5))
+    slow = Estimator(torch.device("cpu"), tmp_path, clock=lambda: float(next(ticks)))
+    speed = slow.speed(Settings().config("cifar10", "vgg13", "single", 0))
+    assert speed.training == speed.forward == pytest.approx(5 / 8)
+    assert [training for training, _ in timed_batches] == [True, False]
 
 
 def test_a_finished_training_tells_more(estimator, tmp_path, monkeypatch):

@@ -68,3 +68,9 @@ def test_patterns_and_wrong_names():
     assert len(chosen([])) == len(ALL.split())
     with pytest.raises(InvalidInput, match="did you mean 'table1-cifar10'"):
         chosen(["tabel1-cifar10"])
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("table1", "table1-cifar10"), ("Table3", "table3-tinyimagenet")])
+def test_an_id_that_begins_as_typed_is_suggested(typed, meant):
+    with pytest.raises(InvalidInput, match=f"did you mean '{meant}'"):
+        get(typed)

@@ -15,6 +15,7 @@ from rbue.environment import default_device
 from rbue.errors import InvalidInput
 from rbue.runs import RunConfig
 from rbue.training import recipe_for
+from rbue.training.engines import ENGINES
 
 RECIPE = "Recipe (what is left out follows the data set)"
 DATA = "Data"
@@ -96,8 +97,18 @@ def takes_selection(verb: Callable[..., None]) -> Callable[..., None]:
 def given_settings(ctx: typer.Context) -> list[str]:
     """The settings of a run that were typed, as opposed to left at their default."""
     names = {field.name for field in fields(Selection)} - {"runs", "device"} | {"method"}
-    typed = (name for name in sorted(names) if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE")
-    return [f"--{name.replace('_', '-')}" for name in typed]
+    return [f"--{name.replace('_', '-')}" for name in sorted(names) if was_typed(ctx, name)]
+
+
+def was_typed(ctx: typer.Context, name: str) -> bool:
+    """Whether an option was given on the command line."""
+    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
+def check_engine(name: str) -> None:
+    """Refuse an unknown engine, also where nothing is left to train."""
+    if name not in ENGINES:
+        raise InvalidInput(f"--engine must be one of {', '.join(ENGINES)}, not {name!r}.")
 
 
 def device_named(name: str | None) -> torch.device:

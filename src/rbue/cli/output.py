@@ -18,6 +18,8 @@ from rich.table import Table
 PIPE_WIDTH = 200
 """Width of tables that go into a file or a pipe, so that no cell is cut."""
 
+SECONDS_OF_A_DAY = 86_400
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
 
@@ -107,9 +109,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people write them: 8.3 s, 2:05, 1:02:05."""
+    """Seconds as people write them: 8.3 s, 2:05, 1:02:05, 4.5 days, 10,401 days."""
     if seconds < 60:
         return f"{seconds:.1f} s"
+    days = seconds / SECONDS_OF_A_DAY
+    if days >= 2:
+        return f"{days:,.1f} days" if days < 10 else f"{days:,.0f} days"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

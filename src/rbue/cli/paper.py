@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rbue.cli.compare import split_methods
-from rbue.cli.options import DeviceName, RunsFolder, device_named
+from rbue.cli.options import DeviceName, RunsFolder, check_engine, device_named, was_typed
 from rbue.cli.output import AsJson, duration, print_json, remark, say, table
 from rbue.cli.progress import data_progress, training_progress, working
 from rbue.errors import InvalidInput
@@ -134,14 +134,13 @@ def run(
 
     Every run is trained once, however many tables and figures use it, and measured right after its training.
     """
+    check_engine(engine)
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
     if not (ids or all_ or only):
         raise InvalidInput("name what to run, or give --all; `rbue paper list` shows the ids.")
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
     budget = TimeBudget(None if time_budget is None else parse_duration(time_budget))
-    if engine not in ENGINES:
-        raise InvalidInput(f"--engine must be one of {', '.join(ENGINES)}, not {engine!r}.")
     place = Place(runs, device_named(device), together, engine)
     watch = Watch(training_progress, data_progress)
     outcome = run_experiments(experiments, settings, place, budget=budget, kinds=kinds, tell=remark, watch=watch)
@@ -154,6 +153,7 @@ def run(
 
 @app.command(epilog="Example: rbue paper report -o paper-report")
 def report(
+    ctx: typer.Context,
     ids: Ids = None,
     quick: Quick = False,
     models: Models = None,
@@ -169,6 +169,7 @@ def report(
 
     Without settings, those of the last `rbue paper run` in the folder of runs.
     """
+    _check_runs(ctx, runs)
     settings = last_settings(runs, _settings(quick, models, methods, seeds, epochs, samples, None))
     gathered = [gather(one, settings, runs) for one in chosen(ids or ())]
     with working("drawing the page"):
@@ -188,6 +189,7 @@ def report(
 
 @app.command(epilog="Example: rbue paper claims --json")
 def claims(
+    ctx: typer.Context,
     quick: Quick = False,
     seeds: Seeds = None,
     epochs: Epochs = None,
@@ -197,6 +199,7 @@ def claims(
     json: AsJson = False,
 ) -> None:
     """Check the sentences of §3.4 and §4 against the paper's own tables and against what was measured here."""
+    _check_runs(ctx, runs)
     settings = last_settings(runs, _settings(quick, None, None, seeds, epochs, samples, None))
     judged = judge_all(Measured(runs, settings))
     if json:
@@ -214,6 +217,12 @@ def claims(
         say(f"\n{one.claim.id}: read as: {one.claim.reading}")
         say(f"  by the paper's own numbers: {one.paper}")
         say(f"  {here}: {one.measured}")
+
+
+def _check_runs(ctx: typer.Context, runs: Path) -> None:
+    """Refuse a folder that was named and is not there; without a name, nothing may have been run yet."""
+    if was_typed(ctx, "runs") and not runs.is_dir():
+        raise InvalidInput(f"there is no folder {runs}; give --runs with the folder that `rbue paper run` wrote into.")
 
 
 def _settings(

@@ -15,6 +15,7 @@ from rbue.cli.finding import HELP, find_run, settings_and_root
 from rbue.cli.options import DeviceName, RunsFolder, Samples, device_named
 from rbue.cli.output import AsJson, number, percent, print_json, table
 from rbue.cli.progress import working
+from rbue.data.folder import middle_square, scaled_side
 from rbue.data.images import Bytes
 from rbue.errors import InvalidInput
 from rbue.experiment import load_networks, predict_images
@@ -82,7 +83,8 @@ def read_image(path: Path, like: data.ImageSet) -> Bytes:
     height, width, channels = like.images.shape[1:]
     try:
         with Image.open(path) as image:
-            if image.size != (width, height):
+            side = scaled_side(like.name)
+            if side is None and image.size != (width, height):
                 raise InvalidInput(
                     f"{path} has {image.size[0]}x{image.size[1]} pixels, but the images of {like.name} have "
                     f"{width}x{height}; crop or resize it first."
@@ -91,7 +93,8 @@ def read_image(path: Path, like: data.ImageSet) -> Bytes:
                 raise InvalidInput(
                     f"{path} is an image of mode {image.mode} or has transparency; save it as 8-bit grey or RGB."
                 )
-            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+            mode = "L" if channels == 1 else "RGB"
+            pixels = np.asarray(image.convert(mode) if side is None else middle_square(image, mode, side))
     except FileNotFoundError:
         raise InvalidInput(f"there is no file {path}.") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

@@ -112,14 +112,26 @@ def _summary(run: RunFolder) -> dict[str, Any]:
     entry: dict[str, Any] = {"run": str(run.path), "id": run.path.name.rpartition("-")[2]}
     try:
         config = run.config()
-        results = run.read("results") or {}
-        state = _state(run)
     except RbueError:
         unknown = dict.fromkeys(("data", "model", "method", "seed"), "?")
         return {**entry, **unknown, "state": BROKEN, "accuracy": None}
-    accuracy = list(results.values())[-1]["accuracy"] if results else None
     chosen = {"data": config.data, "model": config.model, "method": config.method, "seed": config.seed}
-    return {**entry, **chosen, "state": state, "accuracy": accuracy}
+    broken = [name for name in ("results", "training") if not _is_readable(run, name)]
+    if broken:
+        return {**entry, **chosen, "state": f"{broken[0]}.json {BROKEN}", "accuracy": None}
+    results = list((run.read("results") or {}).values())
+    return {**entry, **chosen, "state": _state(run), "accuracy": results[-1]["accuracy"] if results else None}
+
+
+def _is_readable(run: RunFolder, name: str) -> bool:
+    """Whether ``<name>.json`` is what this package writes, or not there."""
+    try:
+        content = run.read(name) or {}
+    except RbueError:
+        return False
+    if not isinstance(content, dict):
+        return False
+    return name != "results" or all(isinstance(one, dict) and "accuracy" in one for one in content.values())
 
 
 def _state(run: RunFolder) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from rbue.cli.options import MethodName, Selection, device_named, takes_selection
+from rbue.cli.options import MethodName, Selection, check_engine, device_named, takes_selection
 from rbue.cli.output import AsJson, duration, number, percent, print_json, say, table
 from rbue.cli.progress import training_progress
 from rbue.experiment import train_run
@@ -43,6 +43,7 @@ def train(
     The last line is the run folder. An ensemble reuses members that were trained before with the same settings. Under
     torchrun every process trains on its part of each batch.
     """
+    check_engine(engine)
     config = selection.config(method)
     way = Way(engine, together, shard_mib)
     networks = trained(config, selection.runs, device_named(selection.device), way)

@@ -1,10 +1,11 @@
-"""``folder:PATH``: a user's own images, one folder a class.
+"""``folder:PATH`` or ``folder:PATH:SIZE``: a user's own images, one folder a class.
 
 ``PATH/train/CLASS/image.png`` with ``PATH/test/CLASS/image.png``, or ``PATH/CLASS/image.png`` alone; then every fifth
 image of each class (the 5th, 10th, ... by file name) is a test image. Classes are the sorted folder names (of
 ``train/`` where there is one). Files and folders whose name starts with a dot are skipped. All images have one size;
-nothing is resized. If all are grey there is one channel, otherwise three. Mean and deviation are those of the training
-images, so asking for the test images reads the training images too.
+with ``SIZE`` they may have any, and the middle square of each is scaled to so many pixels. A tree without test images
+is refused for training too. If all are grey there is one channel, otherwise three. Mean and deviation are those of the
+training images, so asking for the test images reads the training images too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from rbue.data.images import Bytes, ImageSet, channel_statistics
 from rbue.data.problems import DataError, did_you_mean
@@ -21,6 +22,7 @@ from rbue.data.registry import FOLDER_PREFIX, check_split
 
 SPLITS = ("train", "test")
 _TEST_EVERY = 5
+_SIDES = (8, 1024)
 _GREY = ("L", "1")
 _COLOUR = ("RGB", "P")
 _Item = tuple[Path, int]
@@ -33,35 +35,58 @@ class _Tree:
 
 
 def load_folder(name: str, split: str) -> ImageSet:
-    """The split of a user's image tree; ``name`` is ``folder:PATH``."""
+    """The split of a user's image tree; ``name`` is ``folder:PATH`` or ``folder:PATH:SIZE``."""
     check_split(name, split, SPLITS)
-    base = _base(name)
+    base, side = _place(name)
     tree = _scan(base)
+    for needed in SPLITS:
+        _check_has_images(base, tree, needed)
+    size, mode = _common_form([item for items in tree.items.values() for item in items], side)
+    images = _decode(tree.items[split], size, mode)
+    training = images if split == "train" else _decode(tree.items["train"], size, mode)
+    mean, std = channel_statistics(training)
+    labels = np.array([label for _, label in tree.items[split]], dtype=np.int64)
+    return ImageSet(images, labels, tree.classes, name, split, mean, std)
+
+
+def _check_has_images(base: Path, tree: _Tree, split: str) -> None:
     if split not in tree.items:
         raise DataError(f"{base} has no {split} folder; add {base / split} with one folder a class inside.")
     if not tree.items[split]:
         raise DataError(
             f"{base} gives no {split} images: no class has {_TEST_EVERY} files; add images or make train/ and test/."
         )
-    size, mode = _common_form([item for items in tree.items.values() for item in items])
-    images = _decode(tree.items[split], size, mode)
-    training = images if split == "train" or "train" not in tree.items else _decode(tree.items["train"], size, mode)
-    mean, std = channel_statistics(training)
-    labels = np.array([label for _, label in tree.items[split]], dtype=np.int64)
-    return ImageSet(images, labels, tree.classes, name, split, mean, std)
 
 
 def splits_of(name: str) -> list[str]:
     """The splits that a user's image tree has."""
-    items = _scan(_base(name)).items
+    items = _scan(_place(name)[0]).items
     return [split for split in SPLITS if items.get(split)]
 
 
-def _base(name: str) -> Path:
-    base = Path(name.removeprefix(FOLDER_PREFIX)).expanduser()
-    if not base.is_dir():
+def scaled_side(name: str) -> int | None:
+    """The ``SIZE`` that the images of a set are scaled to; None if it names no folder, or one without a size."""
+    return _place(name)[1] if name.startswith(FOLDER_PREFIX) else None
+
+
+def middle_square(image: Image.Image, mode: str, side: int) -> Image.Image:
+    """The middle of an image, the way up it was taken, scaled to ``side`` by ``side`` pixels."""
+    upright = ImageOps.exif_transpose(image).convert(mode)
+    return ImageOps.fit(upright, (side, side), Image.Resampling.BICUBIC)
+
+
+def _place(name: str) -> tuple[Path, int | None]:
+    text = name.removeprefix(FOLDER_PREFIX)
+    base = Path(text).expanduser()
+    if base.is_dir():
+        return base, None
+    head, _, size = text.rpartition(":")
+    scaled = Path(head).expanduser()
+    if not (head and size.isdecimal() and scaled.is_dir()):
         raise DataError(f"There is no folder {base}; give folder:PATH with one folder a class inside.")
-    return base
+    if not _SIDES[0] <= int(size) <= _SIDES[1]:
+        raise DataError(f"Images are scaled to {_SIDES[0]} to {_SIDES[1]} pixels, not {size}; give folder:{head}:64.")
+    return scaled, int(size)
 
 
 def _scan(base: Path) -> _Tree:
@@ -115,8 +140,8 @@ def _children(folder: Path) -> list[Path]:
         raise DataError(f"Cannot read {folder}: {error.strerror or error}.") from error
 
 
-def _common_form(items: list[_Item]) -> tuple[tuple[int, int], str]:
-    """The one size of all images and the mode that holds them all, from their headers."""
+def _common_form(items: list[_Item], side: int | None) -> tuple[tuple[int, int] | int, str]:
+    """The one size of all images, or the side they are to be scaled to, and the mode that holds them all."""
     first, size, grey = items[0][0], None, True
     for path, _ in items:
         with _open(path) as image:
@@ -128,22 +153,24 @@ def _common_form(items: list[_Item]) -> tuple[tuple[int, int], str]:
             if getattr(image, "n_frames", 1) != 1:
                 raise DataError(f"{path} has {getattr(image, 'n_frames', 1)} frames; save one image a file.")
             size = size or image.size
-            if image.size != size:
+            if image.size != size and side is None:
                 raise DataError(
-                    f"{path} is {image.size[0]}x{image.size[1]} but {first} is {size[0]}x{size[1]}; "
-                    "all images must have one size."
+                    f"{path} is {image.size[0]}x{image.size[1]} but {first} is {size[0]}x{size[1]}; give "
+                    "folder:PATH:SIZE to have the middle square of each scaled."
                 )
             grey = grey and image.mode in _GREY
     assert size is not None
-    return size, "L" if grey else "RGB"
+    return side or size, "L" if grey else "RGB"
 
 
-def _decode(items: list[_Item], size: tuple[int, int], mode: str) -> Bytes:
-    out = np.empty((len(items), size[1], size[0], 1 if mode == "L" else 3), dtype=np.uint8)
+def _decode(items: list[_Item], size: tuple[int, int] | int, mode: str) -> Bytes:
+    width, height = (size, size) if isinstance(size, int) else size
+    out = np.empty((len(items), height, width, 1 if mode == "L" else 3), dtype=np.uint8)
     for row, (path, _) in zip(out, items, strict=True):
         try:
             with _open(path) as image:
-                row[:] = np.asarray(image.convert(mode)).reshape(row.shape)
+                pixels = middle_square(image, mode, size) if isinstance(size, int) else image.convert(mode)
+                row[:] = np.asarray(pixels).reshape(row.shape)
         except (OSError, ValueError, SyntaxError) as error:
             raise DataError(f"{path} is damaged or truncated ({error}); replace or remove it.") from error
     return out

@@ -19,6 +19,12 @@ from rbue.runs import RunConfig, RunFolder
 
 TIMED_STEPS = 2
 TIMED_BATCH = {"cpu": 8, "cuda": 128}
+TIMED_PIXELS = {"cpu": 8 * 32 * 32}
+"""No more of them in a timed batch: fewer images where they are larger."""
+
+LONG_STEP = 1.0
+"""Seconds; a longer first step on a CPU counts, since what it prepares takes about a tenth of a second."""
+
 METHOD_FACTORS = {"svi": 2.4, "mc-droprelu": 1.3, "mc-rrelu": 1.3}
 """Cost of a step of a method in steps of Single, measured on a CPU with small networks."""
 
@@ -39,7 +45,7 @@ class Estimator:
 
     def __init__(self, device: torch.device, root: Path, clock: Callable[[], float] = time.perf_counter) -> None:
         self.device, self.root, self._clock = device, root, clock
-        self._speeds: dict[tuple[str, str, float], Speed] = {}
+        self._speeds: dict[tuple[tuple[int, int, int], str, float], Speed] = {}
 
     def seconds(self, step: Step, settings: Settings) -> float:
         """How long one step would take."""
@@ -69,8 +75,11 @@ class Estimator:
         return images * config.recipe.epochs * self.speed(config).training * _factor(config)
 
     def speed(self, config: RunConfig) -> Speed:
-        """The speed of a plain network, timed on random images when it is first asked for."""
-        key = (config.data, config.model, config.width)
+        """The speed of a plain network, timed on random images when it is first asked for.
+
+        How many classes there are changes only its last layer, so that sets with images of one size share it.
+        """
+        key = (data.get(config.data).shape, config.model, config.width)
         if key not in self._speeds:
             self._speeds[key] = self._timed(config)
         return self._speeds[key]
@@ -80,6 +89,8 @@ class Estimator:
         height, width, channels = known.shape
         network = models.create(config.model, len(known.classes), channels, config.width).to(self.device)
         batch = min(config.recipe.batch, TIMED_BATCH.get(self.device.type, 8))
+        if self.device.type in TIMED_PIXELS:
+            batch = min(batch, max(2, TIMED_PIXELS[self.device.type] // (height * width)))
         x = torch.randn(batch, channels, height, width, device=self.device)
         y = torch.zeros(batch, dtype=torch.int64, device=self.device)
 
@@ -93,13 +104,17 @@ class Estimator:
         return Speed(self._seconds_of(train) / batch, self._seconds_of(forward) / batch)
 
     def _seconds_of(self, work: Callable[[], None]) -> float:
-        work()  # the first one prepares kernels and memory
-        self._wait()
+        first = self._time(work, 1)  # prepares kernels and memory too
+        if self.device.type == "cpu" and first > LONG_STEP:
+            return first
+        return self._time(work, TIMED_STEPS) / TIMED_STEPS
+
+    def _time(self, work: Callable[[], None], times: int) -> float:
         start = self._clock()
-        for _ in range(TIMED_STEPS):
+        for _ in range(times):
             work()
         self._wait()
-        return (self._clock() - start) / TIMED_STEPS
+        return self._clock() - start
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

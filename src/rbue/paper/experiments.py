@@ -208,7 +208,8 @@ def get(name: str) -> Experiment:
     for experiment in EXPERIMENTS:
         if experiment.id == name:
             return experiment
-    close = difflib.get_close_matches(name, IDS, n=1, cutoff=0.4)
+    beginning_so = [one for one in IDS if name and one.startswith(name.lower())]
+    close = beginning_so or difflib.get_close_matches(name, IDS, n=1, cutoff=0.4)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise InvalidInput(f"the paper has no experiment {name!r}{hint}; `rbue paper list` shows all of them.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +32,14 @@ class Recipe:
         for name, lowest in (("epochs", 1), ("batch", 1), ("padding", 0)):
             if getattr(self, name) < lowest:
                 raise InvalidInput(f"{name} must be at least {lowest}, not {getattr(self, name)}.")
-        if self.rate <= 0:
-            raise InvalidInput(f"rate must be positive, not {self.rate}.")
+        for name, fits, allowed in (
+            ("rate", self.rate > 0, "a positive number"),
+            ("factor", 0 < self.factor <= 1, "a number above 0 and at most 1"),
+            ("momentum", 0 <= self.momentum < 1, "a number from 0 to below 1"),
+            ("weight_decay", self.weight_decay >= 0, "a number of at least 0"),
+        ):
+            if not (fits and math.isfinite(getattr(self, name))):
+                raise InvalidInput(f"{name} must be {allowed}, not {getattr(self, name)}.")
         if list(self.milestones) != sorted(self.milestones) or not all(0 < m < 1 for m in self.milestones):
             raise InvalidInput(f"milestones must be growing fractions of the epochs in (0, 1), not {self.milestones}.")
 

@@ -177,6 +177,6 @@ def _count(number: int, name: str) -> str:
 
 def _nothing(records: Sequence[Record], gaps: Sequence[str]) -> str:
     if len(records) == 1:
-        return f"there is nothing to report yet: {records[0].name} is {records[0].trouble}"
+        return f"there is nothing to report yet: {records[0].name}: {records[0].trouble}"
     shown = gaps[0] if gaps else f"{records[0].name}: {records[0].trouble}"
     return f"there is nothing to report yet: none of the {len(records)} runs is measured ({shown.rstrip('.')})."
