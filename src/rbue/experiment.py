@@ -168,7 +168,12 @@ def _finish(
     shard_mib: int | None,
 ) -> None:
     save_weights(folder.path, job.network, shard_mib)
-    facts_of_training = {"parameters": models.parameters(job.network), "peak_bytes": peak, "data": images.record()}
+    facts_of_training = {
+        "parameters": models.parameters(job.network),
+        "peak_bytes": peak,
+        "data": images.record(),
+        "class_names": list(images.classes),
+    }
     place = {"processes": job.share.processes, "device": job.batches.images.device.type}
     folder.write("training", {**asdict(summary), **place, **facts_of_training})
 

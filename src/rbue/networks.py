@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -70,9 +71,20 @@ def prepared(network: nn.Module, method: Method, image: tuple[int, int, int], de
     return network
 
 
+def trained_on(config: RunConfig, root: Path) -> data.ImageSet:
+    """A set without images: size, classes and normalisation of what a run was trained on, wherever that is now."""
+    noted = RunFolder.of(config.members()[0], root).read("training") or {}
+    if "class_names" not in noted:  # a run from before they were noted
+        return data.load(config.data, "test")
+    record = noted["data"]
+    pixels, labels = np.empty((0, *record["shape"]), np.uint8), np.empty(0, np.int64)
+    classes, mean, std = (tuple(values) for values in (noted["class_names"], record["mean"], record["std"]))
+    return data.ImageSet(pixels, labels, classes, record["name"], "test", mean, std)
+
+
 def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[nn.Module]:
     """The trained networks of a run."""
-    images = data.load(config.data, "test")
+    images = trained_on(config, root)
     networks = []
     for member in config.members():
         folder = RunFolder.of(member, root)

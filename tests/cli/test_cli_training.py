@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from tiny_runs import TINY
@@ -138,6 +139,21 @@ def test_predict(trained_once, digit, command, as_json, tmp_path):
     shown = command("predict", trained_once, digit, "--samples", 5).stdout
     assert "mutual information" in shown
     assert "digit.png" in shown
+
+
+def test_predict_needs_neither_the_photographs_nor_their_size(tmp_path, command, as_json):
+    shades = np.random.RandomState(0).randint(0, 60, (2, 10))
+    for label in range(2):
+        (tmp_path / "photos" / "ab"[label]).mkdir(parents=True)
+        for number, shade in enumerate(shades[label]):
+            image = Image.new("L", (20 + number, 30), int(shade) + 150 * label)
+            image.save(tmp_path / "photos" / "ab"[label] / f"{number}.png")
+    words = ("--data", f"folder:{tmp_path / 'photos'}:8", "--method", "mc-droprelu", "--runs", tmp_path / "runs", *TINY)
+    run = as_json("train", *words)["run"]
+    unknown = (tmp_path / "photos" / "b" / "9.png").rename(tmp_path / "unknown.png")
+    shutil.rmtree(tmp_path / "photos")
+    (answer,) = as_json("predict", run, unknown, "--samples", 5)["predictions"]
+    assert set(answer["probabilities"]) == {"a", "b"}
 
 
 def test_predict_refuses_what_is_no_image_of_the_set(trained_once, digit, fails, tmp_path):

@@ -19,6 +19,7 @@ from rbue.data.folder import middle_square, scaled_side
 from rbue.data.images import Bytes
 from rbue.errors import InvalidInput
 from rbue.experiment import load_networks, predict_images
+from rbue.networks import trained_on
 
 EXAMPLE = "Example: rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png"
 MODES = ("1", "L", "P", "RGB")
@@ -44,7 +45,7 @@ def predict(
     """
     config, root = settings_and_root(find_run(run, runs))
     place = device_named(device)
-    known = data.load(config.data, "test")
+    known = trained_on(config, root)
     pixels = np.stack([read_image(path, known) for path in images])
     unlabelled = replace(known, images=pixels, labels=np.zeros(len(pixels), dtype=np.int64))
     with working(f"predicting with {config.method}"):

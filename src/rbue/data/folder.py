@@ -65,8 +65,13 @@ def splits_of(name: str) -> list[str]:
 
 
 def scaled_side(name: str) -> int | None:
-    """The ``SIZE`` that the images of a set are scaled to; None if it names no folder, or one without a size."""
-    return _place(name)[1] if name.startswith(FOLDER_PREFIX) else None
+    """The ``SIZE`` that the images of a set are scaled to; None if there is none in its name.
+
+    The folder itself need not be there any more.
+    """
+    head, _, size = name.removeprefix(FOLDER_PREFIX).rpartition(":")
+    scaled = name.startswith(FOLDER_PREFIX) and head and size.isdecimal()
+    return int(size) if scaled and not Path(f"{head}:{size}").expanduser().is_dir() else None
 
 
 def middle_square(image: Image.Image, mode: str, side: int) -> Image.Image:
