@@ -199,21 +199,17 @@ def test_numbers_do_not_depend_on_batch_or_memory_format() -> None:
     assert torch.allclose(last, whole, atol=1e-5)
 
 
-def test_relu_of_a_parameter_is_a_site_and_of_one_number_is_not() -> None:
+def test_relus_of_parameters_and_of_one_number_are_no_sites() -> None:
     class Weighted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weights = nn.Parameter(torch.tensor([0.5, -0.5]))
-            self.scale = nn.Parameter(torch.tensor(2.0))
 
         def forward(self, x: Tensor) -> Tensor:
-            return F.relu(x) * F.relu(self.weights).sum() * F.relu(self.scale)
+            return F.relu(x) * F.relu(self.weights).sum() * F.relu(x.new_tensor(2.0))
 
     table = rbue.sites(Weighted(), negatives())
-    assert [site.shape for site in table] == [(3, 50), (2,)]
-    network = rbue.convert(Weighted(), rbue.DropReLU(0.5), where=[1], example=negatives())
-    with torch.no_grad():  # 0.5 + 0 or 0.5 - 0.5
-        assert {bool(network(-negatives()).any()) for _ in range(20)} == {False, True}
+    assert [site.shape for site in table] == [(3, 50)]
 
 
 def test_empty_batch_passes_through() -> None:

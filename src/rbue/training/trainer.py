@@ -21,7 +21,7 @@ from rbue.training.engines import engine_for
 from rbue.training.recipe import Recipe
 from rbue.training.step import Share, TrainingStep
 
-_SAVING_SHARE = 0.005
+_SAVING_SHARE = 0.02
 """The most of the time that goes to saving, where epochs are short: on a GPU a checkpoint takes as long as one."""
 
 
