@@ -46,13 +46,17 @@ def main():
     data.load("digits", "train")
     environment.facts()
     start = time.perf_counter()
-    os.waitpid(run_in_child(config, folder / "whole"), 0)
-    whole = time.perf_counter() - start
+    child, log = run_in_child(config, folder / "whole"), RunFolder.of(config, folder / "whole").log
+    while not log.exists():
+        time.sleep(0.002)
+    first = time.perf_counter() - start
+    os.waitpid(child, 0)
+    rest = time.perf_counter() - start - first
     moments = random.Random(seed)
     epochs, log = [], RunFolder.of(config, folder / "killed").log
     for _ in range(kills):
         child = run_in_child(config, folder / "killed")
-        time.sleep(moments.uniform(0, 2 * whole / kills))
+        time.sleep(moments.uniform(0, 2 * (first + rest / kills)))  # half of them live to see an epoch end
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         epochs.append(len(log.read_text().splitlines()) if log.exists() else 0)

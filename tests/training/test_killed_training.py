@@ -24,7 +24,7 @@ def test_twenty_kills_change_nothing(tmp_path, method):
     found = killed(tmp_path, method)
     assert found["sums"][0] == found["sums"][1]
     assert found["log_lines"] == 16
-    assert len(set(found["epochs_when_killed"])) > 3, "the moments must fall into different epochs"
+    assert len(set(found["epochs_when_killed"])) > 5, "the moments must fall into different epochs"
     assert not list(tmp_path.glob("killed/**/*.partial"))
 
 
