@@ -62,8 +62,8 @@ def _image_shape(images: data.ImageSet) -> tuple[int, int, int]:
 def prepared(network: nn.Module, method: Method, image: tuple[int, int, int], device: torch.device) -> nn.Module:
     """A network prepared by a method for images ``(C, H, W)``, then moved to its device.
 
-    Preparing may pass an example through the network. On a GPU that pass would leave a workspace of 32 MiB behind,
-    held for a stream on which nothing else happens.
+    Preparing may pass an example through the network, which on a GPU would leave the libraries' workspaces behind for a
+    stream on which nothing else happens.
     """
     network = method.prepare(network, torch.zeros(2, *image)).to(device)
     if device.type == "cuda":  # convolutions are fastest with the channels last, which is how the batches lie too
