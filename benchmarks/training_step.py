@@ -1,17 +1,20 @@
 """What random ReLUs cost in training on a GPU: step time and peak memory against plain ReLU in the same engine.
 
-    python benchmarks/training_step.py [--compiled resnet18 vgg13] [--captured resnet18 vgg13 densenet121] [--out FILE]
+    python benchmarks/training_step.py [--compiled resnet18 vgg13] [--captured resnet18 vgg13 densenet121]
+                                       [--peaks FILE] [--out FILE]
 
 Every variant of a network is made ready, then they take turns: medians of rounds of 100 steps at batch 128, once with
 compiled steps and once with steps that are only captured (DenseNet-121 takes minutes to compile). The peers
 are the same network with torch's own ``F.rrelu``, and with DropReLU as most people would write it. Memory is the peak
-of a step in a fresh process for each variant. The products of a step (three times those of a forward pass) are set
+of a step in a fresh process for each variant; since other work on the GPU does not change it, ``--peaks FILE`` measures
+only it and keeps it, and takes it from there if it was measured before. The products of a step (three times those of a forward pass) are set
 against a large matrix product in the same run. Goals: step and memory within 1.02x of plain ReLU.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -89,6 +92,16 @@ def peak_memory(case: Case) -> float:
     return round(int(run.stdout.split()[-1]) / 2**20, 1)
 
 
+def peak_memories(cases: list[Case], processes: int) -> dict[Case, float]:
+    """Peak MiB of each case; what their processes compile is kept by torch for the timing."""
+    with ThreadPoolExecutor(processes) as pool:
+        return dict(zip(cases, pool.map(peak_memory, cases), strict=True))
+
+
+def read_peaks(file: Path) -> dict[Case, float]:
+    return {Case(*case): peak for *case, peak in json.loads(file.read_text())}
+
+
 def measure(model: str, engine: str, trials: int, memory: dict[Case, float]) -> dict[str, dict[str, float]]:
     """Milliseconds a step, its ratio to plain ReLU, TFLOP/s, peak MiB and its ratio; for each variant."""
     cases = {name: Case(model, engine, name) for name in (*METHODS, *PEERS)}
@@ -113,6 +126,7 @@ def main() -> None:
     parser.add_argument("--captured", nargs="*", metavar="NETWORK", default=["resnet18", "vgg13", "densenet121"])
     parser.add_argument("--trials", type=int, default=9)
     parser.add_argument("--processes", type=int, default=8, help="how many measure memory at once")
+    parser.add_argument("--peaks", type=Path, help="measure only memory, into this file; or read it from there")
     parser.add_argument("--out", type=Path, default=Path("results/training_step.json"))
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -125,8 +139,10 @@ def main() -> None:
         return
     wanted = [(name, engine) for engine in ("captured", "compiled") for name in getattr(options, engine)]
     cases = [Case(*pair, variant) for pair in wanted for variant in (*METHODS, *PEERS)]
-    with ThreadPoolExecutor(options.processes) as pool:  # what they compile is kept for the timing below
-        memory = dict(zip(cases, pool.map(peak_memory, cases), strict=True))
+    if options.peaks is not None and not options.peaks.exists():
+        write_json(options.peaks, [[*case, peak] for case, peak in peak_memories(cases, options.processes).items()])
+        return
+    memory = peak_memories(cases, options.processes) if options.peaks is None else read_peaks(options.peaks)
     found: dict[str, dict[str, object]] = {engine: {} for _, engine in wanted}
     for model, engine in wanted:
         rows = measure(model, engine, options.trials, memory)
