@@ -4,11 +4,11 @@
                                        [--peaks FILE] [--out FILE]
 
 Every variant of a network is made ready, then they take turns: medians of rounds of 100 steps at batch 128, once with
-compiled steps and once with steps that are only captured (DenseNet-121 takes minutes to compile). The peers
-are the same network with torch's own ``F.rrelu``, and with DropReLU as most people would write it. Memory is the peak
-of a step in a fresh process for each variant; since other work on the GPU does not change it, ``--peaks FILE`` measures
-only it and keeps it, and takes it from there if it was measured before. The products of a step (three times those of a forward pass) are set
-against a large matrix product in the same run. Goals: step and memory within 1.02x of plain ReLU.
+compiled steps and once with steps that are only captured (DenseNet-121 takes minutes to compile). The peers are the
+same network with torch's own ``F.rrelu``, and with DropReLU as most people would write it. Memory is the peak of a step
+in a fresh process for each variant; since other work on the GPU does not change it, ``--peaks FILE`` measures only it
+and keeps it, and takes it from there if it was measured before. The products of a step (three times those of a forward
+pass) are set against a large matrix product in the same run. Goals: step and memory within 1.02x of plain ReLU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and logs that grow line by line."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         if partial.parent.is_dir():
             partial.unlink(missing_ok=True)
         raise RbueError(f"{path} could not be written ({error.strerror}); nothing was changed.") from error
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add lines to a file whose reader knows that the last one may be cut off."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise RbueError(f"{path} could not be written ({error.strerror}).") from error
 
 
 def _remove_orphans(path: Path) -> None:

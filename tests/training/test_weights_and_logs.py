@@ -9,7 +9,7 @@ from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.training.checkpoint import load_checkpoint, save_checkpoint
+from rbue.training.checkpoint import CheckpointWriter, checkpoint, load_checkpoint, save_checkpoint
 from rbue.training.logs import EpochLog, read_log
 from rbue.training.trainer import EpochReport
 from rbue.training.weights import load_weights, save_weights
@@ -109,3 +109,35 @@ def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path):
             list(pool.map(lambda content: write_bytes(tmp_path / "file", content), contents))
             assert (tmp_path / "file").read_bytes() in contents
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_reported_by_the_next_call(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    writer = CheckpointWriter(tmp_path / "file" / "state")
+    writer.start(b"content")
+    with pytest.raises(RbueError, match="could not be written"):
+        writer.finish()
+    writer.finish()
+
+
+def test_a_checkpoint_is_of_the_moment_it_was_taken(tmp_path):
+    network = nn.Linear(2, 2)
+    optimiser = torch.optim.SGD(network.parameters(), lr=1, momentum=0.9)
+    before = network.weight.detach().clone()
+    content = checkpoint(network, optimiser, {"epoch": 1})
+    with torch.no_grad():
+        network.weight.add_(1)
+    writer = CheckpointWriter(tmp_path / "state")
+    writer.start(content)
+    writer.finish()
+    load_checkpoint(tmp_path / "state", network, optimiser)
+    assert torch.equal(network.weight, before)
+
+
+def test_a_log_that_cannot_grow_is_one_clear_sentence(tmp_path):
+    log = EpochLog(tmp_path / "log.jsonl")
+    log(report(0))
+    (tmp_path / "log.jsonl").unlink()
+    (tmp_path / "log.jsonl").mkdir()
+    with pytest.raises(RbueError, match=r"log\.jsonl could not be written \(Is a directory\)"):
+        log(report(1))

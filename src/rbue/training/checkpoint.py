@@ -6,6 +6,7 @@ Names are those of the network itself, whatever wrapper it trains in.
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -23,13 +24,38 @@ _WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
 
 def save_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, progress: dict) -> None:
     """Write weights, momentum and progress."""
+    write_bytes(path, checkpoint(network, optimiser, progress))
+
+
+def checkpoint(network: nn.Module, optimiser: torch.optim.Optimizer, progress: dict) -> bytes:
+    """Weights, momentum and progress as they are now."""
     network = innermost(network)
     tensors: dict[str, Tensor] = {_WEIGHTS + name: value for name, value in network.state_dict().items()}
     for name, parameter in network.named_parameters():
         momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
         if momentum is not None:
             tensors[_MOMENTUM + name] = momentum
-    write_bytes(path, save(apart(tensors), {_META: json.dumps(progress)}))
+    return save(apart(tensors), {_META: json.dumps(progress)})
+
+
+class CheckpointWriter:
+    """Writes checkpoints while training goes on, one at a time; a write that failed is raised by the next call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+
+    def start(self, content: bytes) -> None:
+        """Begin to write a checkpoint, once the one before it is written."""
+        self.finish()
+        self._writing = self._thread.submit(write_bytes, self.path, content)
+
+    def finish(self) -> None:
+        """Return when everything is written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 def load_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer) -> dict:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rbue.files import write_bytes
+from rbue.files import append_text, write_bytes
 from rbue.training.trainer import EpochReport
 
 
@@ -18,11 +18,17 @@ class EpochLog:
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
         self.path, self.tensorboard = path, tensorboard
         self.writer: Any = None
+        self.begun = False
 
     def __call__(self, report: EpochReport) -> None:
         """Note one epoch."""
-        before = [line for line in read_log(self.path) if line["epoch"] < report.epoch]
-        write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in [*before, asdict(report)]).encode())
+        lines = [asdict(report)]
+        if self.begun:
+            append_text(self.path, _text(lines))
+        else:
+            lines = [line for line in read_log(self.path) if line["epoch"] < report.epoch] + lines
+            write_bytes(self.path, _text(lines).encode())
+            self.begun = True
         if self.tensorboard is not None and find_spec("tensorboard") is not None:
             self._to_tensorboard(report)
 
@@ -39,6 +45,10 @@ class EpochLog:
         """End the log."""
         if self.writer is not None:
             self.writer.close()
+
+
+def _text(lines: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

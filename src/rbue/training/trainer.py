@@ -16,13 +16,13 @@ from torch import nn
 from rbue.errors import RbueError
 from rbue.methods.base import Method
 from rbue.training.batches import Batches
-from rbue.training.checkpoint import load_checkpoint, save_checkpoint
+from rbue.training.checkpoint import CheckpointWriter, checkpoint, load_checkpoint
 from rbue.training.engines import engine_for
 from rbue.training.recipe import Recipe
 from rbue.training.step import Share, TrainingStep
 
 _SAVING_SHARE = 0.02
-"""The most of the time that goes to saving, where epochs are short: on a GPU a checkpoint takes as long as one."""
+"""The most of the time that training waits for checkpoints, where epochs are short."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ class _Runner:
         if not self.finished:
             self.engine = engine_for(self.step, engine, int(self.progress["epoch"]))
             self.progress |= {"engine": self.engine.name, "side_by_side": together}
+        file = job.checkpoint if job.share.rank == 0 else None
+        self.writer = None if file is None else CheckpointWriter(file)
         self.saving, self.saved_at = 0.0, time.perf_counter()
 
     @property
@@ -155,10 +157,12 @@ class _Runner:
             self._save()
 
     def _save(self) -> None:
-        if self.job.checkpoint is None or self.job.share.rank != 0:
+        if self.writer is None:
             return
         start = time.perf_counter()
-        save_checkpoint(self.job.checkpoint, self.job.network, self.step.optimiser, self.progress)
+        self.writer.start(checkpoint(self.job.network, self.step.optimiser, self.progress))
+        if self.finished:
+            self.writer.finish()
         self.saved_at = time.perf_counter()
         self.saving = self.saved_at - start
 
