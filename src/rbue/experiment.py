@@ -14,7 +14,7 @@ from torch import nn
 from rbue import data, models
 from rbue.environment import facts
 from rbue.errors import RbueError
-from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images
+from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images, predict_images_at
 from rbue.networks import fresh_network, load_networks
 from rbue.prediction import Prediction, RunningStatistics
 from rbue.runs import RunConfig, RunFolder
@@ -237,14 +237,14 @@ def evaluate_run(
         curve: list[dict[str, float]] = []
     else:
         networks = load_networks(config, root, device)
-        prediction = predict_images(config, networks, images, samples, seed, device)
-        compared = config.parsed.limit or DIVERSITY_SAMPLES
-        first = predict_images(config, networks, images, compared, seed, device, return_samples=True)
-        counts = [count for count in SAMPLE_COUNTS if count < samples and config.parsed.limit is None]
-        curve = [
-            {"samples": count, **measure(predict_images(config, networks, images, count, seed, device), labels)}
-            for count in counts
-        ]
+        limit = config.parsed.limit
+        counts = [*(count for count in SAMPLE_COUNTS if count < samples and limit is None), samples]
+        compared = limit or DIVERSITY_SAMPLES
+        *fewer, prediction = predict_images_at(config, networks, images, counts, seed, device, keep=compared)
+        first = prediction
+        if samples < compared:
+            first = predict_images(config, networks, images, compared, seed, device, return_samples=True)
+        curve = [{"samples": int(one.samples_used[0]), **measure(one, labels)} for one in fewer]
     training = [RunFolder.of(member, root).read("training") for member in config.members()]
     result = {
         **measure(prediction, labels),

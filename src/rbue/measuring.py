@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from rbue.call_sites import evaluating
 from rbue.prediction import Prediction, concatenate
 from rbue.runs import RunConfig
 from rbue.sampling.adaptive import Adaptive
-from rbue.sampling.collect import collect
+from rbue.sampling.collect import SampleStream, collect, collect_at
 from rbue.training import Normalise
 
 EVALUATION_BATCH = {"cpu": 500, "cuda": 2000}
@@ -31,25 +32,60 @@ def predict_images(
     return_samples: bool = False,
     adaptive: Adaptive | None = None,
 ) -> Prediction:
-    """Predict a set of images with the method of a run; a method with fewer samples draws all it has.
+    """Predict a set of images with the method of a run; a method with fewer samples draws all it has."""
+    settings = {"return_samples": return_samples, "adaptive": adaptive if config.parsed.limit is None else None}
+    count = _most(config, samples)
+    with _measuring(networks, device):
+        parts = [
+            collect(stream, x, numbers, count, seed=seed, **settings)  # type: ignore[arg-type]
+            for stream, x, numbers in _streams(config, networks, images, seed, device)
+        ]
+    return concatenate(parts)
 
-    A GPU works in ``float16``: as fast as ``bfloat16``, and its probabilities are eight times finer.
-    """
-    method = config.parsed
-    count = samples if method.limit is None else min(samples, method.limit)
+
+def predict_images_at(
+    config: RunConfig,
+    networks: Sequence[nn.Module],
+    images: data.ImageSet,
+    counts: Sequence[int],
+    seed: int,
+    device: torch.device,
+    keep: int,
+) -> list[Prediction]:
+    """Predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep`` samples."""
+    reached = sorted({_most(config, count) for count in counts})
+    with _measuring(networks, device):
+        parts = [
+            collect_at(stream, x, numbers, reached, seed=seed, keep=min(keep, reached[-1]))
+            for stream, x, numbers in _streams(config, networks, images, seed, device)
+        ]
+    return [concatenate(part) for part in zip(*parts, strict=True)]
+
+
+def _most(config: RunConfig, samples: int) -> int:
+    limit = config.parsed.limit
+    return samples if limit is None else min(samples, limit)
+
+
+@contextmanager
+def _measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Networks in evaluation, a GPU in ``float16``: as fast as ``bfloat16``, and its probabilities are finer."""
+    half = torch.autocast(device.type, torch.float16, enabled=device.type == "cuda")
+    with evaluating(nn.ModuleList(networks)), half:
+        yield
+
+
+def _streams(
+    config: RunConfig, networks: Sequence[nn.Module], images: data.ImageSet, seed: int, device: torch.device
+) -> Iterator[tuple[SampleStream, torch.Tensor, torch.Tensor]]:
+    """For each batch of the images: what draws samples, the normalised batch, and the numbers of its images."""
     normalise = Normalise(images.mean, images.std, device)
     rows = EVALUATION_BATCH.get(device.type, 500)
-    half = torch.autocast(device.type, torch.float16, enabled=device.type == "cuda")
-    parts = []
-    with evaluating(nn.ModuleList(networks)), half:
-        for start in range(0, len(images), rows):
-            block = np.ascontiguousarray(images.images[start : start + rows])
-            x = normalise(torch.from_numpy(block).to(device))
-            numbers = torch.arange(start, start + len(x), dtype=torch.int32, device=device)
-            stream = method.stream(networks, x, seed)
-            settings = {"return_samples": return_samples, "adaptive": adaptive if method.limit is None else None}
-            parts.append(collect(stream, x, numbers, count, seed=seed, **settings))  # type: ignore[arg-type]
-    return concatenate(parts)
+    for start in range(0, len(images), rows):
+        block = np.ascontiguousarray(images.images[start : start + rows])
+        x = normalise(torch.from_numpy(block).to(device))
+        numbers = torch.arange(start, start + len(x), dtype=torch.int32, device=device)
+        yield config.parsed.stream(networks, x, seed), x, numbers
 
 
 def measure(prediction: Prediction, labels: torch.Tensor) -> dict[str, float]:

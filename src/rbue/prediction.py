@@ -146,9 +146,9 @@ class RunningStatistics:
         return Prediction(
             probs=self.mean.float(),
             variance=(self.squares / count).float(),
-            votes=self._sums.votes,
+            votes=self._sums.votes.clone(),
             expected_entropy=(self._sums.entropies / count.squeeze(1)).float(),
-            samples_used=self.count,
+            samples_used=self.count.clone(),
             seed=seed,
             samples=samples,
         )

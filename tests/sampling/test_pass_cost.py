@@ -6,11 +6,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 import rbue
 from rbue.call_sites.live_rows import LiveRows
 from rbue.models.resnet18 import ResNet18
-from rbue.sampling.passes import StackedPasses
+from rbue.sampling.passes import GPU_BUDGET, GPU_BUDGET_OF_FEW, PassPlan, StackedPasses, _default_budget
+from rbue.sampling.products import Products
 
 
 class Attention(nn.Module):
@@ -85,3 +87,37 @@ def test_shared_memory_counts_once_and_until_the_last_owner_is_gone():
     z = torch.zeros(4, 10)
     live.note(z, 4, False)
     assert live.peak[False] == 80.0
+
+
+def test_products_are_counted_as_torch_counts_them():
+    network, x = ResNet18(width=0.25).eval(), images(2)
+    with FlopCounterMode(display=False) as expected, torch.no_grad():
+        network(x)
+    with Products() as found, torch.no_grad():
+        network(x)
+    assert found.count == expected.get_total_flops() > 0
+
+
+@pytest.mark.parametrize(("where", "least", "most"), [("all", 0, 0.02), (9, 0.4, 0.6), ("last", 0.99, 1)])
+def test_how_much_work_is_shared(where, least, most):
+    network, x = ResNet18(width=0.25).eval(), images(2)
+    rbue.convert(network, rbue.DropReLU(0.9), where=where if isinstance(where, str) else range(where, 17), example=x)
+    passes = StackedPasses(network, x, 0)
+    assert least <= passes._shared_work(x, torch.arange(2, dtype=torch.int32)) <= most
+
+
+def test_a_network_that_cannot_be_watched_counts_as_sharing_nothing(monkeypatch):
+    network, x = ResNet18(width=0.25).eval(), images(2)
+    rbue.convert(network, rbue.DropReLU(0.9), example=x)
+    passes = StackedPasses(network, x, 0)
+    monkeypatch.setattr(Products, "__torch_dispatch__", lambda *_: 1 / 0)
+    assert passes._shared_work(x, torch.arange(2, dtype=torch.int32)) == 0
+
+
+def test_gpu_passes_hold_more_where_most_work_is_shared(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100 << 30, 140 << 30))
+    gpu = torch.device("cuda")
+    few, many = (_default_budget(gpu, PassPlan(True, 1, 1, shared)) for shared in (0.9, 0.1))
+    assert (few, many) == (GPU_BUDGET_OF_FEW, GPU_BUDGET)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (4 << 30, 8 << 30))
+    assert {_default_budget(gpu, PassPlan(True, 1, 1, shared)) for shared in (0.9, 0.1)} == {1 << 30}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -64,6 +65,29 @@ def collect(
     result = statistics.prediction(seed, kept)
     _check_finite(result.probs)
     return result
+
+
+def collect_at(
+    stream: SampleStream, x: Tensor, images: Tensor, counts: Sequence[int], *, seed: int, keep: int = 0
+) -> list[Prediction]:
+    """The predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep``."""
+    statistics = RunningStatistics(len(x), x.device)
+    rows = torch.arange(len(x), device=x.device)
+    kept: Tensor | None = None
+    found: list[Prediction] = []
+    for done, target in pairwise([0, *counts]):
+        numbers = torch.arange(done, target, dtype=torch.int32, device=x.device)
+        for batch, stack, out in stream(x, numbers, images):
+            probs = probabilities(out, "logits")
+            statistics.add(rows[batch], probs)
+            if kept is None:
+                kept = probs.new_empty((keep, len(x), *probs.shape[2:]))
+            places = slice(done + stack.start, min(done + stack.stop, keep))
+            if places.start < places.stop:
+                kept[places, batch] = probs[: places.stop - places.start]
+        found.append(statistics.prediction(seed, kept if target == counts[-1] and keep else None))
+    _check_finite(found[-1].probs)
+    return found
 
 
 def probabilities(out: Tensor, outputs: str) -> Tensor:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from rbue import random_stream
 from rbue.activations import kept_tables
@@ -27,10 +26,14 @@ from rbue.call_sites import Draw, NotFoldable, conversion_of, innermost, running
 from rbue.call_sites.live_rows import LiveRows
 from rbue.call_sites.prefix import repeat_rows
 from rbue.errors import RbueError, RbueWarning
+from rbue.sampling.products import Products
 
 CPU_BUDGET = 256 << 20
-GPU_BUDGET, GPU_SHARE = 4 << 30, 0.25
+GPU_BUDGET, GPU_SHARE = 2 << 30, 0.25
 """Enough rows to keep a large GPU busy; more would only be held in memory. Never more than a share of what is free."""
+GPU_BUDGET_OF_FEW = 8 << 30
+"""The same where few sites are random, the last ones: their many rows are cheap, the images before them are not."""
+_MOSTLY_SHARED = 0.8
 _LIVE_TENSORS = 4
 """A pass holds about this many tensors of the largest size at once, where they cannot be followed."""
 _UNSEEN = 1.5
@@ -45,11 +48,13 @@ class PassPlan:
         share: whether what comes before the first random site runs once for all samples.
         for_image: bytes that a pass takes for each image.
         for_row: bytes that it takes for each sample of each image.
+        shared_work: what part of a pass's products comes before the first random site; 0 where that decides nothing.
     """
 
     share: bool
     for_image: float
     for_row: float
+    shared_work: float = 0
 
     def cost(self, images: int, samples: int) -> float:
         """Bytes of activations that a pass holds at once, roughly."""
@@ -108,7 +113,7 @@ class StackedPasses:
         self.plan: PassPlan = self.conversion.plans[key]
         if self.compiled and self.plan.share:
             self.model, self.compiled = self.network._call_impl, False
-        self.budget = _default_budget(x.device) if memory is None else memory
+        self.budget = _default_budget(x.device, self.plan) if memory is None else memory
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
@@ -209,20 +214,26 @@ class StackedPasses:
         Compiled code does not share. It is given up where sharing saves more: where most of the work comes before the
         first random site.
         """
-        work = {share: FlopCounterMode(display=False) for share in (False, True)}
-        outputs = []
-        for share, counter in work.items():
-            with counter if self.compiled else nullcontext():
-                outputs.append(self._pass(x, numbers, numbers, share))
-        if not _agree(outputs[1], outputs[0]):
+        stacked, shared = (self._pass(x, numbers, numbers, share) for share in (False, True))
+        if not _agree(shared, stacked):
             return None
-        if self.compiled:
-            whole, shared = (counter.get_total_flops() for counter in work.values())
-            if shared > 0.75 * whole:  # of two samples: half of the work is done once instead of twice
-                return None
+        shared_work = self._shared_work(x, numbers) if self.compiled or x.is_cuda else 0
+        if self.compiled and shared_work < 0.5:
+            return None
         live = LiveRows()
         self._pass(x, numbers, numbers, share=True, live=live)
-        return PassPlan(True, *(_UNSEEN * live.peak[sampled] for sampled in (False, True)))
+        for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
+        return PassPlan(True, for_image, for_row, shared_work)
+
+    def _shared_work(self, x: Tensor, numbers: Tensor) -> float:
+        """What part of a pass's products two samples do once if they share it, and twice if not; 0 if nobody knows."""
+        done = {}
+        with suppress(Exception):  # being watched is no reason to fail
+            for share in (False, True):
+                with Products() as products:
+                    self._pass(x, numbers, numbers, share, model=self.network)
+                done[share] = products.count
+        return 2 * (1 - done[True] / done[False]) if len(done) == 2 and done[False] else 0
 
 
 def _warn_of_company() -> None:
@@ -300,10 +311,10 @@ def _as_written() -> Iterator[None]:
         yield
 
 
-def _default_budget(device: torch.device) -> float:
+def _default_budget(device: torch.device, plan: PassPlan) -> float:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return min(GPU_BUDGET, GPU_SHARE * free)
+        return min(GPU_BUDGET_OF_FEW if plan.shared_work >= _MOSTLY_SHARED else GPU_BUDGET, GPU_SHARE * free)
     return CPU_BUDGET
 
 

@@ -1,0 +1,26 @@
+"""How much work a piece of code is, as far as matrix products and convolutions go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+
+class Products(TorchDispatchMode):
+    """Counts the operations in products inside, as :class:`torch.utils.flop_counter.FlopCounterMode` does.
+
+    That one also follows modules, by hooks that other threads and compiled networks would notice.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.count += formula(*args, **(kwargs or {}), out_val=out)
+        return out
