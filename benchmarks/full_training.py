@@ -38,6 +38,7 @@ from rbue.networks import fresh_network
 from rbue.runs import RunConfig, RunFolder
 from rbue.training import Recipe
 from rbue.training.engines import engine_for
+from rbue.training.logs import read_log
 from rbue.training.step import TrainingStep
 
 METHOD, MODEL, DATA = "mc-droprelu:0.9", "resnet18", "cifar10"
@@ -144,7 +145,7 @@ def our_steps(config: RunConfig, images: data.ImageSet, steps: int, device: torc
 
 
 def whole_run(config: RunConfig, root: Path, device: torch.device) -> dict[str, float]:
-    """Seconds of training and evaluating for real."""
+    """Seconds of training (and what its epochs were of them) and evaluating for real."""
     folder = RunFolder.of(config, root)
     if folder.path.exists():
         raise SystemExit(f"{folder.path} is there already, so its time cannot be measured; give --whole a new folder.")
@@ -153,8 +154,14 @@ def whole_run(config: RunConfig, root: Path, device: torch.device) -> dict[str, 
     trained = time.perf_counter()
     result = evaluate_run(config, root, device, samples=100, seed=0)
     ended = time.perf_counter()
-    names = {"training_s": trained - start, "evaluation_s": ended - trained, "total_s": ended - start}
-    return {**names, "accuracy": result["accuracy"], "ece": result["ece"]}
+    return {
+        "training_s": trained - start,
+        "epochs_s": sum(epoch["seconds"] for epoch in read_log(folder.log)),
+        "evaluation_s": ended - trained,
+        "total_s": ended - start,
+        "accuracy": result["accuracy"],
+        "ece": result["ece"],
+    }
 
 
 def extrapolate(rows: dict[str, dict[str, float]], steps: int, whole: dict[str, float] | None) -> None:
