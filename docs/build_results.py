@@ -12,24 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from rbue.experiment import SAMPLE_COUNTS
+from rbue.files import read_json
 from rbue.paper.experiments import METHODS
 from rbue.paper.numbers import paper_value
 from rbue.paper.settings import Settings
 from rbue.runs import RunConfig, RunFolder
 
 ROOT = Path(__file__).parent.parent
-RUNS = ROOT / "results" / "runs"
+RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
+WHOLE = ROOT / "results" / "full_training.json"
 START, END = "<!-- results -->", "<!-- /results -->"
 DATA, MODEL, SAMPLES = "cifar10", "resnet18", 100
 KEY = f"samples={SAMPLES},seed=0"
+SHIFTED_SCORES = ("accuracy", "ece", "nll", "brier", "aurc")
 
 
-def measured() -> dict[str, tuple[RunConfig, dict[str, Any]]]:
+def measured(root: Path = RUNS) -> dict[str, tuple[RunConfig, dict[str, Any]]]:
     """The result of each method's first run with the paper's settings."""
     found = {}
     for method in METHODS:
         config = Settings().config(DATA, MODEL, method, 0)
-        results = RunFolder.of(config, RUNS).read("results") or {}
+        results = RunFolder.of(config, root).read("results") or {}
         if KEY in results:
             found[method] = config, results[KEY]
     return found
@@ -122,6 +125,45 @@ def scaled(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
     return lines
 
 
+def shifted(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
+    """Means over the corrupted test sets that all of the methods measured so far have in common."""
+    rows = {}
+    for method, (config, _) in found.items():
+        kept = RunFolder.of(config, RUNS).read("shift")
+        if kept is not None:
+            rows[method] = {(row["corruption"], row["severity"]): row for row in kept["rows"]}
+    if not rows:
+        return []
+    common = set.intersection(*(set(sets) for sets in rows.values()))
+    asked = sorted({row["samples_asked"] for sets in rows.values() for row in sets.values() if row["samples_asked"]})
+    lines = [
+        "",
+        f"Under corruptions (19 kinds in 5 severities, {', '.join(map(str, asked))} samples): means over the "
+        f"{len(common)} sets that all of these rows have.",
+        "",
+        "| method | sets measured | accuracy, % | ECE | NLL | Brier | AURC |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for method, sets in rows.items():
+        mean = {name: sum(sets[one][name] for one in common) / len(common) for name in SHIFTED_SCORES}
+        cells = [f"`{method}`", f"{len(sets)} of 95", f"{100 * mean['accuracy']:.2f}"]
+        lines.append(f"| {' | '.join([*cells, *(f'{mean[name]:.3f}' for name in SHIFTED_SCORES[1:])])} |")
+    return lines
+
+
+def reruns() -> str:
+    """What rows of the table gave when they were trained again."""
+    again = {method: result for method, (_, result) in measured(RERUNS).items()}
+    whole = read_json(WHOLE).get("whole_run")
+    if whole is not None:
+        again["mc-droprelu:0.9"] = whole
+    texts = [f"`{method}` {100 * one['accuracy']:.2f} % and {one['ece']:.3f}" for method, one in again.items()]
+    return (
+        f"Trained again with the same seed, by later code: {', '.join(texts)} (`results/reruns` and "
+        "`results/full_training.json`). Sums on a GPU have no fixed order; one seed is not one outcome."
+    )
+
+
 def section() -> str:
     """The whole part of README."""
     found = measured()
@@ -132,20 +174,21 @@ def section() -> str:
     commits = sorted({str(entry["environment"]["commit"])[:7] for _, entry in found.values()})
     text = [
         START,
-        f"CIFAR-10, ResNet-18, {recipe.epochs} epochs, batch {recipe.batch}, the paper's recipe, seed 0, {SAMPLES} "
-        "samples: ours, with the paper's value and the difference in brackets. One run a row; the standard error of an "
-        f"accuracy from {images:,} test images is {error:.2f} points.",
+        f"CIFAR-10, ResNet-18, {recipe.epochs} epochs, batch {recipe.batch}, the paper's recipe in bfloat16 autocast, "
+        f"seed 0, {SAMPLES} samples in float16: ours, with the paper's value and the difference in brackets. One run a "
+        f"row; the standard error of an accuracy from {images:,} test images is {error:.2f} points. {reruns()}",
         "",
         *comparison(found),
         "",
         *by_samples(found),
+        *shifted(found),
         *scaled(found),
         "",
         f"{facts['gpu']}, torch {facts['torch']}, stream {facts['stream_version']}, commit {', '.join(commits)}. "
         f"Training time counts compiling and saving; {shared} networks were trained side by side and share it, so it "
         "says little about one method. `python docs/build_results.py` renders "
         f"this from `results/runs`; `rbue paper run table1-cifar10 --models {MODEL} --methods METHOD` reruns a row; "
-        "`rbue paper report --runs results/runs` makes the page with everything measured so far.",
+        f"`rbue paper report --runs results/runs --models {MODEL}` makes the page with everything measured so far.",
         END,
     ]
     return "\n".join(text)

@@ -35,7 +35,7 @@ def predict(
 
     The network runs in evaluation mode (BatchNorm uses its running statistics) with its ReLUs random; afterwards
     every module has the training flag it had before. Sample ``k`` of image ``i`` is the same whatever the batch
-    size and the memory budget. Memory does not grow with ``samples`` unless ``return_samples`` asks for them.
+    size and the memory budget. Memory has a budget, whatever ``samples`` is, unless ``return_samples`` asks for them.
 
     Args:
         model: a network made random by :func:`rbue.convert`.
