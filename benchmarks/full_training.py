@@ -5,8 +5,8 @@
 The peer is eager torch in float32 with TF32 products, channels first, fed by a DataLoader whose workers crop and flip;
 once with plain ReLU and once with DropReLU as most people would write it. It runs 500 steps after a warm-up, from which
 the whole training is extrapolated; how long the loop waits for its loader is noted, since a loader that cannot keep up
-would be no fair peer. Ours is prepared (compiling counted) and runs 500 steps in the same way; with ``--whole`` it is
-trained and evaluated in full, as `rbue train` and `rbue evaluate` do, into the folder RUNS.
+would be no fair peer. Ours, in bfloat16 autocast, is prepared (compiling counted) and runs 500 steps in the same way;
+with ``--whole`` it is trained and evaluated in full, as `rbue train` and `rbue evaluate` do, into the folder RUNS.
 Goals, on an H200: at most 210 s for 200 epochs with compiling and evaluation; at least 2.5x as fast as the peer.
 """
 

@@ -126,7 +126,7 @@ GOALS = [
         digits=0,
     ),
     Goal(
-        "the same against an eager TF32 loop with a DataLoader",
+        "the same (bfloat16 autocast) against an eager loop (float32 with TF32) and its DataLoader",
         "H200",
         2.5,
         "full_training.json",

@@ -98,8 +98,13 @@ def peak_memories(cases: list[Case], processes: int) -> dict[Case, float]:
         return dict(zip(cases, pool.map(peak_memory, cases), strict=True))
 
 
-def read_peaks(file: Path) -> dict[Case, float]:
-    return {Case(*case): peak for *case, peak in json.loads(file.read_text())}
+def read_peaks(file: Path, cases: list[Case]) -> dict[Case, float]:
+    """Peaks that were measured before, if they are of these cases and of this place."""
+    kept = json.loads(file.read_text())
+    peaks = {Case(*case): peak for *case, peak in kept["peaks"]}
+    if kept["environment"] != facts() or not set(cases) <= set(peaks):
+        sys.exit(f"{file} is of other networks, another machine or other code; remove it to measure memory again")
+    return peaks
 
 
 def measure(model: str, engine: str, trials: int, memory: dict[Case, float]) -> dict[str, dict[str, float]]:
@@ -140,9 +145,10 @@ def main() -> None:
     wanted = [(name, engine) for engine in ("captured", "compiled") for name in getattr(options, engine)]
     cases = [Case(*pair, variant) for pair in wanted for variant in (*METHODS, *PEERS)]
     if options.peaks is not None and not options.peaks.exists():
-        write_json(options.peaks, [[*case, peak] for case, peak in peak_memories(cases, options.processes).items()])
+        peaks = [[*case, peak] for case, peak in peak_memories(cases, options.processes).items()]
+        write_json(options.peaks, {"peaks": peaks, "environment": facts()})
         return
-    memory = peak_memories(cases, options.processes) if options.peaks is None else read_peaks(options.peaks)
+    memory = peak_memories(cases, options.processes) if options.peaks is None else read_peaks(options.peaks, cases)
     found: dict[str, dict[str, object]] = {engine: {} for _, engine in wanted}
     for model, engine in wanted:
         rows = measure(model, engine, options.trials, memory)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import pytest
 import torch
 
-from rbue import data
+from rbue import data, random_stream
+from rbue.errors import RbueError, RbueWarning
 from rbue.experiment import evaluate_run, train_run
 from rbue.measuring import diversity, measure, predict_images, predict_images_at
-from rbue.networks import load_networks
-from rbue.runs import RunConfig
+from rbue.networks import NoWeights, load_networks
+from rbue.runs import RunConfig, RunFolder
+from rbue.stored_probs import read_probs
 from rbue.training import recipe_for
 
 CPU = torch.device("cpu")
@@ -59,6 +64,112 @@ def test_a_run_is_measured_on_the_way(root, samples):
     assert {name: result[name] for name in diversity(first)} == diversity(first)
 
 
+@pytest.mark.parametrize("method", ["mc-droprelu:0.8", "deep-ensemble:2", "svi"])
+def test_a_network_may_change_its_input_in_place(root, method):
+    run = config(method)
+    networks, images = load_networks(run, root, CPU), data.load("digits", "test")
+    expected = predict_images(run, networks, images, 3, 0, CPU)
+
+    def spoil(_, inputs, out):
+        inputs[0].zero_()
+
+    for network in networks:
+        network.register_forward_hook(spoil)
+    found = predict_images_at(run, networks, images, [1, 3], 0, CPU, keep=0)[-1]
+    torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
+
+
+def test_probabilities_taken_for_logits_are_mentioned(root):
+    run = config("single")
+    networks, images = load_networks(run, root, CPU), data.load("digits", "test")
+    networks[0].register_forward_hook(lambda _, inputs, out: out.softmax(1))
+    with pytest.warns(RbueWarning, match="look like probabilities"):
+        predict_images_at(run, networks, images, [1], 0, CPU, keep=0)
+
+
 def test_an_ensemble_has_no_curve_of_samples(root):
     result = evaluate_run(config("deep-ensemble:2"), root, CPU, samples=100)
     assert (result["by_samples"], result["samples"]) == ([], 2)
+
+
+@pytest.fixture
+def own(root, tmp_path):
+    """A copy of the runs to change."""
+    return shutil.copytree(root, tmp_path / "runs")
+
+
+def take_weights(folder):
+    for path in folder.path.glob("*.safetensors"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("was_measured", [False, True])
+def test_an_ensemble_joins_stored_probabilities_and_weights(own, was_measured):
+    """One member as it is published, without weights; the other with weights, but without its probabilities."""
+    whole = config("deep-ensemble:2")
+    wanted = evaluate_run(replace(whole, seed=0), own, CPU)
+    shutil.rmtree(RunFolder.of(whole, own).path)
+    published, here = whole.members()
+    evaluate_run(published, own, CPU)
+    take_weights(RunFolder.of(published, own))
+    if was_measured:
+        evaluate_run(here, own, CPU)
+        RunFolder.of(here, own).probs.unlink()
+    result = evaluate_run(whole, own, CPU)
+    assert (result["combined_from"], result["samples"]) == ("stored probabilities", 2)
+    for name in ("accuracy", "nll", "brier", "mean_jsd", "mean_dis"):
+        assert result[name] == pytest.approx(wanted[name], abs=6e-3), name
+    members = [read_probs(RunFolder.of(member, own).probs) for member in (published, here)]
+    assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(sum(members) / 2, abs=1e-3)
+    assert len(RunFolder.of(here, own).read("results")) == 1
+
+
+def test_an_ensemble_with_a_member_that_has_neither(own):
+    whole = config("deep-ensemble:2")
+    take_weights(RunFolder.of(whole.members()[0], own))
+    with pytest.raises(RbueError, match="remove it and train it again"):
+        evaluate_run(whole, own, CPU)
+    assert not RunFolder.of(whole.members()[1], own).has_results
+
+
+def test_what_is_said_of_a_run_without_weights(own):
+    """Nobody is told to remove what was measured; a run that has no results is best trained again."""
+    run = config("mc-droprelu:0.8")
+    evaluate_run(run, own, CPU, samples=2)
+    take_weights(RunFolder.of(run, own))
+    with pytest.raises(NoWeights, match=r"are not kept in this folder: .* no new samples can be drawn") as raised:
+        evaluate_run(run, own, CPU, samples=3)
+    assert "remove" not in str(raised.value)
+    (RunFolder.of(run, own).path / "results.json").unlink()
+    with pytest.raises(RbueError, match="remove it and train it again"):
+        evaluate_run(run, own, CPU, samples=3)
+
+
+def drawn_by(folder, version):
+    """Make the measurements of a run those of another version of the random stream."""
+    results = folder.read("results")
+    folder.write("results", {key: {**one, "stream_version": version, "ece": 0.5} for key, one in results.items()})
+
+
+def test_results_of_another_stream_are_not_used_again(own):
+    run = config("mc-droprelu:0.8")
+    folder = RunFolder.of(run, own)
+    right = evaluate_run(run, own, CPU, samples=2)
+    evaluate_run(run, own, CPU, samples=3)
+    drawn_by(folder, 0)
+    assert evaluate_run(run, own, CPU, samples=2)["ece"] == right["ece"]
+    results = folder.read("results")
+    assert list(results) == ["samples=3,seed=0", "samples=2,seed=0"]  # the last one has the stored probabilities
+    assert results["samples=2,seed=0"]["stream_version"] == random_stream.VERSION
+    take_weights(folder)
+    both = f"version 0 of the random stream, while this is version {random_stream.VERSION}; its weights are not kept"
+    with pytest.raises(RbueError, match=both):
+        evaluate_run(run, own, CPU, samples=3)
+    assert evaluate_run(run, own, CPU, samples=2)["ece"] == right["ece"]
+
+
+def test_a_method_that_draws_nothing_has_no_stream(own):
+    run = config("single")
+    evaluate_run(run, own, CPU)
+    drawn_by(RunFolder.of(run, own), 0)
+    assert evaluate_run(run, own, CPU)["ece"] == 0.5

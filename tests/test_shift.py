@@ -229,6 +229,63 @@ def test_an_ensemble_has_its_members_measured_and_needs_no_weights_then(runs):
         measure(whole, root, severities=[5])
 
 
+def test_an_ensemble_joins_a_published_member_and_one_with_weights(runs, predictions):
+    root, config = runs
+    whole = ensemble_of(config)
+    wanted = measure(whole, root)
+    shutil.rmtree(RunFolder.of(whole, root).path)
+    published, here = (RunFolder.of(member, root) for member in whole.members())
+    (published.path / "weights.safetensors").unlink()
+    shutil.rmtree(here.path / "shift")
+    (here.path / "shift.json").unlink()
+    predictions[0].clear()
+    rows = measure(whole, root)
+    assert {call[1] for call in predictions[0]} == {1}
+    assert [row["nll"] for row in rows] == [row["nll"] for row in wanted]
+
+
+def drawn_by(config, root, version, cells):
+    """Make some rows of a run those of another version of the random stream."""
+    store = ShiftStore(RunFolder.of(config, root))
+    for cell, row in store.find(config, Setting(6)).items():
+        if cell in cells:
+            store.add({**row, "stream_version": version, "nll": 99.0})
+
+
+def test_rows_of_another_stream_are_measured_again(runs, predictions):
+    root, config = runs
+    rows = measure(config, root)
+    drawn_by(config, root, 0, CELLS[:2])
+    predictions[0].clear()
+    assert measure(config, root) == rows
+    assert len(predictions[0]) == 2
+    single = replace(config, method="single")
+    measure(single, root)
+    drawn_by(single, root, 0, CELLS)
+    assert [row["nll"] for row in measure(single, root)] == [99.0] * 6
+
+
+def test_rows_of_another_stream_without_weights(runs):
+    root, config = runs
+    rows = measure(config, root)
+    drawn_by(config, root, 0, CELLS[:2])
+    (RunFolder.of(config, root).path / "weights.safetensors").unlink()
+    both = "version 0 of the random stream, while this is version 1"
+    with pytest.warns(RbueWarning, match=rf"lacks 2 of 6 .*{both}"):
+        assert measure(config, root) == rows[2:]
+    with pytest.raises(RbueError, match=rf"{both}; its weights are not kept in this folder to measure it again"):
+        measure(config, root, corruptions=["fog"])
+
+
+def test_a_clean_result_of_another_stream_is_left_out(runs):
+    root, config = runs
+    folder = RunFolder.of(config, root)
+    clean = evaluate_run(config, root, CPU, samples=6)
+    folder.write("results", {"samples=6,seed=0": {**clean, "stream_version": 0}})
+    with pytest.warns(RbueWarning, match="version 0 of the random stream"):
+        assert clean_result(config, folder, Setting(6)) is None
+
+
 def test_a_run_without_weights_or_data_gives_its_rows(runs, monkeypatch):
     root, config = runs
     rows = measure(config, root, severities=[1])

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from rbue import data, models
+from rbue.call_sites import innermost
 from rbue.environment import facts
 from rbue.errors import RbueError
+from rbue.fitting import draws_from_torch
 from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images, predict_images_at
 from rbue.networks import fresh_network, load_networks
 from rbue.prediction import Prediction, RunningStatistics
-from rbue.runs import RunConfig, RunFolder
+from rbue.runs import RunConfig, RunFolder, other_stream
 from rbue.stored_probs import read_probs, write_probs
 from rbue.training import Batches, EpochReport, Job, TrainingSummary, train_together
 from rbue.training.distribution import is_first, joined, own_device, shared
@@ -136,7 +137,7 @@ def _train_networks(
         jobs.append(
             Job(network, config.parsed, batches, config.recipe, config.seed, folder.state, report=note, share=share)
         )
-    if len(jobs) > 1 and any(draws_from_torch(job.network) for job in jobs):
+    if len(jobs) > 1 and any(draws_from_torch(innermost(job.network), _example(job)) for job in jobs):
         for config in configs:
             _train_networks([config], root, device, share, report, engine, shard_mib)
         return
@@ -154,9 +155,9 @@ def _train_networks(
             _finish(RunFolder.of(config, root), job, summary, peak, images, shard_mib)
 
 
-def draws_from_torch(network: nn.Module) -> bool:
-    """Whether a network draws from torch's one generator, which networks side by side would share."""
-    return any(isinstance(module, (nn.modules.dropout._DropoutNd, nn.RReLU)) for module in network.modules())
+def _example(job: Job) -> torch.Tensor:
+    images = job.batches.images
+    return torch.zeros(2, *images.shape[1:], device=images.device).permute(0, 3, 1, 2)
 
 
 def _finish(
@@ -174,7 +175,9 @@ def _finish(
         "data": images.record(),
         "class_names": list(images.classes),
     }
-    place = {"processes": job.share.processes, "device": job.batches.images.device.type}
+    device = job.batches.images.device.type
+    precision = "bfloat16 autocast" if device == "cuda" else "float32"
+    place = {"processes": job.share.processes, "device": device, "precision": precision}
     folder.write("training", {**asdict(summary), **place, **facts_of_training})
 
 
@@ -221,17 +224,30 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Measure a trained run on the test images and keep the result in its folder.
 
-    An ensemble whose members' weights are elsewhere is combined from their stored probabilities.
+    What was measured before is given again, unless another version of the random stream drew it. An ensemble some of
+    whose members' weights are elsewhere is combined from stored probabilities.
     """
     refuse_other_images(config, root)
     folder = RunFolder.of(config, root)
-    key = f"samples={samples},seed={seed}"
+    key = _key(samples, seed)
     known = folder.read("results") or {}
     if key in known:
-        return dict(known[key])
+        streams = other_stream(config, known[key])
+        if not streams:
+            return dict(known[key])
+        if not folder.has_weights:
+            raise RbueError(
+                f"{folder.path} was measured with {streams}; its weights are not kept in this folder to measure it "
+                "again."
+            )
+    return _measured(config, root, device, samples, seed)
+
+
+def _measured(config: RunConfig, root: Path, device: torch.device, samples: int, seed: int) -> dict[str, Any]:
+    folder = RunFolder.of(config, root)
     images = data.load(config.data, "test")
     labels = torch.from_numpy(images.labels).to(device)
-    stored = stored_members(config, root, device)
+    stored = _from_members(config, root, device, samples, seed)
     if stored is not None:
         first = prediction = stored
         curve: list[dict[str, float]] = []
@@ -262,18 +278,32 @@ def evaluate_run(
     }
     folder.open(config, facts())
     write_probs(folder.probs, prediction.probs.cpu().numpy())
-    folder.write("results", {**(folder.read("results") or {}), key: result})  # another process may have added to it
+    key = _key(samples, seed)
+    now = folder.read("results") or {}  # another process may have added to it
+    others = {name: one for name, one in now.items() if name != key}
+    folder.write("results", {**others, key: result})  # the last one is that of the stored probabilities
     return result
 
 
-def stored_members(config: RunConfig, root: Path, device: torch.device) -> Prediction | None:
-    """An ensemble from its members' stored probabilities; None if it has its weights, or is no ensemble."""
-    folders = [RunFolder.of(member, root) for member in config.members()]
+def _key(samples: int, seed: int) -> str:
+    return f"samples={samples},seed={seed}"
+
+
+def _from_members(config: RunConfig, root: Path, device: torch.device, samples: int, seed: int) -> Prediction | None:
+    """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
+
+    Members whose weights are here are measured first, which stores theirs.
+    """
+    members = [(member, RunFolder.of(member, root)) for member in config.members()]
+    folders = [folder for _, folder in members]
     if len(folders) == 1 or all(folder.has_weights for folder in folders):
         return None
-    if not all(folder.probs.exists() for folder in folders):
+    if not all(folder.has_weights or folder.probs.exists() for folder in folders):
         return None
-    members = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
-    statistics = RunningStatistics(members.shape[1], device)
-    statistics.add(torch.arange(members.shape[1], device=device), members)
-    return statistics.prediction(0, members)
+    for member, folder in members:
+        if not folder.probs.exists():
+            _measured(member, root, device, samples, seed)
+    probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
+    statistics = RunningStatistics(probs.shape[1], device)
+    statistics.add(torch.arange(probs.shape[1], device=device), probs)
+    return statistics.prediction(0, probs)

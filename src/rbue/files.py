@@ -40,10 +40,14 @@ def append_text(path: Path, text: str) -> None:
 
 
 def _remove_orphans(path: Path) -> None:
-    """Remove what killed processes left of this file."""
+    """Remove what killed processes left of this file; one of them may have had this one's number."""
+    if not Path("/proc").exists():
+        return
+    own = {str(thread.ident) for thread in threading.enumerate()}
     for orphan in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
-        process = orphan.name.split(".")[-2]
-        if process.isdigit() and not Path(f"/proc/{process}").exists() and Path("/proc").exists():
+        thread, process = orphan.name.split(".")[-3:-1]
+        alive = thread in own if process == str(os.getpid()) else Path(f"/proc/{process}").exists()
+        if process.isdigit() and not alive:
             orphan.unlink(missing_ok=True)
 
 

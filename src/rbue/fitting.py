@@ -1,9 +1,9 @@
-"""Whether a network fits its data, found out before anything is trained."""
+"""What has to be known about a network before it is trained: whether it fits its data, and draws random numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,15 @@ from rbue.errors import InvalidInput, RbueError
 
 
 def check_fits(network: nn.Module, name: str, shape: tuple[int, int, int], images: ImageSet) -> None:
-    """Refuse a network that cannot take images ``(C, H, W)`` or does not give one score a class.
+    """Refuse a network that cannot take images ``(C, H, W)``, be saved, or does not give one score a class.
 
     One pass of two images shows it, and leaves no trace.
     """
-    if any(is_lazy(tensor) for tensor in (*network.parameters(), *network.buffers())):
-        return  # a pass would make its weights
     size, wanted = "x".join(map(str, shape)), (2, len(images.classes))
     first = next((one for one in network.parameters() if one.is_floating_point()), torch.empty(0))
     try:
-        with _unchanged(network, first.device):
-            scores = network(torch.zeros(2, *shape).to(first))
+        with _unchanged(network, first.device), evaluating(network):
+            scores = network(torch.zeros(2, *shape, device=first.device))
     except (RbueError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -40,18 +38,48 @@ def check_fits(network: nn.Module, name: str, shape: tuple[int, int, int], image
             f"{name} returned an output of {found} for two images of {size}; {images.name} has {wanted[1]} classes, so "
             f"it must return a tensor of shape {wanted}."
         )
+    odd = next((key for key, value in network.state_dict().items() if not isinstance(value, Tensor)), None)
+    if odd is not None:
+        raise InvalidInput(f"{name} keeps something in its state that is no tensor ({odd!r}), which runs cannot save.")
+
+
+def give_lazy_layers_weights(network: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Let lazy layers see two images ``(C, H, W)``, which gives them their weights; a failure shows in the check."""
+    if any(is_lazy(tensor) for tensor in (*network.parameters(), *network.buffers())):
+        with suppress(Exception), torch.no_grad(), evaluating(network):
+            network(torch.zeros(2, *shape))
+
+
+def draws_from_torch(network: nn.Module, x: Tensor) -> bool:
+    """Whether a training pass draws from torch's one generator, which networks side by side would share.
+
+    A network that cannot be watched is taken to do so.
+    """
+    network.train()
+    with suppress(Exception), _unchanged(network, x.device):
+        before = _generator_state(x.device)
+        network(x)
+        return not torch.equal(before, _generator_state(x.device))
+    return True
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)
 
 
 @contextmanager
 def _unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """A pass inside, in evaluation mode, leaves no trace: neither in the network nor in torch's random numbers."""
+    """A pass inside leaves no trace: neither in the network's buffers nor in torch's random numbers."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in network.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), evaluating(network):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         try:
             yield
         finally:

@@ -13,10 +13,14 @@ from torch import nn
 
 from rbue import data, models
 from rbue.errors import InvalidInput, RbueError
-from rbue.fitting import check_fits
+from rbue.fitting import check_fits, give_lazy_layers_weights
 from rbue.methods import Method
 from rbue.runs import RunConfig, RunFolder
 from rbue.training.weights import load_weights
+
+
+class NoWeights(RbueError):
+    """A run that was measured, whose weights are elsewhere."""
 
 
 def fresh_network(config: RunConfig, images: data.ImageSet, device: torch.device) -> nn.Module:
@@ -37,7 +41,9 @@ def _initialised(config: RunConfig, images: data.ImageSet) -> nn.Module:
         if config.width > 1 and ":" not in config.model:
             _check_room(create)
         torch.manual_seed(config.seed)
-        return create()
+        network = create()
+        give_lazy_layers_weights(network, _image_shape(images))
+        return network
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
         if config.width <= 1 or isinstance(error, RbueError):
             raise
@@ -83,15 +89,31 @@ def trained_on(config: RunConfig, root: Path) -> data.ImageSet:
 
 
 def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[nn.Module]:
-    """The trained networks of a run."""
+    """The trained networks of a run.
+
+    Raises:
+        NoWeights: the run was measured, and the weights of a network are not in its folder.
+        RbueError: a network was not trained, or its files are damaged.
+    """
+    was_measured = RunFolder.of(config, root).has_results
+    for member in config.members():
+        _check_trained(RunFolder.of(member, root), was_measured)
     images = trained_on(config, root)
     networks = []
     for member in config.members():
         folder = RunFolder.of(member, root)
-        if folder.read("training") is None:
-            raise RbueError(f"{folder.path} holds no finished training; train it first.")
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's numbers are not ours
             network = prepared(_initialised(member, images), member.parsed, _image_shape(images), device)
         load_weights(folder.path, network)
         networks.append(network)
     return networks
+
+
+def _check_trained(folder: RunFolder, was_measured: bool) -> None:
+    if folder.read("training") is None:
+        raise RbueError(f"{folder.path} holds no finished training; train it first.")
+    if (was_measured or folder.has_results) and not folder.has_weights:
+        raise NoWeights(
+            f"the weights of {folder.path} are not kept in this folder: what was measured can be used, but no new "
+            "samples can be drawn."
+        )

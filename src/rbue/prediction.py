@@ -144,7 +144,7 @@ class RunningStatistics:
         assert self._sums is not None
         count = self.count.reshape(-1, *[1] * (self.mean.dim() - 1))
         return Prediction(
-            probs=self.mean.float(),
+            probs=self.mean.to(torch.float32, copy=True),
             variance=(self.squares / count).float(),
             votes=self._sums.votes.clone(),
             expected_entropy=(self._sums.entropies / count.squeeze(1)).float(),

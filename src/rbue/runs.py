@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json, write_json
 from rbue.methods import Method, parse, spec_of
@@ -114,6 +115,11 @@ class RunFolder:
         return (self.path / ONE_FILE).exists() or (self.path / INDEX).exists()
 
     @property
+    def has_results(self) -> bool:
+        """Whether it was measured, on clean or on damaged images; the files need not be readable."""
+        return any((self.path / name).exists() for name in ("results.json", "shift.json"))
+
+    @property
     def log(self) -> Path:
         """One JSON line an epoch."""
         return self.path / "log.jsonl"
@@ -147,6 +153,14 @@ def find_runs(root: Path) -> Iterator[RunFolder]:
     """Every run folder below ``root``, in order of their names."""
     for config in sorted(root.glob("**/config.json")):
         yield RunFolder(config.parent)
+
+
+def other_stream(config: RunConfig, measured: Mapping[str, Any]) -> str:
+    """The random streams of a measurement and of today, in words; empty if they agree or nothing random was drawn."""
+    version = measured.get("stream_version", random_stream.VERSION)
+    if config.parsed.limit is not None or version == random_stream.VERSION:
+        return ""
+    return f"version {version} of the random stream, while this is version {random_stream.VERSION}"
 
 
 def _as_name(text: str) -> str:

@@ -38,7 +38,27 @@ class Pair(nn.Module):
         return self.layers(x), x
 
 def lazy(classes):
-    return nn.Sequential(nn.Flatten(), nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.Linear(16, classes))
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(16, classes))
+
+def lazy_seven(classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(7))
+
+def double(classes):
+    return layers(64, classes).double()
+
+class Noted(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layers = layers(64, classes)
+
+    def get_extra_state(self):
+        return {"a": "note"}
+
+    def set_extra_state(self, state):
+        pass
+
+    def forward(self, x):
+        return self.layers(x)
 """
 
 
@@ -60,12 +80,18 @@ def test_a_network_that_does_not_fit_the_data(own, method):
     assert "of type tuple" in own("Pair", method)
     message = own("large_images", method)
     assert "unfit_networks:large_images cannot take images of 1x8x8 as in digits (RuntimeError: mat1" in message
+    assert "of shape (2, 7)" in own("lazy_seven", method)
+    assert "must have the same dtype" in own("double", method)
+    assert "no tensor ('_extra_state'), which runs cannot save" in own("Noted", method)
     assert not Path("runs").exists()
 
 
-def test_lazy_layers_are_left_to_training(command):
+@pytest.mark.parametrize("method", ["single", "mc-droprelu", "svi"])
+def test_lazy_layers_get_their_weights_before_training(command, method):
     Path("unfit_networks.py").write_text(NETWORKS)
-    command("train", "--model", "unfit_networks:lazy", "--epochs", 1)
+    words = ("--model", "unfit_networks:lazy", "--method", method, "--epochs", 1)
+    command("train", *words)
+    command("evaluate", *words, "--samples", 2)
 
 
 @pytest.mark.parametrize("width", ["100000", "1e9", "1e30"])

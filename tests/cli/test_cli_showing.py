@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_runs import TINY
 
 from rbue._version import __version__
 from rbue.cli import output
@@ -162,6 +163,27 @@ def test_runs(trained_once, command, as_json, fails, tmp_path):
     assert as_json("runs", "remove", row["id"], "--yes")["removed"] == row["run"]
     assert list(Path("runs").rglob("*")) == []
     assert "there are no runs" in command("runs", "list").stderr
+
+
+def test_runs_without_weights_are_marked(command, as_json):
+    for method in ("single", "deep-ensemble:2"):
+        run = as_json("train", "--method", method, *TINY)["run"]
+        command("evaluate", run)
+    assert [row["weights"] for row in as_json("runs", "list")["runs"]] == [True, True, True]
+    assert "no weights" not in command("runs", "list").stdout
+    (member,) = Path("runs").glob("digits/*/single-seed1-*")
+    for path in member.glob("*.safetensors"):
+        path.unlink()
+    rows = {row["method"] + str(row["seed"]): row for row in as_json("runs", "list")["runs"]}
+    assert {name: row["weights"] for name, row in rows.items()} == {
+        "deep-ensemble:20": False,
+        "single0": True,
+        "single1": False,
+    }
+    assert (rows["deep-ensemble:20"]["state"], rows["single1"]["state"]) == ("measured", "trained")
+    shown = command("runs", "list").stdout
+    assert shown.count("no weights") == 2
+    assert "trained, no weights" in command("runs", "show", member).stdout
 
 
 def test_runs_that_are_none(fails, as_json):

@@ -105,6 +105,36 @@ def test_compare_shows_one_table_and_writes_it(command, as_json):
     assert Path("table.csv").read_text().splitlines()[0].startswith("method,accuracy,ece,nll,mean_jsd,mean_dis,")
 
 
+def test_compare_goes_on_after_a_damaged_file(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8,svi", "--samples", 4, *TINY)
+    whole = as_json(*words)["methods"]
+    results = Path(whole[1]["run"]) / "results.json"
+    results.write_text(results.read_text()[:200])
+    (Path(whole[2]["run"]) / "results.json").unlink()
+    result = command(*words, "-o", "table.md", code=1)
+    (broken,) = [line for line in result.stdout.splitlines() if "mc-droprelu" in line]
+    assert "unreadable" in broken
+    assert "%" not in broken
+    (measured,) = [line for line in result.stdout.splitlines() if line.strip().startswith("svi")]
+    assert "%" in measured
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: {results} cannot be read")
+    assert result.stderr.count("error: ") == 1
+    assert "| mc-droprelu:0.8 | unreadable | – |" in Path("table.md").read_text()
+    command(*words, "-o", "table.csv", code=1)
+    assert "mc-droprelu:0.8,,,,,,," in Path("table.csv").read_text()
+    rows = json.loads(command(*words, "--json", code=1).stdout)["methods"]
+    assert [row["accuracy"] for row in rows] == [whole[0]["accuracy"], None, whole[2]["accuracy"]]
+    assert "cannot be read" in rows[1]["error"]
+
+
+def test_compare_says_why_nothing_could_be_measured(as_json, fails):
+    words = ("compare", "--methods", "single,svi", "--samples", 4, *TINY)
+    for row in as_json(*words)["methods"]:
+        (Path(row["run"]) / "results.json").write_text("{")
+    assert "results.json cannot be read" in fails(*words, code=1)
+
+
 def test_compare_refuses_before_training(fails):
     assert "did you mean 'single'?" in fails("compare", "--methods", "mc-rrelu,singel", *TINY, code=2)
     assert ".md, .csv, .json" in fails("compare", "--methods", "single", "-o", "table.xls", code=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rbue.environment import facts
 from rbue.paper import runner, shift_results
 from rbue.paper.runner import Place
 from rbue.runs import RunFolder
@@ -36,8 +37,9 @@ class FakeWork:
         for config in configs:
             self.trained.append(config)
             folder = RunFolder.of(config, root)
-            folder.open(config, {})
-            folder.write("training", {"seconds": self.seconds, "parameters": 10 * len(config.members())})
+            folder.open(config, facts())
+            place = {"device": device.type, "side_by_side": len(configs)}
+            folder.write("training", {"seconds": self.seconds, "parameters": 10 * len(config.members()), **place})
 
     def evaluate_run(self, config, root, device, samples=100, seed=0):
         self.measured.append(config)

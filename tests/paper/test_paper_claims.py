@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from faked_work import FakeWork, place
+from typer.testing import CliRunner
 
-from rbue.paper.claims import CLAIMS, PaperNumbers, judge, judge_all
+from rbue.cli import app
+from rbue.paper.claims import CLAIMS, PaperNumbers, judge, judge_all, single_runs_note
 from rbue.paper.claims.judging import Check, all_hold, compare
+from rbue.paper.experiments import chosen
 from rbue.paper.measured import Measured
+from rbue.paper.page.claims import claims_section
+from rbue.paper.runner import run_experiments
 from rbue.paper.settings import Settings
+from rbue.runs import RunFolder
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
 
@@ -142,6 +149,74 @@ def test_a_counterexample_decides_even_when_numbers_are_missing():
     assert compare("x", 0.05, ">=", 0.05).holds
     assert not compare("x", 0.05, ">", 0.05).holds
     assert compare("x", None, ">", 1.0).holds is None
+
+
+@pytest.mark.parametrize(
+    ("checks", "words"),
+    [
+        ([True, False, None], "false, 2 of 3 cases"),
+        ([True], "true, 1 of 1 case"),
+        ([True, None, None], "not measured (2 of 3 cases)"),
+        ([None, None], "not measured"),
+    ],
+)
+def test_a_verdict_says_how_many_cases_have_numbers(checks, words):
+    verdict = all_hold(Check("a case", one) for one in checks)
+    assert verdict.covered_word == words
+    assert str(verdict).startswith(f"{words}: ")
+
+
+def test_every_verdict_on_the_papers_tables_has_its_cases(verdicts):
+    decided = [one.paper for one in verdicts.values() if one.paper.holds is not None]
+    assert all(0 < one.known <= one.cases for one in decided)
+    assert verdicts["outperforms-dropout"].paper.covered_word == "false, 144 of 144 cases"
+    assert verdicts["plane-close-to-ensemble"].paper.covered_word == "true, 8 of 8 cases"
+
+
+RATES = ("mc-droprelu:0.8", "mc-droprelu:0.85", "mc-droprelu:0.9", "mc-droprelu:0.95")
+
+
+def test_coverage_and_single_runs_stand_with_a_verdict(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    settings = Settings(models=("resnet18",), methods=RATES)
+    run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
+    path = RunFolder.of(settings.config("cifar10", "resnet18", RATES[0], 0), tmp_path).path / "results.json"
+    path.write_text(path.read_text().replace('"accuracy": 0.9,', '"accuracy": 0.99,'))
+
+    judged = judge(BY_ID["best-q-resnet-densenet"], Measured(tmp_path, settings))
+    assert judged.measured.covered_word == "false, 6 of 24 cases"
+    content = judged.as_json()["measured"]
+    assert (content["verdict"], content["known"], content["cases"], content["fewest_runs"]) == ("false", 6, 24, 1)
+    assert judged.as_json()["paper"]["fewest_runs"] is None
+    assert "1 verdict here rests on one run a case" in single_runs_note([judged])
+
+    shown = CliRunner().invoke(app, ["paper", "claims", "--runs", str(tmp_path)], env={"COLUMNS": "300"}).stdout
+    assert "false, 6 of 24 cases" in shown
+    assert shown.count("on one run a case") == shown.count("not in how many it holds") == 1
+    page = claims_section([judged], "full").blocks
+    text = "".join(block.html("x") for block in page)
+    assert text.count("false, 6 of 24 cases") == 3
+    assert text.count("rests on one run a case") == 1
+
+
+def test_several_runs_and_sizes_are_no_single_runs(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    settings = Settings(models=("resnet18",), methods=("single", "mc-dropout:0.5", *RATES), seeds=(0, 1))
+    run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
+    best = judge(BY_ID["best-q-resnet-densenet"], Measured(tmp_path, settings)).measured
+    assert (best.known, best.fewest_runs) == (6, 2)
+    sizes = judge(BY_ID["no-more-parameters"], Measured(tmp_path, Settings())).measured
+    assert sizes.known > 0
+    assert sizes.fewest_runs is None
+    assert single_runs_note(judge_all(Measured(tmp_path, settings))) == ""
+
+
+def test_corruptions_count_their_runs(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    settings = Settings(methods=("mc-droprelu:0.9", "deep-ensemble:4"))
+    run_experiments(chosen(["fig-shift-tinyimagenet"]), settings, place(tmp_path))
+    found = judge(BY_ID["shift-exceeds-ensemble"], Measured(tmp_path, settings)).measured
+    assert (found.covered_word, found.fewest_runs) == ("false, 5 of 5 cases", 1)
 
 
 def test_nothing_measured(tmp_path):

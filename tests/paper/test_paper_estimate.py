@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from faked_work import FakeWork, place
 from torch import nn
 
+from rbue.environment import facts
 from rbue.paper.estimate import TIMED_STEPS, Estimator
 from rbue.paper.experiments import chosen
 from rbue.paper.jobs import Step, jobs_for
 from rbue.paper.planning import planned
 from rbue.paper.runner import run_experiments
 from rbue.paper.settings import Settings
+from rbue.runs import RunFolder
 
 QUICK = Settings(quick=True, models=("vgg13",), methods=("single", "svi", "deep-ensemble:4"))
 
@@ -30,7 +34,16 @@ def test_a_timed_step_is_scaled_to_a_whole_training(estimator):
     svi = QUICK.config("cifar10", "vgg13", "svi", 0)
     assert estimator.seconds(Step("train", svi), QUICK) == pytest.approx(2.4 * 200 * 3 * per_image)
     assert estimator.seconds(Step("shift", config), QUICK) == pytest.approx(100 * 38 * per_image)
-    assert estimator.seconds(Step("clean", config), QUICK) == pytest.approx(100 * 3 * per_image)
+    assert estimator.seconds(Step("clean", config), QUICK) == pytest.approx(100 * per_image)
+
+
+def test_a_measurement_draws_its_samples_in_one_sweep(estimator):
+    """Fewer of them come on its way; only where it asks for fewer than diversity needs, those are drawn apart."""
+    config = QUICK.config("cifar10", "vgg13", "mc-rrelu", 0)
+    per_image = 1.3 / TIMED_STEPS / 8
+    many = replace(QUICK, samples=100)
+    assert estimator.seconds(Step("clean", config), many) == pytest.approx(100 * 100 * per_image)
+    assert estimator.seconds(Step("clean", config), QUICK) == pytest.approx(100 * (2 + 4) * per_image)
 
 
 @pytest.fixture
@@ -79,6 +92,42 @@ def test_a_finished_training_tells_more(estimator, tmp_path, monkeypatch):
     assert estimator.seconds(Step("train", other), QUICK) == pytest.approx(500)
     longer = Settings(quick=True, epochs=6).config("cifar10", "vgg13", "single", 7)
     assert estimator.seconds(Step("train", longer), QUICK) == pytest.approx(1000)
+
+
+def trained_at(root, seconds, seed=0, device="cpu", side_by_side=1, **elsewhere):
+    """A finished training as a machine like this one would leave it, but for what is elsewhere."""
+    folder = RunFolder.of(config := QUICK.config("cifar10", "vgg13", "single", seed), root)
+    folder.open(config, {**facts(), **elsewhere})
+    folder.write("training", {"seconds": seconds, "device": device, "side_by_side": side_by_side})
+
+
+@pytest.mark.parametrize(
+    "other", [{"device": "cuda", "gpu": "NVIDIA H200"}, {"cpu": "Another CPU"}, {"cores": 1_000}], ids=str
+)
+def test_a_training_on_another_machine_tells_nothing(estimator, tmp_path, other):
+    wanted = Step("train", QUICK.config("cifar10", "vgg13", "single", 7))
+    timed = estimator.seconds(wanted, QUICK)
+    trained_at(tmp_path, 500, **other)
+    assert estimator.seconds(wanted, QUICK) == timed
+    trained_at(tmp_path, 300, seed=1)
+    assert estimator.seconds(wanted, QUICK) == pytest.approx(300)
+
+
+def test_on_a_gpu_its_name_counts_and_not_the_cpu(tmp_path, monkeypatch):
+    trained_at(tmp_path, 500, device="cuda", gpu="NVIDIA H200", cpu="Another CPU")
+    monkeypatch.setattr("rbue.paper.estimate.facts", lambda: {"gpu": "NVIDIA H200"})
+    wanted = Step("train", QUICK.config("cifar10", "vgg13", "single", 7))
+    assert Estimator(torch.device("cuda"), tmp_path).seconds(wanted, QUICK) == pytest.approx(500)
+
+
+def test_a_training_beside_as_many_others_tells_most(tmp_path):
+    """The seconds of a network are its share of the clock, which is shorter beside others."""
+    wanted = Step("train", QUICK.config("cifar10", "vgg13", "single", 7))
+    trained_at(tmp_path, 200, seed=0, side_by_side=4)
+    assert Estimator(torch.device("cpu"), tmp_path).seconds(wanted, QUICK) == pytest.approx(200)
+    trained_at(tmp_path, 250, seed=1, side_by_side=1)
+    assert Estimator(torch.device("cpu"), tmp_path).seconds(wanted, QUICK) == pytest.approx(250)
+    assert Estimator(torch.device("cpu"), tmp_path, together=4).seconds(wanted, QUICK) == pytest.approx(200)
 
 
 def test_a_calibration_alone_takes_no_time(estimator, tmp_path, monkeypatch):

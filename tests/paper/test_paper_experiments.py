@@ -12,6 +12,7 @@ from rbue.errors import InvalidInput
 from rbue.methods import parse, spec_of
 from rbue.paper.experiments import EXPERIMENTS, IDS, METHODS, SIX, chosen, get
 from rbue.paper.illustrations import _MAKERS
+from rbue.paper.settings import Settings
 
 ALL = """
     table1-cifar10 table2-cifar100 table3-tinyimagenet table4-jsd table5-dis table6-position fig-activations
@@ -70,7 +71,34 @@ def test_patterns_and_wrong_names():
         chosen(["tabel1-cifar10"])
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("table1", "table1-cifar10"), ("Table3", "table3-tinyimagenet")])
-def test_an_id_that_begins_as_typed_is_suggested(typed, meant):
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("table1", "table1-cifar10"),
+        ("Table3", "table3-tinyimagenet"),
+        ("tabel1", "table1-cifar10"),
+        ("tabel3", "table3-tinyimagenet"),
+        ("tabl2", "table2-cifar100"),
+        ("fig-qsweep", "fig-q-sweep"),
+        ("position", "table6-position"),
+    ],
+)
+def test_an_id_that_begins_about_as_typed_is_suggested(typed, meant):
     with pytest.raises(InvalidInput, match=f"did you mean '{meant}'"):
         get(typed)
+
+
+@pytest.mark.parametrize("typed", ["", "foo", "1"])
+def test_nothing_is_suggested_for_what_looks_like_no_id(typed):
+    with pytest.raises(InvalidInput, match="no experiment") as caught:
+        get(typed)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_another_network_may_stand_for_that_of_the_corruption_figures():
+    asked = Settings(models=("resnet18", "vgg13"))
+    figure, table = (next(one for one in EXPERIMENTS if one.id == name) for name in ("fig-shift-cifar10", "fig-jsd"))
+    assert {config.model for config in asked.configs(figure)} == {"resnet18"}
+    assert {config.model for config in Settings().configs(figure)} == {"densenet121"}
+    assert {config.model for config in Settings(models=("densenet121", "vgg13")).configs(figure)} == {"densenet121"}
+    assert not list(Settings(models=("vgg13",)).configs(table))

@@ -10,14 +10,17 @@ import pytest
 import torch
 from faked_work import FakeWork, place
 
+from rbue.environment import facts
 from rbue.paper.experiments import EXPERIMENTS, chosen, get
 from rbue.paper.gathering import gather
 from rbue.paper.illustrations import read_illustration, write_illustration
+from rbue.paper.jobs import is_measured
 from rbue.paper.measured import Measured
 from rbue.paper.reporting import last_settings, plain_files, write_report
 from rbue.paper.runner import run_experiments
 from rbue.paper.settings import Settings
 from rbue.paper.tables import comma_separated, markdown
+from rbue.runs import RunFolder
 
 TWO = Settings(models=("vgg13", "densenet121"), methods=("single", "deep-ensemble:4"), seeds=(0, 1))
 
@@ -43,6 +46,19 @@ def test_runs_of_other_settings_do_not_count(measured):
         assert Measured(measured, other).value("cifar10", "vgg13", "single", "accuracy") is None
 
 
+def test_results_of_another_random_stream_do_not_count(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    settings = Settings(models=("vgg13",), methods=("mc-rrelu",))
+    run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
+    config = settings.config("cifar10", "vgg13", "mc-rrelu", 0)
+    folder = RunFolder.of(config, tmp_path)
+    assert Measured(tmp_path, settings).result(config) is not None
+    assert is_measured(config, tmp_path, 100)
+    folder.write("results", {key: {**entry, "stream_version": 0} for key, entry in folder.read("results").items()})
+    assert Measured(tmp_path, settings).result(config) is None
+    assert not is_measured(config, tmp_path, 100)
+
+
 def test_sizes_are_in_singles(measured):
     assert Measured(measured, TWO).value("cifar10", "vgg13", "deep-ensemble:4", "relative_size") == 4
 
@@ -57,6 +73,22 @@ def test_the_paper_stands_beside(measured):
     text = markdown(gathered)
     assert "90.50 ± 0.71 (paper 93.85, -3.35)" in text
     assert "Quick" not in text
+
+
+def test_times_are_readable_and_not_compared_with_those_of_other_hardware(measured):
+    gathered = gather(get("table1-cifar10"), TWO, measured)
+    assert gathered.rows[0].cells["training_seconds"].difference is None
+    text = markdown(gathered)
+    assert "| 1:00 ± 0.0\u00a0s (paper 1:24:00) |" in text
+    machine = f"{facts()['cpu']}, {facts()['cores']} cores"
+    assert f"Training times count compiling and saving, on {machine}; the paper's are from NVIDIA RTX 3090" in text
+    assert "trained side by side (here 1 at a time) share the time" in text
+    (row,) = (
+        row
+        for row in csv.DictReader(io.StringIO(comma_separated([gathered])))
+        if (row["model"], row["method"], row["measure"]) == ("vgg13", "single", "training_seconds")
+    )
+    assert (row["mean"], row["difference"]) == ("60.0", "")
 
 
 def test_shift_is_gathered_by_severity(measured):

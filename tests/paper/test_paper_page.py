@@ -22,6 +22,7 @@ from rbue.paper.page import HTML, LATEX, page_files, paper_page
 from rbue.paper.page.section import FROM_ILLUSTRATIONS, FROM_RUNS
 from rbue.paper.runner import run_experiments
 from rbue.paper.settings import Settings
+from rbue.runs import RunFolder
 
 QUICK = Settings(quick=True)
 NO_EVIDENCE = "these numbers are no evidence"
@@ -132,6 +133,52 @@ def test_several_seeds_the_paper_and_the_difference(tmp_path):
     assert "Mean ± standard deviation. (vgg13 on cifar10, 100 samples, mean of 2 repetitions.)" in text
     assert NO_EVIDENCE not in text
     assert "cifar10 (1,000 test images); 200 epochs, batch 128" in text
+
+
+def test_only_what_was_measured_is_named(tmp_path):
+    done = Settings(models=("resnet18",), methods=("single", "mc-rrelu"))
+    wanted = chosen(["table1-cifar10"])
+    pretend(tmp_path, done, wanted)
+    text = page_of(tmp_path, Settings(), wanted)
+    assert "Measured with resnet18 on cifar10 (1,000 test images); " in text
+    assert "members of an ensemble" not in text
+    assert "(resnet18 on cifar10, 100 samples, seed 0.)" in text
+    assert "(vgg13 on cifar10, not measured yet.)" in text
+    assert "one run a method" in page_of(tmp_path, Settings(seeds=(0, 1)), wanted)
+    again = replace(done, methods=("single",), seeds=(0, 1))
+    pretend(tmp_path, again, wanted)
+    assert "mean of 1 to 2 repetitions" in page_of(tmp_path, Settings(seeds=(0, 1)), wanted)
+    assert "To be measured with vgg13, resnet18 and densenet121" in page_of(tmp_path / "none", Settings(), wanted)
+
+
+def test_training_times_have_no_best_and_no_difference(tmp_path):
+    settings = Settings(models=("vgg13",), methods=("single", "mc-rrelu"))
+    wanted = chosen(["table1-cifar10"])
+    pretend(tmp_path, settings, wanted)
+    for name, seconds in (("single", 50.0), ("mc-rrelu", 70.0)):
+        folder = RunFolder.of(settings.config("cifar10", "vgg13", name, 0), tmp_path)
+        ((key, result),) = folder.read("results").items()
+        folder.write("results", {key: {**result, "training_seconds": seconds}})
+        write_json(folder.path / "environment.json", {"gpu": "NVIDIA H200"})
+        folder.write("training", {**folder.read("training"), "device": "cuda", "side_by_side": 2})
+    text = page_of(tmp_path, settings, wanted)
+    assert '<td data-number="50.0">50.0\u00a0s<span class="paper">paper 1:24:00</span></td>' in text
+    note = "Training times count compiling and saving, on NVIDIA H200; the paper"
+    assert text.count(note) == 1
+    assert "trained side by side (here 2 at a time) share the time" in text
+    latex = page_files(settings, tmp_path)([gather(one, settings, tmp_path) for one in wanted])[LATEX].decode()
+    assert note in latex
+    assert r"\textbf{50.0" not in latex
+
+
+def test_corrupted_images_are_named_with_their_own_samples_and_origin(tmp_path):
+    settings = Settings(methods=("mc-rrelu",))
+    wanted = chosen(["fig-shift-cifar10"])
+    pretend(tmp_path, settings, wanted)
+    text = page_of(tmp_path, settings, wanted)
+    assert "(densenet121 on cifar10, 20 samples, seed 0.)" in text
+    assert "100 samples for each image (20 for each corrupted one)" in text
+    assert "Corrupted test images: one row a run" in text
 
 
 def test_temperature_scaling_stands_apart(tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from faked_work import FakeWork, place
+from typer.testing import CliRunner
 
+from rbue.cli import app
 from rbue.errors import InvalidInput, RbueError
 from rbue.paper import runner, shift_results
 from rbue.paper.budget import TimeBudget, parse_duration
@@ -153,9 +156,23 @@ def test_without_corruptions_the_rest_is_done(tmp_path, monkeypatch):
     settings = Settings(quick=True, methods=("single",))
     outcome = run_experiments(chosen(["fig-shift-cifar10"]), settings, place(tmp_path))
     assert len(work.measured) == 1
-    ((step, reason),) = outcome.skipped
+    ((step, reason),) = outcome.failed
+    assert outcome.skipped == []
     assert "corruptions" in step
     assert "rbue[shift]" in reason
+
+
+def test_a_figure_that_cannot_be_drawn_does_not_stop_the_others(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+
+    def draw(experiment, *_):
+        if experiment.id == "fig-activations":
+            raise RbueError("there is no ink.")
+
+    monkeypatch.setattr(runner, "write_illustration", draw)
+    outcome = run_experiments(chosen(["fig-activations", "fig-network"]), SMALL, place(tmp_path))
+    assert outcome.failed == [("draw from fig-activations", "there is no ink.")]
+    assert outcome.done == ["draw from fig-network"]
 
 
 def test_missing_data_is_skipped_with_the_way_to_get_it(tmp_path, monkeypatch):
@@ -247,4 +264,35 @@ def test_a_run_that_fails_does_not_stop_the_others(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "train_runs", failing)
     outcome = run_experiments(chosen(["table1-cifar10"]), SMALL, place(tmp_path))
     assert {config.method for config in work.measured} == {"mc-rrelu"}
-    assert any("diverged" in reason for _, reason in outcome.skipped)
+    assert {reason for _, reason in outcome.failed} == {"training diverged in epoch 1."}
+    assert {reason for _, reason in outcome.skipped} == {"its training is not finished"}
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_the_command_ends_in_an_error_after_doing_the_rest(words, monkeypatch, tmp_path):
+    work = FakeWork(monkeypatch)
+    measure = work.evaluate_run
+
+    def failing(config, *words, **more):
+        if config.method == "single":
+            raise RbueError("the weights of single are gone; train it again.")
+        return measure(config, *words, **more)
+
+    monkeypatch.setattr(runner, "evaluate_run", failing)
+    command = ["paper", "run", "table1-cifar10", "--quick", "--models", "vgg13", "--methods", "single,mc-rrelu"]
+    result = CliRunner().invoke(app, [*command, "--runs", str(tmp_path), *words])
+    assert result.exit_code == 1
+    assert {config.method for config in work.measured} == {"mc-rrelu"}
+    assert result.stderr.splitlines()[-1] == ("error: 1 step failed: the weights of single are gone; train it again.")
+    if words:
+        assert len(json.loads(result.stdout)["failed"]) == 1
+    assert CliRunner().invoke(app, [*command[:-1], "mc-rrelu", "--runs", str(tmp_path)]).exit_code == 0
+
+
+def test_steps_left_out_are_told_with_one_full_stop(monkeypatch, tmp_path):
+    FakeWork(monkeypatch)
+    monkeypatch.setattr(runner, "_obstacle", lambda step, root: "it is too late; come again tomorrow.")
+    command = ["paper", "run", "table1-cifar10", "--quick", "--models", "vgg13", "--methods", "single"]
+    result = CliRunner().invoke(app, [*command, "--runs", str(tmp_path)])
+    assert "2 steps left out: it is too late; come again tomorrow.\n" in result.stderr
+    assert result.exit_code == 0

@@ -128,6 +128,25 @@ def test_no_sideways_scrolling(opened, width):
         assert page.execute_script(region + "return [document.activeElement === r, r.scrollLeft]") == [True, 50]
 
 
+def test_a_comparison_with_the_paper_fits_a_common_screen(browser, tmp_path):
+    """Every column of the published runs, with the paper's values below those it has."""
+    from rbue.report.of_runs.comparison import MEASURES, METHOD
+    from rbue.report.page import Page, Section, TableBlock
+    from rbue.report.tables import Cell, Table
+
+    values = {"parameters": 11_173_962, "training_seconds": 254.0, "samples": 100}
+    papers = {"accuracy": 0.9486, "ece": 0.03, "mean_jsd": 0.008, "mean_dis": 0.026, "training_seconds": 7200.0}
+    row = {one.key: Cell(values.get(one.key, 0.9467), paper=papers.get(one.key)) for one in MEASURES}
+    rows = [{**row, "method": method} for method in ("deep-ensemble:4", "mc-droprelu:0.95")]
+    path = tmp_path / "page.html"
+    path.write_text(Page("Wide", [Section("One", [TableBlock(Table((METHOD, *MEASURES), rows))])]).html(), "utf-8")
+    page = show(browser, path.as_uri(), 1300)
+    room, needed = page.execute_script(
+        "const region = document.querySelector('.scroll'); return [region.clientWidth, region.scrollWidth]"
+    )
+    assert needed <= room
+
+
 def test_links_to_sources_lead_there(opened):
     from selenium.webdriver.common.by import By
 

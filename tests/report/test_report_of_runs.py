@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_reports import config
 
-from rbue.errors import RbueError
+from rbue.errors import RbueError, RbueWarning
 from rbue.report.of_runs import comparison_table, group_records, read_records, report_on
 from rbue.report.of_runs.answers import TestImages as Images
 from rbue.report.of_runs.certainty import drawn_again
@@ -158,15 +158,46 @@ def test_other_test_images_are_not_drawn(own_runs):
     assert any("other test images" in one for one in report.missing)
 
 
-def test_without_weights_the_cards_have_no_spread_and_the_report_says_so(own_runs):
-    weights = [path for path in folder(own_runs, "mc-droprelu:0.9").path.iterdir() if "safetensors" in path.name]
+def take_weights(run):
+    weights = [path for path in run.path.iterdir() if "safetensors" in path.name]
     assert weights
     for path in weights:
         path.unlink()
+
+
+def test_without_weights_the_cards_have_no_spread_and_the_report_says_so(own_runs):
+    take_weights(folder(own_runs, "mc-droprelu:0.9"))
     report = report_on(records_of(own_runs), device=CPU)
     (said,) = [one for one in report.missing if "cannot be drawn" in one]
     assert str(own_runs) not in said
-    assert report.page.html().count('<li class="card">') == 3 * 8
+    assert "remove" not in said
+    html = report.page.html()
+    assert html.count('<li class="card">') == 3 * 8
+    assert "nine in ten samples" in html  # the ensemble has its lines
+
+
+def test_runs_without_weights_are_one_sentence_and_no_line_is_explained(own_runs):
+    for run in (folder(own_runs, "mc-droprelu:0.9"), folder(own_runs, "single", seed=1)):
+        take_weights(run)
+    report = report_on(records_of(own_runs), device=CPU)
+    (said,) = [one for one in report.missing if "weights" in one]
+    assert "mc-droprelu-0.9-seed0" in said
+    assert "deep-ensemble-2-seed0" in said
+    assert " are not kept in their folders: " in said
+    html = report.page.html()
+    assert "A bar is the mean over all samples." in html
+    assert "nine in ten samples" not in html
+
+
+def test_measurements_of_another_stream_are_warned_of_and_not_drawn_again(own_runs):
+    run = folder(own_runs, "mc-droprelu:0.9")
+    run.write("results", {key: {**one, "stream_version": 0} for key, one in run.read("results").items()})
+    with pytest.warns(RbueWarning, match="version 0 of the random stream, while this is version 1") as warned:
+        records = records_of(own_runs)
+    assert len(warned) == 1
+    assert run.path.name in str(warned[0].message)
+    (said,) = [one for one in report_on(records, device=CPU).missing if "stream" in one]
+    assert "cannot be drawn" in said
 
 
 def test_a_moved_run_is_reported_without_its_samples(own_runs, tmp_path):

@@ -99,11 +99,13 @@ def test_products_are_counted_as_torch_counts_them():
 
 
 @pytest.mark.parametrize(("where", "least", "most"), [("all", 0, 0.02), (9, 0.4, 0.6), ("last", 0.99, 1)])
-def test_how_much_work_is_shared(where, least, most):
+@pytest.mark.parametrize("inference", [False, True])
+def test_how_much_work_is_shared(where, least, most, inference):
     network, x = ResNet18(width=0.25).eval(), images(2)
     rbue.convert(network, rbue.DropReLU(0.9), where=where if isinstance(where, str) else range(where, 17), example=x)
     passes = StackedPasses(network, x, 0)
-    assert least <= passes._shared_work(x, torch.arange(2, dtype=torch.int32)) <= most
+    with torch.inference_mode(inference):
+        assert least <= passes._shared_work(x, torch.arange(2, dtype=torch.int32)) <= most
 
 
 def test_a_network_that_cannot_be_watched_counts_as_sharing_nothing(monkeypatch):

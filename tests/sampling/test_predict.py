@@ -84,6 +84,14 @@ def test_networks_that_defeat_sharing_are_noticed(name):
     torch.testing.assert_close(found.samples, loop(network, x, 5), rtol=0, atol=OUTPUT_TOLERANCE)
 
 
+def test_company_is_looked_at_when_there_is_some():
+    network, x = build("time-first")
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    rbue.predict(network, x[:1], samples=2)
+    with pytest.warns(RbueWarning, match="the batch it is in"):
+        rbue.predict(network, x, samples=2)
+
+
 class TwoViews(nn.Module):
     """All images, then all of them mirrored: as many rows as two patches an image, but in another order."""
 

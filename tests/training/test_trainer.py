@@ -5,11 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, RbueWarning
+from rbue.files import write_bytes
 from rbue.methods import parse
 from rbue.training import Batches, Job, Recipe, engines, recipe_for, train
 from rbue.training.batches import crop, epoch_seed
-from rbue.training.checkpoint import load_checkpoint, save_checkpoint
+from rbue.training.checkpoint import checkpoint, load_checkpoint
 from rbue.training.engines import engine_for
 from rbue.training.step import Share, TrainingStep, restart_randomness
 
@@ -163,7 +164,7 @@ def test_epoch_seeds_do_not_meet():
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):
     method, file = parse("single"), tmp_path / "state.safetensors"
     other = nn.Linear(3, 2)
-    save_checkpoint(file, other, torch.optim.SGD(other.parameters(), lr=1), {"epoch": 1})
+    write_bytes(file, checkpoint(other, torch.optim.SGD(other.parameters(), lr=1), {"epoch": 1}))
     network = fresh(method)
     before = weights(network)
     with pytest.raises(RbueError, match="another network"):
@@ -183,7 +184,7 @@ def test_a_broken_checkpoint_is_explained(content, tmp_path):
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     file, network = tmp_path / "state.safetensors", fresh(parse("single"))
     optimiser = torch.optim.SGD(network.parameters(), lr=1)
-    save_checkpoint(file, network, optimiser, {"epoch": 1})
+    write_bytes(file, checkpoint(network, optimiser, {"epoch": 1}))
     old = file.read_bytes()
 
     def full(_):
@@ -191,7 +192,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(RbueError, match="No space left"):
-        save_checkpoint(file, network, optimiser, {"epoch": 2})
+        write_bytes(file, checkpoint(network, optimiser, {"epoch": 2}))
     assert file.read_bytes() == old
     assert list(tmp_path.iterdir()) == [file]
 
@@ -255,3 +256,34 @@ def test_every_process_draws_noise_of_its_own():
         restart_randomness(network, 0, 3, rank)
         drawn.append(torch.rand(4))
     assert not torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_every_image_is_trained_on_however_small_the_batch(batch):
+    method = parse("single")
+    step = TrainingStep(fresh(method), method, batches(batch=batch), Recipe(epochs=1, batch=batch), run_seed=0)
+    assert sum(step.batch_sizes()) in (96, 95)
+    assert set(list(step.batch_sizes())[:-1]) == {batch}
+
+
+def test_a_batch_is_not_shared_by_more_processes_than_it_has_images():
+    method = parse("single")
+    with pytest.raises(InvalidInput, match="a batch of 2 cannot be shared by 3 processes"):
+        TrainingStep(fresh(method), method, batches(batch=2), Recipe(batch=2), run_seed=0, share=Share(0, 3))
+
+
+def test_a_lost_checkpoint_is_mentioned_when_training_is_stopped(tmp_path, monkeypatch):
+    def full(path, content):
+        raise RbueError("No space left on device")
+
+    def stop(report):
+        if report.epoch == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("rbue.training.checkpoint.write_bytes", full)
+    method = parse("single")
+    with (
+        pytest.warns(RbueWarning, match="the last checkpoint is lost: No space left"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        train_one(fresh(method), method, batches(), 0, checkpoint=tmp_path / "state", report=stop)

@@ -1,6 +1,8 @@
 """Weights in one file or in shards; logs that survive a stop."""
 
 import json
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,7 +11,7 @@ from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.training.checkpoint import CheckpointWriter, checkpoint, load_checkpoint, save_checkpoint
+from rbue.training.checkpoint import CheckpointWriter, checkpoint, load_checkpoint
 from rbue.training.logs import EpochLog, read_log
 from rbue.training.trainer import EpochReport
 from rbue.training.weights import load_weights, save_weights
@@ -96,7 +98,7 @@ def test_tied_weights_are_kept(tmp_path):
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     save_weights(tmp_path, network)
     load_weights(tmp_path, other)
-    save_checkpoint(tmp_path / "state", network, optimiser, {"epoch": 3})
+    write_bytes(tmp_path / "state", checkpoint(network, optimiser, {"epoch": 3}))
     assert load_checkpoint(tmp_path / "state", other, optimiser) == {"epoch": 3}
     assert other.second.weight is other.first.weight
     assert all(value.equal(other.state_dict()[name]) for name, value in network.state_dict().items())
@@ -141,3 +143,24 @@ def test_a_log_that_cannot_grow_is_one_clear_sentence(tmp_path):
     (tmp_path / "log.jsonl").mkdir()
     with pytest.raises(RbueError, match=r"log\.jsonl could not be written \(Is a directory\)"):
         log(report(1))
+
+
+def test_of_two_lines_for_an_epoch_the_last_one_counts(tmp_path):
+    first, second = (EpochLog(tmp_path / "log.jsonl") for _ in range(2))
+    for epoch in range(3):
+        first(report(epoch))
+        second(report(epoch, loss=2.0))
+    assert [(line["epoch"], line["loss"]) for line in read_log(tmp_path / "log.jsonl")] == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_what_a_killed_process_left_goes_even_if_it_had_our_number(tmp_path):
+    path = tmp_path / "file"
+    left = path.with_name(f"file.123.{os.getpid()}.partial")
+    ours = path.with_name(f"file.{threading.get_ident()}.{os.getpid()}.partial")
+    left.write_text("")
+    write_bytes(path, b"content")
+    assert list(tmp_path.iterdir()) == [path]
+    ours.write_text("")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_bytes, path, b"more").result()
+    assert sorted(tmp_path.iterdir()) == [path, ours]

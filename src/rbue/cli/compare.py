@@ -18,10 +18,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from rbue.cli.options import Samples, Selection, device_named, takes_selection
-from rbue.cli.output import AsJson, as_json, duration, number, percent, print_json, remark, say, stdout
+from rbue.cli.output import AsJson, as_json, complain, duration, number, percent, print_json, remark, say, stdout
 from rbue.cli.progress import working
+from rbue.cli.runs import is_readable
 from rbue.cli.train import trained
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, RbueError
 from rbue.experiment import evaluate_run
 from rbue.files import write_bytes
 from rbue.methods import list_methods
@@ -48,6 +49,12 @@ class Column:
     def title(self) -> str:
         """The heading, with an arrow towards the better values."""
         return f"{self.heading} {'↑' if self.best is max else '↓'}"
+
+    def cell(self, row: Row) -> str:
+        """The measurement in a row; of a run without any, the first column says so."""
+        if "trouble" not in row:
+            return self.text(row[self.key])
+        return str(row["trouble"]) if self is COLUMNS[0] else number(None)
 
 
 COLUMNS = (
@@ -82,26 +89,50 @@ def compare(
 ) -> None:
     """Train what is missing, measure every method in the same way, and show one table.
 
-    All methods share the data, the network, the recipe and the seed. The best value of each column is marked.
+    All methods share the data, the network, the recipe and the seed. The best value of each column is marked. A method
+    that cannot be measured is named, and the others are measured all the same.
     """
     configs = [selection.config(method) for method in split_methods(methods)]
     configs = list({config.method: config for config in configs}.values())
     write = writer_for(output) if output is not None else None
     device = device_named(selection.device)
     rows: list[Row] = []
+    errors: list[RbueError] = []
     for place, config in enumerate(configs, 1):
         remark(f"{place} of {len(configs)}: {config.method}")
-        trained(config, selection.runs, device)
-        with working(f"evaluating {config.method}"):
-            result = evaluate_run(config, selection.runs, device, samples=samples, seed=sample_seed)
-        rows.append({"method": config.method, **result, "run": str(RunFolder.of(config, selection.runs).path)})
+        folder = RunFolder.of(config, selection.runs)
+        try:
+            trained(config, selection.runs, device)
+            with working(f"evaluating {config.method}"):
+                result = evaluate_run(config, selection.runs, device, samples=samples, seed=sample_seed)
+        except InvalidInput:
+            raise
+        except RbueError as error:
+            errors.append(error)
+            result = {
+                **dict.fromkeys(column.key for column in COLUMNS),
+                "trouble": _trouble(folder),
+                "error": str(error),
+            }
+        rows.append({"method": config.method, **result, "run": str(folder.path)})
+    if len(errors) == len(rows):
+        raise errors[0]
     if output is not None and write is not None:
         write_bytes(output, write(rows).encode())
     if json:
         print_json({"methods": rows})
-        return
-    _show(f"{selection.model} on {selection.data}, seed {selection.seed}, up to {samples} samples", rows)
-    say(str(output if output is not None else selection.runs))
+    else:
+        _show(f"{selection.model} on {selection.data}, seed {selection.seed}, up to {samples} samples", rows)
+        say(str(output if output is not None else selection.runs))
+    if errors:
+        for earlier in errors[:-1]:
+            complain(str(earlier))
+        raise errors[-1]
+
+
+def _trouble(folder: RunFolder) -> str:
+    """What stands in the table for a run that could not be measured."""
+    return "failed" if all(is_readable(folder, name) for name in ("results", "training")) else "unreadable"
 
 
 def split_methods(text: str | None) -> list[str]:
@@ -147,7 +178,7 @@ def markdown(rows: Sequence[Row]) -> str:
     best = best_values(rows)
     lines = [["method", *(column.title for column in COLUMNS)], ["---", *("---:" for _ in COLUMNS)]]
     for row in rows:
-        cells = [(column.text(row[column.key]), _is_best(row, column, best)) for column in COLUMNS]
+        cells = [(column.cell(row), _is_best(row, column, best)) for column in COLUMNS]
         lines.append([row["method"], *(f"**{text}**" if bold else text for text, bold in cells)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -176,9 +207,7 @@ def _show(title: str, rows: Sequence[Row]) -> None:
         shown.add_column(column.title.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:
         cells = [
-            f"[bold green]{column.text(row[column.key])}*[/]"
-            if _is_best(row, column, best)
-            else f"{column.text(row[column.key])} "
+            f"[bold green]{column.cell(row)}*[/]" if _is_best(row, column, best) else f"{column.cell(row)} "
             for column in COLUMNS
         ]
         shown.add_row(escape(row["method"]), *cells)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +11,11 @@ import typer
 
 from rbue.cli.compare import split_methods
 from rbue.cli.options import DeviceName, RunsFolder, check_engine, device_named, was_typed
-from rbue.cli.output import AsJson, duration, print_json, remark, say, table
+from rbue.cli.output import AsJson, complain, duration, print_json, remark, say, table
 from rbue.cli.progress import data_progress, training_progress, working
 from rbue.errors import InvalidInput
 from rbue.paper.budget import TimeBudget, parse_duration
-from rbue.paper.claims import judge_all
+from rbue.paper.claims import CASES, judge_all, single_runs_note
 from rbue.paper.definitions import Experiment
 from rbue.paper.estimate import Estimator
 from rbue.paper.experiments import EXPERIMENTS, MODELS, chosen
@@ -50,6 +51,7 @@ Shift = Annotated[
     bool | None,
     typer.Option("--shift/--no-shift", help="Corruptions for every run, or for none; else where the paper has them."),
 ]
+Together = Annotated[int, typer.Option("--together", min=1, help="Networks trained side by side on a GPU.")]
 Only = Annotated[
     str | None,
     typer.Option("--only", help=f"Only these ids or patterns, or these steps: {', '.join(KINDS)}. With commas."),
@@ -79,6 +81,7 @@ def plan(
     epochs: Epochs = None,
     samples: Samples = None,
     shift: Shift = None,
+    together: Together = 1,
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     json: AsJson = False,
@@ -87,7 +90,7 @@ def plan(
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
-    estimator = Estimator(device_named(device), runs)
+    estimator = Estimator(device_named(device), runs, together=together)
     with working("timing a few steps of each network"):
         rows = planned(jobs_for(experiments, settings), settings, estimator, kinds)
     draw = [one.id for one in experiments if one.illustration and not is_illustrated(one, settings, runs)]
@@ -124,7 +127,7 @@ def run(
         str | None, typer.Option("--time-budget", help="Begin nothing new after this time: 90s, 25m, 1h30m.")
     ] = None,
     shift: Shift = None,
-    together: Annotated[int, typer.Option(min=1, help="Networks trained side by side on a GPU.")] = 1,
+    together: Together = 1,
     engine: Annotated[str, typer.Option(help=f"How training steps run: {', '.join(ENGINES)}.")] = "auto",
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
@@ -132,7 +135,8 @@ def run(
 ) -> None:
     """Train and measure what is missing; the same command continues where it stopped.
 
-    Every run is trained once, however many tables and figures use it, and measured right after its training.
+    Every run is trained once, however many tables and figures use it, and measured right after its training. After an
+    error the rest is done, and the exit code is 1.
     """
     check_engine(engine)
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
@@ -146,9 +150,13 @@ def run(
     outcome = run_experiments(experiments, settings, place, budget=budget, kinds=kinds, tell=remark, watch=watch)
     if json:
         print_json({"scale": settings.scale.name, "seconds": budget.spent(), **asdict(outcome)})
-        return
-    _tell_outcome(outcome, budget)
-    say(str(runs))
+    else:
+        _tell_outcome(outcome, budget)
+        say(str(runs))
+    if outcome.failed:
+        for reason, count in _counted(outcome.failed):
+            complain(f"{_steps(count)} failed: {reason}.")
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: rbue paper report -o paper-report")
@@ -206,10 +214,14 @@ def claims(
         print_json({"scale": settings.scale.name, "claims": [one.as_json() for one in judged]})
         return
     rows = [
-        (one.claim.id, one.claim.section, f"“{one.claim.quote}”", one.paper.word, one.measured.word) for one in judged
+        (one.claim.id, one.claim.section, f"“{one.claim.quote}”", one.paper.covered_word, one.measured.covered_word)
+        for one in judged
     ]
     here = "here (quick: no evidence)" if settings.quick else "here"
     table("Claims of the paper", ("claim", "§", "sentence", "by its own numbers", here), rows)
+    for note in (CASES, single_runs_note(judged)):
+        if note:
+            say(note)
     if not why:
         remark("--why tells how each sentence is read and what decides it; --json too.")
         return
@@ -287,14 +299,20 @@ def _grid_text(experiment: Experiment) -> str:
 
 def _tell_outcome(outcome: Outcome, budget: TimeBudget) -> None:
     say(f"{len(outcome.done)} steps done in {duration(budget.spent())}; {outcome.already} runs were complete before")
-    reasons: dict[str, int] = {}
-    for _, reason in outcome.skipped:
-        reasons[reason] = reasons.get(reason, 0) + 1
-    for reason, count in reasons.items():
-        remark(f"{count} steps left out: {reason}.")
+    for reason, count in _counted(outcome.skipped):
+        remark(f"{_steps(count)} left out: {reason}.")
     if outcome.left:
         say(f"the time is over; {len(outcome.left)} steps are left, and the same command continues with them:")
         for step in outcome.left[:10]:
             say(f"  {step}")
         if len(outcome.left) > 10:
             say(f"  and {len(outcome.left) - 10} more")
+
+
+def _counted(steps: list[tuple[str, str]]) -> list[tuple[str, int]]:
+    """Each reason once, without the full stop that a message may end in, and how many steps it stopped."""
+    return list(Counter(reason.removesuffix(".") for _, reason in steps).items())
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' if count != 1 else ''}"

@@ -18,7 +18,7 @@ from rbue.runs import RunFolder, find_runs
 app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs.", epilog="Example: rbue runs list")
 
 RunName = Annotated[str, typer.Argument(help=HELP)]
-BROKEN = "cannot be read"
+BROKEN, MEASURED, TRAINED = "cannot be read", "measured", "trained"
 
 
 @app.command("list", epilog="Example: rbue runs list --runs runs")
@@ -38,7 +38,7 @@ def list_(runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
             row["model"],
             row["method"],
             str(row["seed"]),
-            row["state"],
+            _marked(row["state"], row["weights"]),
             percent(row["accuracy"]) if row["accuracy"] is not None else number(None),
         )
         for row in rows
@@ -57,7 +57,8 @@ def show(run: RunName, runs: RunsFolder = Path("runs"), json: AsJson = False) ->
         print_json(content)
         return
     say(f"{folder.path}\n")
-    facts([("state", _state(folder)), *_pairs(content["config"])])
+    state = _state(folder)
+    facts([("state", _marked(state, _has_weights(folder, state))), *_pairs(content["config"])])
     training = content["training"]
     if training is not None:
         say("\ntraining")
@@ -114,16 +115,17 @@ def _summary(run: RunFolder) -> dict[str, Any]:
         config = run.config()
     except RbueError:
         unknown = dict.fromkeys(("data", "model", "method", "seed"), "?")
-        return {**entry, **unknown, "state": BROKEN, "accuracy": None}
+        return {**entry, **unknown, "state": BROKEN, "weights": None, "accuracy": None}
     chosen = {"data": config.data, "model": config.model, "method": config.method, "seed": config.seed}
-    broken = [name for name in ("results", "training") if not _is_readable(run, name)]
+    broken = [name for name in ("results", "training") if not is_readable(run, name)]
     if broken:
-        return {**entry, **chosen, "state": f"{broken[0]}.json {BROKEN}", "accuracy": None}
+        return {**entry, **chosen, "state": f"{broken[0]}.json {BROKEN}", "weights": None, "accuracy": None}
     results = list((run.read("results") or {}).values())
-    return {**entry, **chosen, "state": _state(run), "accuracy": results[-1]["accuracy"] if results else None}
+    state, accuracy = _state(run), results[-1]["accuracy"] if results else None
+    return {**entry, **chosen, "state": state, "weights": _has_weights(run, state), "accuracy": accuracy}
 
 
-def _is_readable(run: RunFolder, name: str) -> bool:
+def is_readable(run: RunFolder, name: str) -> bool:
     """Whether ``<name>.json`` is what this package writes, or not there."""
     try:
         content = run.read(name) or {}
@@ -136,13 +138,28 @@ def _is_readable(run: RunFolder, name: str) -> bool:
 
 def _state(run: RunFolder) -> str:
     if run.read("results"):
-        return "measured"
+        return MEASURED
     config = run.config()
     if run.read("training") is not None:
-        return "trained"
+        return TRAINED
     if config.parsed.networks > 1:
         return f"{config.parsed.networks} networks"
     return f"epoch {_epochs_done(run)} of {config.recipe.epochs}"
+
+
+def _has_weights(run: RunFolder, state: str) -> bool | None:
+    """Whether all networks of a run that had them are here; None while there is nothing to expect."""
+    if state not in (MEASURED, TRAINED):
+        return None
+    config = run.config()
+    if config.parsed.networks == 1:
+        return run.has_weights
+    root = run.path.resolve().parents[2]
+    return all(RunFolder.of(member, root).has_weights for member in config.members())
+
+
+def _marked(state: str, weights: bool | None) -> str:
+    return f"{state}, no weights" if weights is False else state
 
 
 def _epochs_done(run: RunFolder) -> int:

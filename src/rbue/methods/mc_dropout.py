@@ -21,7 +21,8 @@ class MCDropout:
     """Inputs of layers are dropped with probability ``p``.
 
     ``where="last"`` drops before the classifier, which is what the paper's diversity figures look like (it does not
-    say); ``where="all"`` drops before every convolution and linear layer.
+    say); ``where="all"`` drops before every convolution and linear layer, but not before the projections inside
+    ``nn.MultiheadAttention``, which are no calls of their own.
     """
 
     p: float = 0.5

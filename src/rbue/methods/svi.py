@@ -77,8 +77,8 @@ class WeightDraws:
         self.network, self.seed = network, seed
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield the outputs of one weight draw at a time."""
+        """Yield the outputs of one weight draw at a time; each gets rows of its own, which the network may change."""
         for place, number in enumerate(samples.tolist()):
             with torch.no_grad(), weight_draw(self.network, self.seed, number):
-                out = class_scores(self.network(x))
+                out = class_scores(self.network(x.clone()))
             yield slice(0, len(x)), slice(place, place + 1), out.unsqueeze(0)

@@ -18,6 +18,7 @@ class Grid:
         methods: short texts of the methods, in the order of the paper's rows.
         seeds: how often, each time from another initialisation.
         epochs: None for those of the data set's recipe, which is the paper's.
+        any_network: whether another network may stand for its own, if that is asked for.
     """
 
     data: str
@@ -25,6 +26,7 @@ class Grid:
     methods: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
     epochs: int | None = None
+    any_network: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from rbue import data, models
+from rbue.environment import facts
 from rbue.experiment import DIVERSITY_SAMPLES
 from rbue.paper.jobs import Step, is_measured
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import CORRUPTION_COUNT
+from rbue.paper.trained import machine_of
 from rbue.runs import RunConfig, RunFolder
 
 TIMED_STEPS = 2
@@ -28,9 +30,6 @@ LONG_STEP = 1.0
 METHOD_FACTORS = {"svi": 2.4, "mc-droprelu": 1.3, "mc-rrelu": 1.3}
 """Cost of a step of a method in steps of Single, measured on a CPU with small networks."""
 
-SMALLER_COUNTS = (1, 4, 10, 30)
-"""Numbers of samples that an evaluation also measures on its way."""
-
 
 @dataclass(frozen=True)
 class Speed:
@@ -41,10 +40,23 @@ class Speed:
 
 
 class Estimator:
-    """Times each network once, and prefers what finished trainings of the same network took."""
+    """Times each network once, and prefers what trainings of the same network took on this machine.
 
-    def __init__(self, device: torch.device, root: Path, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.device, self.root, self._clock = device, root, clock
+    Args:
+        device: where the work would be done.
+        root: the folder of runs.
+        clock: tells the time, in seconds.
+        together: how many networks would be trained side by side.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        root: Path,
+        clock: Callable[[], float] = time.perf_counter,
+        together: int = 1,
+    ) -> None:
+        self.device, self.root, self._clock, self.together = device, root, clock, together
         self._speeds: dict[tuple[tuple[int, int, int], str, float], Speed] = {}
 
     def seconds(self, step: Step, settings: Settings) -> float:
@@ -55,24 +67,33 @@ class Estimator:
             return 0.0  # only its calibration is missing, for which no network runs
         images = data.get(step.config.data).published("test", "official").count
         if step.kind == "clean":
-            counts = [count for count in SMALLER_COUNTS if count < settings.sample_count]
-            passes = sum(
-                _passes(step.config, count) for count in (settings.samples_of(step.config), DIVERSITY_SAMPLES, *counts)
-            )
+            passes = _clean_passes(step.config, settings.samples_of(step.config))
         else:
             sets = CORRUPTION_COUNT * len(settings.scale.severities)
             passes = sets * _passes(step.config, settings.shift_samples_of(step.config))
         return images * passes * self.speed(step.config).forward * _factor(step.config)
 
     def _training(self, config: RunConfig) -> float:
-        done = RunFolder.of(config, self.root).path.parent.glob(f"*-seed*-{'?' * 8}/training.json")
-        for path in sorted(done):
-            folder = RunFolder(path.parent)
-            other, training = folder.config(), folder.read("training")
-            if other.width == config.width and other.parsed.name == config.parsed.name:
-                return float(training["seconds"] / other.recipe.epochs * config.recipe.epochs)
+        known = self._finished_epochs(config)
+        if known:
+            # A network's seconds are its share of the clock, which is shorter beside others than alone.
+            _, epoch = min(known, key=lambda one: abs(one[0] - self.together))
+            return epoch * config.recipe.epochs
         images = data.get(config.data).published("train", "official").count - config.holdout
         return images * config.recipe.epochs * self.speed(config).training * _factor(config)
+
+    def _finished_epochs(self, config: RunConfig) -> list[tuple[int, float]]:
+        """Beside how many networks such a network was trained on this machine, and its seconds for an epoch."""
+        here = machine_of(self.device.type, facts())
+        found = []
+        for path in sorted(RunFolder.of(config, self.root).path.parent.glob(f"*-seed*-{'?' * 8}/training.json")):
+            folder = RunFolder(path.parent)
+            other, training = folder.config(), folder.read("training")
+            alike = other.width == config.width and other.parsed.name == config.parsed.name
+            device, environment = training.get("device"), folder.read("environment") or {}
+            if alike and device == self.device.type and machine_of(device, environment) == here:
+                found.append((training.get("side_by_side", 1), float(training["seconds"] / other.recipe.epochs)))
+        return found
 
     def speed(self, config: RunConfig) -> Speed:
         """The speed of a plain network, timed on random images when it is first asked for.
@@ -119,6 +140,12 @@ class Estimator:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _clean_passes(config: RunConfig, samples: int) -> int:
+    """One sweep gives every smaller number of samples; diversity needs another where fewer than its own are asked."""
+    again = config.parsed.limit is None and samples < DIVERSITY_SAMPLES
+    return _passes(config, samples) + (_passes(config, DIVERSITY_SAMPLES) if again else 0)
 
 
 def _passes(config: RunConfig, samples: int) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 from rbue.errors import InvalidInput
 from rbue.paper.definitions import Drawing, Experiment, Grid, Illustration
@@ -35,6 +36,7 @@ _DIVERSITY_NOTE = (
     "The data set is not stated; CIFAR-10 is assumed. Compared are the four members of Deep Ensemble, or the first "
     "four samples of a method with one network; JSD is in nats."
 )
+_NETWORK_NOTE = "The paper shows DenseNet-121. Another network can be asked for (--models); the captions name it."
 _SHIFT_NOTE = (
     "The paper shows six methods and does not state p and q. All ten rows are drawn, and six with p=0.2 and q=0.9."
 )
@@ -74,10 +76,10 @@ def _shift(name: str, place: str, data: str, title: str, drawings: tuple[Drawing
         id=name,
         place=place,
         title=title,
-        grid=Grid(data, ("densenet121",), METHODS),
+        grid=Grid(data, ("densenet121",), METHODS, any_network=True),
         measures=("clean", "shift"),
         drawings=drawings,
-        notes=(_SHIFT_NOTE, _CORRUPTED[data], _ECE_NOTE),
+        notes=(_NETWORK_NOTE, _SHIFT_NOTE, _CORRUPTED[data], _ECE_NOTE),
     )
 
 
@@ -160,7 +162,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         drawings=(Drawing("images", caption="Test images without and with shot noise of growing severity."),),
         illustration=Illustration("shot-noise", data="cifar10"),
     ),
-    _shift("fig-shift-cifar10", "Figure 5", "cifar10", "CIFAR-10 under corruptions, DenseNet-121", _boxes()),
+    _shift("fig-shift-cifar10", "Figure 5", "cifar10", "CIFAR-10 under corruptions", _boxes()),
     _shift("fig-shift-cifar10-ece", "Figure 6", "cifar10", "Median ECE on corrupted CIFAR-10", _medians()),
     _shift("fig-shift-tinyimagenet", "Figure 7", "tiny-imagenet", "TinyImageNet under corruptions", _boxes()),
     _shift(
@@ -201,6 +203,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 )
 
 IDS = tuple(experiment.id for experiment in EXPERIMENTS)
+ALIKE = 0.6
+"""Names less alike than this are no suggestion."""
 
 
 def get(name: str) -> Experiment:
@@ -208,10 +212,16 @@ def get(name: str) -> Experiment:
     for experiment in EXPERIMENTS:
         if experiment.id == name:
             return experiment
-    beginning_so = [one for one in IDS if name and one.startswith(name.lower())]
-    close = beginning_so or difflib.get_close_matches(name, IDS, n=1, cutoff=0.4)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    close = max(IDS, key=lambda one: _likeness(name.lower(), one))
+    hint = f" (did you mean {close!r}?)" if _likeness(name.lower(), close)[0] >= ALIKE else ""
     raise InvalidInput(f"the paper has no experiment {name!r}{hint}; `rbue paper list` shows all of them.")
+
+
+def _likeness(name: str, id_: str) -> tuple[float, int]:
+    """How alike a name is to an id or to a beginning of it, and then how many letters they begin with in common."""
+    ratios = (SequenceMatcher(None, name, id_[:length]).ratio() for length in range(1, len(id_) + 1))
+    shared = takewhile(lambda letters: letters[0] == letters[1], zip(name, id_, strict=False))
+    return max(ratios), sum(1 for _ in shared)
 
 
 def chosen(names: Iterable[str]) -> tuple[Experiment, ...]:

@@ -13,22 +13,32 @@ from rbue.paper.measured import Measured, Summary
 from rbue.paper.numbers import paper_value
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import CORRUPTION_COUNT
+from rbue.paper.trained import Trained, how_trained
 
 CLEAN_MEASURES = ("accuracy", "ece", "nll", "brier", "training_seconds", "parameters")
 DIVERSITY_MEASURES = ("mean_jsd", "max_jsd", "mean_dis", "max_dis")
+NOT_COMPARED = ("training_seconds",)
+"""What depends on the hardware, so that its difference from the paper's says nothing."""
 
 
 @dataclass(frozen=True)
 class GatheredCell:
-    """One number: measured, and as the paper prints it; either may be None."""
+    """One number: measured, and as the paper prints it; either may be None.
+
+    Attributes:
+        measured: ours.
+        paper: the paper's.
+        compared: whether a difference of the two says something.
+    """
 
     measured: Summary | None
     paper: float | None
+    compared: bool = True
 
     @property
     def difference(self) -> float | None:
         """How far the measured mean lies above the paper's value."""
-        if self.measured is None or self.paper is None:
+        if self.measured is None or self.paper is None or not self.compared:
             return None
         return self.measured.mean - self.paper
 
@@ -54,6 +64,7 @@ class ExperimentData:
         heat_maps: measure -> method -> matrix of every two samples.
         corrupted: measure -> method -> severity -> one value a corruption.
         illustration: data that comes from no comparison.
+        trained: how the networks behind its rows were trained, if that is known.
         missing: what has not been measured yet, in words.
     """
 
@@ -64,6 +75,7 @@ class ExperimentData:
     heat_maps: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     corrupted: dict[str, dict[str, dict[int, list[float]]]] = field(default_factory=dict)
     illustration: dict[str, Any] | None = None
+    trained: Trained | None = None
     missing: tuple[str, ...] = ()
 
     @property
@@ -90,8 +102,7 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
     grid = experiment.grid
     if grid is None:
         return ExperimentData(experiment, settings.scale.name, illustration=illustration, missing=tuple(missing))
-    chosen = {(config.model, config.method) for config in settings.configs(experiment)}
-    cells = [(model, method) for model in grid.models for method in grid.methods if (model, method) in chosen]
+    cells = list(dict.fromkeys((config.model, config.method) for config in settings.configs(experiment)))
     rows = tuple(_row(experiment, measured, *cell, diversity="diversity" in wanted) for cell in cells)
     if not cells:
         missing.append("all of it, because no row of it was asked for")
@@ -107,6 +118,7 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
         heat_maps=_heat_maps(grid, cells, measured) if "diversity" in wanted else {},
         corrupted=corrupted,
         illustration=illustration,
+        trained=how_trained((one for one in settings.configs(experiment) if measured.result(one)), root),
         missing=tuple(missing),
     )
 
@@ -119,7 +131,9 @@ def _row(experiment: Experiment, measured: Measured, model: str, method: str, di
     measures = (*CLEAN_MEASURES, *(DIVERSITY_MEASURES if diversity else ()))
     cells = {
         measure: GatheredCell(
-            measured.summary(data, model, method, measure), paper_value(data, model, method, measure, table)
+            measured.summary(data, model, method, measure),
+            paper_value(data, model, method, measure, table),
+            compared=measure not in NOT_COMPARED,
         )
         for measure in measures
     }

@@ -12,7 +12,7 @@ from rbue.calibrating import lacks_calibration
 from rbue.paper.definitions import Experiment
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import shift_is_done
-from rbue.runs import RunConfig, RunFolder
+from rbue.runs import RunConfig, RunFolder, other_stream
 
 StepKind = Literal["train", "clean", "shift"]
 STEPS: tuple[StepKind, ...] = ("train", "clean", "shift")
@@ -67,8 +67,9 @@ def is_trained(config: RunConfig, root: Path) -> bool:
 
 
 def is_measured(config: RunConfig, root: Path, samples: int) -> bool:
-    """Whether a run has its clean results with so many samples."""
-    return _name(samples) in (RunFolder.of(config, root).read("results") or {})
+    """Whether a run has its clean results with so many samples, of today's random stream."""
+    found = (RunFolder.of(config, root).read("results") or {}).get(_name(samples))
+    return found is not None and not other_stream(config, found)
 
 
 def is_calibrated(config: RunConfig, root: Path, samples: int) -> bool:

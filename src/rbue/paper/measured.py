@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from rbue.paper.settings import Settings, spread
-from rbue.paper.shift_results import shift_rows
-from rbue.runs import RunConfig, RunFolder
+from rbue.paper.shift_results import Row, shift_rows
+from rbue.runs import RunConfig, RunFolder, other_stream
 
 BySeverity = dict[int, dict[str, float]]
 """severity -> corruption -> value"""
@@ -47,9 +47,10 @@ class Measured:
         return [self.settings.config(data, model, method, seed) for seed in self.settings.seeds or (0,)]
 
     def result(self, config: RunConfig) -> dict[str, Any] | None:
-        """The clean results of one run; None if there are none with the wanted number of samples."""
+        """The clean results of one run; None if there are none with the wanted number of samples and random stream."""
         if config not in self._results:
-            self._results[config] = self._entry(config, "results")
+            found = self._entry(config, "results")
+            self._results[config] = None if found is None or other_stream(config, found) else found
         return self._results[config]
 
     def calibration(self, config: RunConfig) -> dict[str, Any] | None:
@@ -97,7 +98,7 @@ class Measured:
         if key not in self._shift:
             gathered: dict[tuple[int, str], list[float]] = defaultdict(list)
             for config in self.configs(data, model, method):
-                for row in shift_rows(RunFolder.of(config, self.root), self.settings.shift_samples_of(config)):
+                for row in self.corrupted_rows(config):
                     if isinstance(row.get(measure), int | float):
                         gathered[row["severity"], row["corruption"]].append(float(row[measure]))
             table: BySeverity = defaultdict(dict)
@@ -105,6 +106,14 @@ class Measured:
                 table[severity][corruption] = spread(values)[0]
             self._shift[key] = dict(table)
         return self._shift[key]
+
+    def corrupted_runs(self, data: str, model: str, method: str) -> int:
+        """How many repetitions have been measured under corruptions."""
+        return sum(bool(self.corrupted_rows(config)) for config in self.configs(data, model, method))
+
+    def corrupted_rows(self, config: RunConfig) -> list[Row]:
+        """What was measured of one run under corruptions with the wanted number of samples."""
+        return shift_rows(RunFolder.of(config, self.root), self.settings.shift_samples_of(config))
 
     def shift(self, data: str, model: str, method: str, measure: str, severity: int) -> float | None:
         """The median over corruptions at one severity."""

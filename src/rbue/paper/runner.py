@@ -36,12 +36,14 @@ class Outcome:
         done: steps that were done now.
         left: steps that were not begun because the time was over.
         skipped: steps that cannot be done here, with the reason.
+        failed: steps that ended in an error, with its message; the others were done.
         already: how many runs had nothing missing.
     """
 
     done: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
     already: int = 0
 
 
@@ -123,7 +125,7 @@ def run_experiments(
                 try:
                     _do(group, settings, place, watch or Watch())
                 except RbueError as error:  # such as a training that diverged; the others go on
-                    outcome.skipped += [(str(one), str(error)) for one in group]
+                    outcome.failed += [(str(one), str(error)) for one in group]
                 else:
                     outcome.done += [str(one) for one in group]
     _illustrate([one for one in drawn if one.grid is not None], settings, place, budget, tell, outcome)
@@ -202,8 +204,12 @@ def _illustrate(
             outcome.skipped.append((step, problem))
         else:
             tell(step)
-            write_illustration(experiment, settings, place.root, place.device)
-            outcome.done.append(step)
+            try:
+                write_illustration(experiment, settings, place.root, place.device)
+            except RbueError as error:
+                outcome.failed.append((step, str(error)))
+            else:
+                outcome.done.append(step)
 
 
 def _cannot_illustrate(experiment: Experiment, settings: Settings, root: Path) -> str | None:

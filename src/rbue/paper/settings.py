@@ -9,7 +9,7 @@ from typing import Any
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.methods import parse, spec_of
-from rbue.paper.definitions import Experiment
+from rbue.paper.definitions import Experiment, Grid
 from rbue.runs import RunConfig
 from rbue.training.recipe import Recipe, recipe_for
 
@@ -92,13 +92,18 @@ class Settings:
         """Random passes for each image."""
         return self.samples or self.scale.samples
 
+    @property
+    def shift_sample_count(self) -> int:
+        """Random passes for each corrupted image."""
+        return min(self.sample_count, self.scale.shift_samples)
+
     def samples_of(self, config: RunConfig) -> int:
         """What to ask of one run: an ensemble gives all its members, however few samples are asked for."""
         return max(self.sample_count, config.parsed.limit or 0)
 
     def shift_samples_of(self, config: RunConfig) -> int:
         """What to ask of one run on corrupted images."""
-        return max(min(self.sample_count, self.scale.shift_samples), config.parsed.limit or 0)
+        return max(self.shift_sample_count, config.parsed.limit or 0)
 
     def data_of(self, data: str) -> str:
         """The data set that is really used."""
@@ -120,14 +125,19 @@ class Settings:
             recipe=Recipe(**{**asdict(recipe), "epochs": epochs}),
         )
 
+    def models_of(self, grid: Grid) -> tuple[str, ...]:
+        """The networks of a grid that were asked for, or the first one asked for where any will do."""
+        if self.models is None:
+            return grid.models
+        asked = tuple(model for model in grid.models if model in self.models)
+        return asked if asked or not grid.any_network else self.models[:1]
+
     def configs(self, experiment: Experiment) -> Iterator[RunConfig]:
         """The runs an experiment needs, in the order of its grid."""
         grid = experiment.grid
         if grid is None:
             return
-        for model in grid.models:
-            if self.models is not None and model not in self.models:
-                continue
+        for model in self.models_of(grid):
             for method in grid.methods:
                 if self.methods is not None and method not in self.methods:
                     continue

@@ -9,11 +9,12 @@ from statistics import median
 
 from rbue.paper.gathering import ExperimentData, GatheredCell
 from rbue.paper.settings import QUICK
+from rbue.report.tables.formats import duration
 
 HEADINGS = {
     "accuracy": "accuracy (%)",
     "ece": "ECE",
-    "training_seconds": "training (h)",
+    "training_seconds": "training time",
     "parameters": "parameters",
     "mean_jsd": "Mean-JSD",
     "max_jsd": "Max-JSD",
@@ -22,7 +23,7 @@ HEADINGS = {
 }
 _TEXTS: dict[str, Callable[[float], str]] = {
     "accuracy": lambda value: f"{100 * value:.2f}",
-    "training_seconds": lambda value: f"{value / 3600:.3g}",
+    "training_seconds": duration,
     "parameters": lambda value: f"{value:,.0f}",
 }
 QUICK_WARNING = (
@@ -75,6 +76,8 @@ def markdown(gathered: ExperimentData) -> str:
             for row in gathered.rows
         ]
         lines += ["", *_markdown_table(heads, rows)]
+        if "training_seconds" in measures and gathered.trained is not None:
+            lines += ["", gathered.trained.note()]
     lines += _medians(gathered)
     if gathered.illustration is not None:
         lines += ["", f"Data for the figure: {', '.join(gathered.illustration)}."]

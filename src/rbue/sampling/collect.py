@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -23,6 +22,44 @@ class SampleStream(Protocol):
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
 
 
+class _Drawing:
+    """Samples of one batch on their way into statistics, the first ``keep`` of them kept.
+
+    Attributes:
+        statistics: of what was drawn so far.
+        kept: the first samples, ``(keep, B, C, ...)``; None before any is drawn, or if none is to be kept.
+    """
+
+    def __init__(
+        self, stream: SampleStream, x: Tensor, images: Tensor, outputs: str, keep: int, report: SampleProgress | None
+    ) -> None:
+        self.stream, self.x, self.images = stream, x, images
+        self.outputs, self.keep, self.report = outputs, keep, report
+        self.statistics = RunningStatistics(len(x), x.device)
+        self.kept: Tensor | None = None
+        self.done = 0
+
+    def draw(self, target: int, active: Tensor) -> None:
+        """Draw until the images ``active`` have ``target`` samples."""
+        numbers = torch.arange(self.done, target, dtype=torch.int32, device=self.x.device)
+        for batch, stack, out in self.stream(self.x[active], numbers, self.images[active]):
+            if self.outputs == "logits" and batch.start == 0 and self.done + stack.start == 0:
+                _warn_of_probabilities(out)
+            probs = probabilities(out, self.outputs)
+            self.statistics.add(active[batch], probs)
+            self._keep(slice(self.done + stack.start, min(self.done + stack.stop, self.keep)), batch, probs)
+            if self.report is not None:
+                self.report.advance(probs.shape[0] * probs.shape[1])
+        self.done = target
+
+    def _keep(self, places: slice, batch: slice, probs: Tensor) -> None:
+        if places.start >= places.stop:
+            return
+        if self.kept is None:
+            self.kept = probs.new_empty((self.keep, len(self.x), *probs.shape[2:]))
+        self.kept[places, batch] = probs[: places.stop - places.start]
+
+
 def collect(
     stream: SampleStream,
     x: Tensor,
@@ -37,32 +74,18 @@ def collect(
 ) -> Prediction:
     """Draw samples of one batch and keep running statistics of their probabilities."""
     plan = [samples] if adaptive is None else adaptive.rounds(samples)
-    statistics = RunningStatistics(len(x), x.device)
+    drawing = _Drawing(stream, x, images, outputs, samples if return_samples else 0, report)
     active = torch.arange(len(x), device=x.device)
-    kept: Tensor | None = None
-    done = 0
     for target in plan:
-        numbers = torch.arange(done, target, dtype=torch.int32, device=x.device)
-        for batch, stack, out in stream(x[active], numbers, images[active]):
-            if outputs == "logits" and batch.start == 0 and stack.start == 0 and done == 0:
-                _warn_of_probabilities(out)
-            probs = probabilities(out, outputs)
-            statistics.add(active[batch], probs)
-            if return_samples:
-                if kept is None:
-                    kept = probs.new_empty((target, len(x), *probs.shape[2:]))
-                kept[stack, batch] = probs
-            if report is not None:
-                report.advance(probs.shape[0] * probs.shape[1])
-        done = target
+        drawing.draw(target, active)
         if adaptive is not None and target != plan[-1]:
-            settled = adaptive.settled(statistics, active, len(plan))
+            settled = adaptive.settled(drawing.statistics, active, len(plan))
             if report is not None:
                 report.advance(int(settled.sum()) * (plan[-1] - target))
             active = active[~settled]
             if len(active) == 0:
                 break
-    result = statistics.prediction(seed, kept)
+    result = drawing.statistics.prediction(seed, drawing.kept)
     _check_finite(result.probs)
     return result
 
@@ -71,21 +94,12 @@ def collect_at(
     stream: SampleStream, x: Tensor, images: Tensor, counts: Sequence[int], *, seed: int, keep: int = 0
 ) -> list[Prediction]:
     """The predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep``."""
-    statistics = RunningStatistics(len(x), x.device)
-    rows = torch.arange(len(x), device=x.device)
-    kept: Tensor | None = None
+    drawing = _Drawing(stream, x, images, "logits", keep, None)
+    everything = torch.arange(len(x), device=x.device)
     found: list[Prediction] = []
-    for done, target in pairwise([0, *counts]):
-        numbers = torch.arange(done, target, dtype=torch.int32, device=x.device)
-        for batch, stack, out in stream(x, numbers, images):
-            probs = probabilities(out, "logits")
-            statistics.add(rows[batch], probs)
-            if kept is None:
-                kept = probs.new_empty((keep, len(x), *probs.shape[2:]))
-            places = slice(done + stack.start, min(done + stack.stop, keep))
-            if places.start < places.stop:
-                kept[places, batch] = probs[: places.stop - places.start]
-        found.append(statistics.prediction(seed, kept if target == counts[-1] and keep else None))
+    for target in counts:
+        drawing.draw(target, everything)
+        found.append(drawing.statistics.prediction(seed, drawing.kept if target == counts[-1] else None))
     _check_finite(found[-1].probs)
     return found
 

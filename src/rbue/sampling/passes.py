@@ -107,7 +107,8 @@ class StackedPasses:
         self.conversion = conversion_of(self.network)
         self.state = random_stream.seed_state(seed, x.device)
         self.compiled, self.spread = _wrapping(model)
-        key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, self.spread)
+        in_company = len(x) > 1  # an image alone does not show whether others would change its samples
+        key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, self.spread, in_company)
         if key not in self.conversion.plans:
             self.conversion.plans[key] = self._make_plan(x)
         self.plan: PassPlan = self.conversion.plans[key]

@@ -19,8 +19,12 @@ class Products(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        words = kwargs or {}
         formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
-            self.count += formula(*args, **(kwargs or {}), out_val=out)
+        if formula is None:
+            with self:  # in inference mode operators arrive whole, and a product is a part of one
+                out = func.decompose(*args, **words)
+            return func(*args, **words) if out is NotImplemented else out
+        out = func(*args, **words)
+        self.count += formula(*args, **words, out_val=out)
         return out

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rbue.data.corruptions import CORRUPTIONS
 from rbue.environment import facts
 from rbue.errors import RbueError
-from rbue.runs import RunConfig, RunFolder
+from rbue.runs import RunConfig, RunFolder, other_stream
 from rbue.shift.settings import Setting
 from rbue.stored_probs import read_probs, write_probs
 
@@ -43,7 +43,15 @@ class ShiftStore:
     folder: RunFolder
 
     def find(self, config: RunConfig, setting: Setting) -> dict[Cell, Row]:
-        """The rows of one setting."""
+        """The rows of one setting, without those that another version of the random stream drew."""
+        return {cell: row for cell, row in self._rows(config, setting).items() if not other_stream(config, row)}
+
+    def other_streams(self, config: RunConfig, setting: Setting) -> dict[Cell, str]:
+        """The rows of one setting that another version of the random stream drew, and which, in words."""
+        found = {cell: other_stream(config, row) for cell, row in self._rows(config, setting).items()}
+        return {cell: words for cell, words in found.items() if words}
+
+    def _rows(self, config: RunConfig, setting: Setting) -> dict[Cell, Row]:
         wanted = setting.facts(config)
         rows = [row for row in self._content()["rows"] if wanted == {name: row[name] for name in wanted}]
         return {Cell(row["corruption"], row["severity"]): row for row in rows}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rbue.runs import RunConfig, RunFolder
+from rbue.errors import RbueWarning
+from rbue.runs import RunConfig, RunFolder, other_stream
 from rbue.shift.rows import Row
 from rbue.shift.settings import Setting
 
@@ -49,7 +51,14 @@ def clean_result(config: RunConfig, folder: RunFolder, setting: Setting) -> dict
     results: dict[str, Any] = folder.read("results") or {}
     if config.parsed.limit is not None and setting.samples >= config.parsed.limit:
         return next((result for result in results.values() if result["samples"] == config.parsed.limit), None)
-    return results.get(f"samples={setting.samples},seed={setting.seed}")
+    found = results.get(f"samples={setting.samples},seed={setting.seed}")
+    streams = "" if found is None else other_stream(config, found)
+    if streams:
+        warnings.warn(
+            f"{folder.path} was measured on clean images with {streams}; that is left out.", RbueWarning, stacklevel=2
+        )
+        return None
+    return found
 
 
 def _summary(severity: int, rows: Sequence[Row]) -> Summary:

@@ -73,14 +73,22 @@ class Group:
                 lacking.update(cells)
         if not lacking:
             return
-        place = RunFolder.of(config, self.root).path
+        folder = RunFolder.of(config, self.root)
+        outdated = ShiftStore(folder).other_streams(config, self.setting)
+        streams = next((words for cell, words in outdated.items() if cell in lacking), "")
+        if len(lacking) == len(self.cells) and streams:
+            raise RbueError(
+                f"{folder.path} was measured under corruptions with {streams}; its weights are not kept in this folder "
+                "to measure it again."
+            )
         if len(lacking) == len(self.cells):
             raise RbueError(
-                f"{place} has neither trained networks nor measurements under corruptions here; train it first."
+                f"{folder.path} has neither trained networks nor measurements under corruptions here; train it first."
             )
         warnings.warn(
-            f"{place} lacks {len(lacking)} of {len(self.cells)} measurements under corruptions, and its weights are "
-            "not here to make them; what there is is used.",
+            f"{folder.path} lacks {len(lacking)} of {len(self.cells)} measurements under corruptions"
+            f"{f' (some were drawn with {streams})' if streams else ''}, and its weights are not here to make them; "
+            "what there is is used.",
             RbueWarning,
             stacklevel=4,
         )

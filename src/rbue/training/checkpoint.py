@@ -22,11 +22,6 @@ from rbue.training.weights import apart, put_weights
 _WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
 
 
-def save_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, progress: dict) -> None:
-    """Write weights, momentum and progress."""
-    write_bytes(path, checkpoint(network, optimiser, progress))
-
-
 def checkpoint(network: nn.Module, optimiser: torch.optim.Optimizer, progress: dict) -> bytes:
     """Weights, momentum and progress as they are now."""
     network = innermost(network)
@@ -39,7 +34,10 @@ def checkpoint(network: nn.Module, optimiser: torch.optim.Optimizer, progress: d
 
 
 class CheckpointWriter:
-    """Writes checkpoints while training goes on, one at a time; a write that failed is raised by the next call."""
+    """Writes checkpoints while training goes on, one at a time; a write that failed is raised by the next call.
+
+    Close it at the end.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,6 +54,13 @@ class CheckpointWriter:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def close(self) -> None:
+        """Return when everything is written and nothing more will be."""
+        try:
+            self.finish()
+        finally:
+            self._thread.shutdown()
 
 
 def load_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer) -> dict:

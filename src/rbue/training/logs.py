@@ -13,7 +13,10 @@ from rbue.training.trainer import EpochReport
 
 
 class EpochLog:
-    """Adds epochs to a log; an epoch that was lost in a stop and run again replaces its line."""
+    """Adds epochs to a log; an epoch that was lost in a stop and run again replaces its line.
+
+    Training does not wait for a line to be on the disk, so the last ones may be missing after a loss of power.
+    """
 
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
         self.path, self.tensorboard = path, tensorboard
@@ -52,13 +55,14 @@ def _text(lines: list[dict[str, Any]]) -> str:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The epochs of a log; a line cut off by a stop ends it."""
+    """The epochs of a log, each as it was written last; a line cut off by a stop ends it."""
     if not path.exists():
         return []
-    entries: list[dict[str, Any]] = []
+    entries: dict[int, dict[str, Any]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            entries.append(json.loads(line))
+            entry = json.loads(line)
         except json.JSONDecodeError:
             break
-    return entries
+        entries[entry["epoch"]] = entry
+    return [entries[epoch] for epoch in sorted(entries)]

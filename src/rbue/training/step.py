@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rbue.call_sites import counted_ahead, innermost, seed
 from rbue.call_sites.following import CONVERSION
+from rbue.errors import InvalidInput
 from rbue.methods.base import Loss, Method, TrainingProgress
 from rbue.training.batches import Batches, epoch_seed
 from rbue.training.recipe import Recipe
@@ -45,6 +46,10 @@ class TrainingStep:
     ) -> None:
         self.network, self.method, self.batches, self.recipe, self.run_seed = network, method, batches, recipe, run_seed
         self.share = share or Share()
+        if batches.batch < self.share.processes:
+            raise InvalidInput(
+                f"a batch of {batches.batch} cannot be shared by {self.share.processes} processes; use a larger one."
+            )
         self.device = batches.images.device
         self.optimiser = _optimiser(network, recipe, self.device)
         self.plan = batches.plan(0)
@@ -100,12 +105,13 @@ class TrainingStep:
     def batch_sizes(self) -> Iterator[int]:
         """The sizes of an epoch's batches; the last one may be smaller, and is trained on.
 
-        Only one that leaves a process with a single image or none is left out: BatchNorm cannot normalise that.
+        Only a smaller one that leaves a process with a single image or none is left out: BatchNorm cannot normalise it.
         """
-        images = len(self.batches.images)
-        for start in range(0, images, self.batches.batch):
-            rows = min(self.batches.batch, images - start)
-            if rows >= (2 if start else 1) * self.share.processes:
+        images, batch = len(self.batches.images), self.batches.batch
+        for start in range(0, images, batch):
+            rows = min(batch, images - start)
+            smaller = start > 0 and rows < batch
+            if rows >= (2 if smaller else 1) * self.share.processes:
                 yield rows
 
     def epoch_means(self) -> tuple[float, float]:

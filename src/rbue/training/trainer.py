@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rbue.errors import RbueError
+from rbue.errors import RbueError, RbueWarning
 from rbue.methods.base import Method
 from rbue.training.batches import Batches
 from rbue.training.checkpoint import CheckpointWriter, checkpoint, load_checkpoint
@@ -94,18 +95,27 @@ def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSu
     """
     start = time.perf_counter()
     runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
-    while active := [runner for runner in runners if not runner.finished]:
-        for runner in active:
-            runner.start_epoch()
-        for sizes in zip_longest(*(runner.step.batch_sizes() for runner in active)):
-            for runner, rows in zip(active, sizes, strict=True):
-                if rows is not None:
-                    runner.engine.run_epoch_part(rows)
-        for runner in active:  # while a GPU is still busy with the steps it was given
-            runner.plan_ahead()
-        for runner in active:
-            runner.end_epoch(len(active))
+    try:
+        while active := [runner for runner in runners if not runner.finished]:
+            _run_epoch(active)
+    except BaseException:
+        for runner in runners:
+            runner.abandon()
+        raise
     return [runner.summary() for runner in runners]
+
+
+def _run_epoch(active: Sequence[_Runner]) -> None:
+    for runner in active:
+        runner.start_epoch()
+    for sizes in zip_longest(*(runner.step.batch_sizes() for runner in active)):
+        for runner, rows in zip(active, sizes, strict=True):
+            if rows is not None:
+                runner.engine.run_epoch_part(rows)
+    for runner in active:  # while a GPU is still busy with the steps it was given
+        runner.plan_ahead()
+    for runner in active:
+        runner.end_epoch(len(active))
 
 
 class _Runner:
@@ -162,9 +172,18 @@ class _Runner:
         start = time.perf_counter()
         self.writer.start(checkpoint(self.job.network, self.step.optimiser, self.progress))
         if self.finished:
-            self.writer.finish()
+            self.writer.close()
         self.saved_at = time.perf_counter()
         self.saving = self.saved_at - start
+
+    def abandon(self) -> None:
+        """Wait for the checkpoint that is being written; that it failed must not hide why training ends."""
+        if self.writer is None:
+            return
+        try:
+            self.writer.close()
+        except RbueError as error:
+            warnings.warn(f"the last checkpoint is lost: {error}", RbueWarning, stacklevel=2)
 
     def summary(self) -> TrainingSummary:
         names = ("seconds", "loss", "accuracy", "engine", "side_by_side")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rbue.paper.claims import cifar, costs, diversity, position, preparation, shift, theory, tiny_imagenet
-from rbue.paper.claims.judging import Check, Claim, Judged, Numbers, PaperNumbers, Verdict
+from rbue.paper.claims.judging import CASES, Check, Claim, Judged, Numbers, PaperNumbers, Verdict
+from rbue.paper.claims.repetitions import Watched, single_runs_note
 from rbue.paper.measured import Measured
 
 CLAIMS: tuple[Claim, ...] = (
@@ -28,10 +29,17 @@ CLAIMS: tuple[Claim, ...] = (
 def judge(claim: Claim, measured: Numbers, paper: Numbers | None = None) -> Judged:
     """Both verdicts on one claim."""
     own = (claim.paper_holds or claim.holds)(paper or PaperNumbers())
-    here = claim.holds(measured)
-    if claim.across_data and isinstance(measured, Measured) and measured.settings.quick:
-        here = Verdict(None, "a quick run has one data set in place of three")
-    return Judged(claim, replace(own, missing="not in its tables"), here)
+    return Judged(claim, replace(own, missing="not in its tables"), _here(claim, measured))
+
+
+def _here(claim: Claim, measured: Numbers) -> Verdict:
+    if not isinstance(measured, Measured):
+        return claim.holds(measured)
+    if claim.across_data and measured.settings.quick:
+        return Verdict(None, "a quick run has one data set in place of three")
+    watched = Watched(measured)
+    found = claim.holds(watched)
+    return replace(found, fewest_runs=watched.fewest_runs)
 
 
 def judge_all(measured: Numbers, paper: Numbers | None = None) -> list[Judged]:
@@ -39,4 +47,16 @@ def judge_all(measured: Numbers, paper: Numbers | None = None) -> list[Judged]:
     return [judge(claim, measured, paper) for claim in CLAIMS]
 
 
-__all__ = ["CLAIMS", "Check", "Claim", "Judged", "Numbers", "PaperNumbers", "Verdict", "judge", "judge_all"]
+__all__ = [
+    "CASES",
+    "CLAIMS",
+    "Check",
+    "Claim",
+    "Judged",
+    "Numbers",
+    "PaperNumbers",
+    "Verdict",
+    "judge",
+    "judge_all",
+    "single_runs_note",
+]

@@ -56,14 +56,14 @@ def _diversity_helps(numbers: Numbers) -> Verdict:
     pairs = [(_value(numbers, method, "mean_jsd"), _value(numbers, method, "ece")) for method in DIVERSE]
     known = [(jsd, ece) for jsd, ece in pairs if jsd is not None and ece is not None]
     if len(known) < len(pairs):
-        return Verdict(None, f"{len(pairs) - len(known)} of {len(pairs)} methods lack a number")
+        return Verdict(None, f"{len(pairs) - len(known)} of {len(pairs)} methods lack a number", cases=1)
     # Kendall's count of pairs: ties in either number say nothing.
     agree = sum(
         ((one[0] > two[0]) - (one[0] < two[0])) * ((one[1] > two[1]) - (one[1] < two[1]))
         for place, one in enumerate(known)
         for two in known[place + 1 :]
     )
-    return Verdict(agree < 0, f"pairs ordered alike minus pairs ordered oppositely: {agree} of 21")
+    return Verdict(agree < 0, f"pairs ordered alike minus pairs ordered oppositely: {agree} of 21", known=1, cases=1)
 
 
 CLAIMS = (

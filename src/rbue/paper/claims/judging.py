@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from rbue.paper.numbers import paper_value
 
 SHOWN = 3
+CASES = "Behind a verdict stands how many of the sentence's cases have numbers, not in how many it holds."
 ROUNDING = 1e-9
 """Differences below this come from arithmetic, not from measurements."""
 
@@ -52,19 +53,43 @@ class Verdict:
         holds: the verdict.
         why: what decides it.
         missing: the word for None, such as ``not measured``.
+        known: how many of its cases have numbers.
+        cases: how many it has; 0 if it is not decided by cases.
+        fewest_runs: the fewest repetitions behind any of its numbers; None if they come from no runs.
     """
 
     holds: bool | None
     why: str = ""
     missing: str = "not measured"
+    known: int = 0
+    cases: int = 0
+    fewest_runs: int | None = None
 
     @property
     def word(self) -> str:
         """``true``, ``false``, or why there is no verdict."""
         return self.missing if self.holds is None else str(self.holds).lower()
 
+    @property
+    def covered_word(self) -> str:
+        """The word with the cases that have numbers: ``false, 4 of 24 cases``; without one, with those that lack some.
+
+        >>> print(Verdict(None, known=4, cases=24).covered_word)
+        not measured (20 of 24 cases)
+        """
+        if not self.known:
+            return self.word
+        if self.holds is None:
+            return f"{self.word} ({self.cases - self.known} of {self.cases} cases)"
+        return f"{self.word}, {self.known} of {self.cases} case{'s' if self.cases != 1 else ''}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        words = {"verdict": self.word, "why": self.why}
+        return {**words, "known": self.known, "cases": self.cases, "fewest_runs": self.fewest_runs}
+
     def __str__(self) -> str:
-        return f"{self.word}: {self.why}" if self.why else self.word
+        return f"{self.covered_word}: {self.why}" if self.why else self.covered_word
 
 
 Predicate = Callable[[Numbers], Verdict]
@@ -106,7 +131,7 @@ class Judged:
         claim = self.claim
         words = {"id": claim.id, "section": claim.section, "quote": claim.quote, "reading": claim.reading}
         sides = {"paper": self.paper, "measured": self.measured}
-        return {**words, **{side: {"verdict": one.word, "why": one.why} for side, one in sides.items()}}
+        return {**words, **{side: one.as_json() for side, one in sides.items()}}
 
 
 @dataclass(frozen=True)
@@ -123,12 +148,15 @@ def all_hold(checks: Iterable[Check]) -> Verdict:
     wrong = [check.what for check in seen if check.holds is False]
     absent = sum(check.holds is None for check in seen)
     known = len(seen) - absent
+    holds: bool | None
     if wrong:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        return Verdict(False, f"not in {len(wrong)} of {known} cases: {'; '.join(wrong[:SHOWN])}{more}")
-    if absent:
-        return Verdict(None, f"{absent} of {len(seen)} cases lack a number")
-    return Verdict(True, f"in all {known} cases" + (f": {seen[0].what}" if known == 1 else ""))
+        holds, why = False, f"not in {len(wrong)} of {known} cases: {'; '.join(wrong[:SHOWN])}{more}"
+    elif absent:
+        holds, why = None, f"{absent} of {len(seen)} cases lack a number"
+    else:
+        holds, why = True, f"in all {known} cases" + (f": {seen[0].what}" if known == 1 else "")
+    return Verdict(holds, why, known=known, cases=len(seen))
 
 
 def compare(what: str, left: float | None, sign: str, right: float | None, measure: str = "") -> Check:

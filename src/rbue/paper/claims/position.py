@@ -57,12 +57,13 @@ def _extra_time_grows(numbers: Numbers) -> Verdict:
 def _some_rate(numbers: Numbers, holds: Sequence[Sequence[Check]]) -> Verdict:
     """True if all checks of one rate hold."""
     verdicts = [all_hold(checks) for checks in holds]
+    known, cases = sum(one.known for one in verdicts), sum(one.cases for one in verdicts)
     for rate, verdict in zip(DROPRELU, verdicts, strict=True):
         if verdict.holds:
-            return Verdict(True, f"{rate} does")
+            return Verdict(True, f"{rate} does", known=known, cases=cases)
     if any(verdict.holds is None for verdict in verdicts):
-        return Verdict(None, "numbers are missing")
-    return Verdict(False, f"no q does; {DROPRELU[-1]}: {verdicts[-1].why}")
+        return Verdict(None, "numbers are missing", known=known, cases=cases)
+    return Verdict(False, f"no q does; {DROPRELU[-1]}: {verdicts[-1].why}", known=known, cases=cases)
 
 
 def _better_than_dropout(numbers: Numbers) -> Verdict:
@@ -101,7 +102,7 @@ def _best_is_not_best_calibrated(numbers: Numbers) -> Verdict:
     found = [(numbers.value(*PLANE, rate, "accuracy"), numbers.value(*PLANE, rate, "ece")) for rate in DROPRELU]
     known = [(accuracy, ece) for accuracy, ece in found if accuracy is not None and ece is not None]
     if len(known) < len(found):
-        return Verdict(None, "numbers are missing")
+        return Verdict(None, "numbers are missing", cases=1)
     own = max(known)[1]
     return all_hold(
         [compare("ECE of the most accurate q and the smallest ECE", own, ">", min(ece for _, ece in known))]

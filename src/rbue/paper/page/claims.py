@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rbue.paper.claims import Judged
+from rbue.paper.claims import CASES, Judged, single_runs_note
 from rbue.paper.settings import QUICK
 from rbue.report.page import Block, Bullets, Fold, Heading, Section, TableBlock, Text
 from rbue.report.tables import Column, Table
@@ -36,8 +36,8 @@ def claims_section(judged: Sequence[Judged], scale: str) -> Section:
             "claim": one.claim.id,
             "section": one.claim.section,
             "sentence": f"“{one.claim.quote}”",
-            "paper": one.paper.word,
-            "here": one.measured.word,
+            "paper": one.paper.covered_word,
+            "here": one.measured.covered_word,
         }
         for one in judged
     ]
@@ -45,6 +45,7 @@ def claims_section(judged: Sequence[Judged], scale: str) -> Section:
         Text(lead),
         Bullets(totals),
         TableBlock(Table(columns, rows, "Sentences of the paper with both verdicts")),
+        Text(f"{CASES} {single_runs_note(judged)}"),
         Heading("How each sentence is read, and what decides it"),
         *(_reasons(one, here) for one in judged),
     ]
@@ -57,7 +58,7 @@ def _counted(words: Sequence[str]) -> str:
 
 
 def _reasons(one: Judged, here: str) -> Fold:
-    verdicts = f"by its own numbers: {one.paper.word}; {here}: {one.measured.word}"
+    verdicts = f"by its own numbers: {one.paper.covered_word}; {here}: {one.measured.covered_word}"
     decided = [
         f"Read as: {one.claim.reading}",
         f"By its own numbers {one.paper}.",

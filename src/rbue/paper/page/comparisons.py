@@ -41,9 +41,9 @@ def boxes(shown: Shown, drawing: Drawing) -> list[Block]:
     name = COLUMNS[measure].heading
     figure = figures.severity_boxes(values, name, percent=measure == "accuracy")
     alt = f"Box plots of {name} over corruptions. {_medians_in_words(values, measure)}"
-    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption), wide=True)]
+    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption, corrupted=True), wide=True)]
     if _is_largest(shown, drawing):
-        table = medians_table(values, measure, shown.caption(f"Median {name} over corruptions."))
+        table = medians_table(values, measure, shown.caption(f"Median {name} over corruptions.", corrupted=True))
         blocks.append(Fold(f"Medians of {name} as numbers", [TableBlock(table)]))
     return blocks
 
@@ -57,9 +57,10 @@ def medians(shown: Shown, drawing: Drawing) -> list[Block]:
     name = COLUMNS[measure].heading
     figure = figures.severity_medians(values, name, percent=measure == "accuracy")
     alt = f"Median {name} against severity. {_medians_in_words(values, measure)}"
-    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption))]
+    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption, corrupted=True))]
     if _is_largest(shown, drawing):
-        blocks.append(TableBlock(medians_table(values, measure, shown.caption(f"Median {name} over corruptions."))))
+        caption = shown.caption(f"Median {name} over corruptions.", corrupted=True)
+        blocks.append(TableBlock(medians_table(values, measure, caption)))
     return blocks
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
-from rbue.paper.gathering import GatheredCell, GatheredRow
+from rbue.paper.gathering import NOT_COMPARED, GatheredCell, GatheredRow
 from rbue.paper.numbers import TABLES, paper_value
 from rbue.paper.page.shown import Shown
 from rbue.report.of_runs.comparison import MEASURES
@@ -29,6 +30,16 @@ _OWN = (
     ),
 )
 COLUMNS = {column.key: column for column in (*MEASURES, *_OWN)}
+COLUMNS |= {key: replace(COLUMNS[key], better=None) for key in NOT_COMPARED}
+
+
+class Uncompared(Cell):
+    """A value whose difference from the paper's says nothing."""
+
+    @property
+    def difference(self) -> None:
+        """None."""
+        return None
 
 
 def numbers_table(shown: Shown, model: str, measures: Sequence[str], sentence: str = "") -> Table:
@@ -51,7 +62,8 @@ def numbers_table(shown: Shown, model: str, measures: Sequence[str], sentence: s
             line["seeds"] = Cell(_repetitions(row))
         lines.append(line)
     spread = " Mean ± standard deviation." if several else ""
-    return Table(columns, lines, shown.caption(f"{sentence}{spread}", model))
+    note = f" {shown.times_note(model)}" if "training_seconds" in keys else ""
+    return Table(columns, lines, f"{shown.caption(f'{sentence}{spread}', model)}{note}".rstrip())
 
 
 def medians_table(by_method: Mapping[str, Mapping[int, Sequence[float]]], measure: str, caption: str) -> Table:
@@ -76,7 +88,7 @@ def _cell(measure: str, cell: GatheredCell) -> Cell:
     if cell.measured is None:
         return Cell(None, paper=cell.paper)
     deviation = None if measure == "parameters" else cell.measured.deviation
-    return Cell(cell.measured.mean, deviation, cell.paper)
+    return (Cell if cell.compared else Uncompared)(cell.measured.mean, deviation, cell.paper)
 
 
 def _size(shown: Shown, row: GatheredRow) -> Cell:

@@ -10,7 +10,6 @@ from rbue.paper.gathering import ExperimentData
 from rbue.paper.measured import Measured
 from rbue.paper.numbers import printed
 from rbue.paper.page.shown import anchor_of, name_of
-from rbue.paper.shift_results import shift_rows
 from rbue.report.page import Block, Section, Source, TableBlock, Text, provenance_table, source_from_run
 from rbue.runs import RunConfig, RunFolder
 
@@ -65,7 +64,7 @@ def _scaled(config: RunConfig, measured: Measured) -> Source | None:
 def _shifted(config: RunConfig, measured: Measured) -> Source | None:
     """The runs under corruptions, whose rows name the environment that each was measured in."""
     folder = RunFolder.of(config, measured.root)
-    rows = shift_rows(folder, measured.settings.samples_of(config))
+    rows = measured.corrupted_rows(config)
     if not rows:
         return None
     known: dict[str, Any] = (folder.read("shift") or {}).get("environments") or {}

@@ -42,9 +42,9 @@ def experiment_section(shown: Shown) -> Section:
     words = shown.settings_words()
     lead = f"{experiment.place} of the paper, `{experiment.id}`."
     if words:
-        lead += f" {'Measured with' if _has_measured(gathered) else 'To be measured with'} {words}"
+        lead += f" {'Measured with' if shown.is_measured else 'To be measured with'} {words}"
     blocks: list[Block] = [Text(lead)]
-    if shown.quick and _has_measured(gathered):
+    if shown.quick and shown.is_measured:
         blocks.append(Notice(QUICK_TITLE))
     if gathered.missing:
         blocks.append(_missing_notice(gathered))
@@ -88,7 +88,3 @@ def _drawn(shown: Shown, drawing: Drawing) -> list[Block]:
         return draw(shown, drawing)
     except RbueError as error:
         return [Notice("This could not be drawn", [str(error)])]
-
-
-def _has_measured(gathered: ExperimentData) -> bool:
-    return any(cell.measured is not None for row in gathered.rows for cell in row.cells.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from rbue.paper.definitions import Experiment
 from rbue.paper.gathering import ExperimentData, GatheredRow
 from rbue.paper.measured import Measured
 from rbue.paper.settings import QUICK
+from rbue.paper.trained import how_trained
 from rbue.report.of_runs.reading import recipe_words
 from rbue.runs import RunConfig, RunFolder
 
@@ -66,24 +68,52 @@ class Shown:
         measured = [config for config in self.configs(model, method) if self.measured.result(config) is not None]
         return f"#{anchor_of(measured[0])}" if measured else ""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether any of its runs has been measured, clean or under corruptions."""
+        return bool(self._measured())
+
     def settings_words(self) -> str:
-        """What is run for it: networks, data, recipe, samples, seeds."""
-        configs = [config for row in self.gathered.rows for config in self.configs(row.model, row.method)]
+        """What was run for it: networks, data, recipe, samples, seeds; as long as nothing was, what is to be run."""
+        configs = self._measured() or self._all_configs()
         if not configs:
             return ""
         networks = _listed(dict.fromkeys(one.model for one in configs))
-        parts = (recipe_words(configs[0]), self._samples(configs), self._repetitions())
+        parts = (recipe_words(configs[0]), self._samples(configs), self._repetitions(configs))
         return f"{networks} on {self._data()}; {'; '.join(parts)}."
 
-    def caption(self, sentence: str, model: str | None = None) -> str:
+    def caption(self, sentence: str, model: str | None = None, corrupted: bool = False) -> str:
         """A sentence with what was run, short enough to stand below every figure."""
         if not self.gathered.rows:
             return sentence
-        count = self.measured.settings.sample_count
-        networks = model or _listed(self.models)
-        parts = [f"{networks} on {self._data(count=False)}", f"{count} sample{'s' if count != 1 else ''}"]
-        parts += [self._repetitions(), *(["quick run, no evidence"] if self.quick else [])]
+        measured, settings = self._measured(model), self.measured.settings
+        networks = model or _listed(dict.fromkeys(one.model for one in measured) or self.models)
+        parts = [f"{networks} on {self._data(count=False)}"]
+        if measured:
+            count = settings.shift_sample_count if corrupted else settings.sample_count
+            parts += [f"{count} sample{'s' if count != 1 else ''}", self._repetitions(measured)]
+            parts += ["quick run, no evidence"] if self.quick else []
+        else:
+            parts.append("not measured yet")
         return f"{sentence} ({', '.join(parts)}.)".strip()
+
+    def times_note(self, model: str) -> str:
+        """What the training times of one network mean; empty if nothing is known of its trainings."""
+        trained = how_trained(self._measured(model), self.measured.root)
+        return "" if trained is None else trained.note()
+
+    def _all_configs(self, model: str | None = None) -> list[RunConfig]:
+        rows = [row for row in self.gathered.rows if model in (None, row.model)]
+        return [config for row in rows for config in self.configs(row.model, row.method)]
+
+    def _measured(self, model: str | None = None) -> list[RunConfig]:
+        """The runs of all networks, or of one, that have been measured."""
+        return [config for config in self._all_configs(model) if self._has_numbers(config)]
+
+    def _has_numbers(self, config: RunConfig) -> bool:
+        if self.measured.result(config) is not None:
+            return True
+        return bool(self.gathered.corrupted) and bool(self.measured.corrupted_rows(config))
 
     def _data(self, count: bool = True) -> str:
         assert self.experiment.grid is not None
@@ -99,14 +129,18 @@ class Shown:
     def _samples(self, configs: list[RunConfig]) -> str:
         count = self.measured.settings.sample_count
         text = f"{count} sample{'s' if count != 1 else ''} for each image"
+        if self.gathered.corrupted:
+            text += f" ({self.measured.settings.shift_sample_count} for each corrupted one)"
         members = sorted({config.parsed.networks for config in configs} - {1})
         return f"{text}, {' or '.join(map(str, members))} members of an ensemble" if members else text
 
-    def _repetitions(self) -> str:
-        seeds = self.measured.settings.seeds or (0,)
-        if len(seeds) == 1:
-            return f"seed {seeds[0]}"
-        return f"mean of {len(seeds)} repetitions"
+    def _repetitions(self, configs: list[RunConfig]) -> str:
+        counts = set(Counter((config.model, config.method) for config in configs).values())
+        if counts == {1}:
+            asked = self.measured.settings.seeds or (0,)
+            return f"seed {asked[0]}" if len(asked) == 1 else "one run a method"
+        fewest, most = min(counts), max(counts)
+        return f"mean of {most if fewest == most else f'{fewest} to {most}'} repetitions"
 
 
 def _listed(names: Iterable[str]) -> str:

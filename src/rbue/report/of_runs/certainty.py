@@ -11,9 +11,10 @@ from torch import nn
 
 from rbue.call_sites import evaluating
 from rbue.errors import RbueError
-from rbue.experiment import load_networks
+from rbue.networks import load_networks
 from rbue.report.of_runs.answers import Answers
 from rbue.report.page import Bar, Block, Card, Cards
+from rbue.runs import other_stream
 from rbue.sampling.collect import collect
 from rbue.training import Normalise
 
@@ -22,22 +23,28 @@ CLASSES = 3
 Samples = NDArray[np.float64]
 
 
-def certain_cards(answers: Answers, device: torch.device) -> tuple[list[Block], str]:
-    """Cards of the least and of the most certain images, and why there is no spread on them, if there is none."""
+def certain_cards(answers: Answers, device: torch.device) -> tuple[list[Block], Exception | None]:
+    """Cards of the least and of the most certain images, and why the spread of samples is not on them."""
     order = np.argsort(-answers.entropy, kind="stable")
     shown = min(SHOWN, len(order))
     least, most = order[:shown], order[::-1][:shown]
-    samples, trouble = None, ""
-    if answers.record.result["samples"] > 1:
+    samples: Samples | None = None
+    trouble: Exception | None = None
+    if has_spread(answers):
         try:
             samples = drawn_again(answers, np.concatenate([least, most]), device)
         except (RbueError, OSError) as error:
-            trouble = f"the samples of its most and least certain images cannot be drawn: {_without(error, answers)}"
+            trouble = error
     cards = [
         _card(answers, int(image), None if samples is None else samples[:, place])
         for place, image in enumerate([*least, *most])
     ]
     return [Cards("Least certain", cards[:shown]), Cards("Most certain", cards[shown:])], trouble
+
+
+def has_spread(answers: Answers) -> bool:
+    """Whether there is more than one sample of each image."""
+    return bool(answers.record.result["samples"] > 1)
 
 
 def drawn_again(answers: Answers, chosen: NDArray[np.int64], device: torch.device) -> Samples:
@@ -49,6 +56,9 @@ def drawn_again(answers: Answers, chosen: NDArray[np.int64], device: torch.devic
     config, root = record.settings, record.root
     if root is None:
         raise RbueError(f"{record.name} was renamed or moved out of its folder of runs.")
+    streams = other_stream(config, record.result)
+    if streams:
+        raise RbueError(f"they were measured with {streams}.")
     networks = load_networks(config, root, device)
     pixels = np.ascontiguousarray(answers.images.images[chosen])
     x = Normalise(answers.images.mean, answers.images.std, device)(torch.from_numpy(pixels).to(device))
@@ -83,8 +93,3 @@ def _card(answers: Answers, image: int, samples: Samples | None) -> Card:
         bars=bars,
         good=right,
     )
-
-
-def _without(error: Exception, answers: Answers) -> str:
-    """The error without this machine's folders, which mean nothing to another reader."""
-    return str(error).replace(f"{answers.record.root}/", "")

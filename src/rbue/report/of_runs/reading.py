@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rbue.errors import RbueError
+from rbue.errors import RbueError, RbueWarning
 from rbue.report.figures.style import METHOD_COLOURS, method_name
-from rbue.runs import RunConfig, RunFolder
+from rbue.runs import RunConfig, RunFolder, other_stream
 
 NEEDED = {"accuracy", "ece", "samples", "seed"}
 """What every measurement must have to be reported."""
@@ -79,8 +80,21 @@ class Group:
 
 
 def read_records(folders: Iterable[RunFolder]) -> list[Record]:
-    """Read folders; one that cannot be read is a record too, which says why."""
-    return [_read(folder) for folder in folders]
+    """Read folders; one that cannot be read is a record too, which says why.
+
+    Warns of measurements that another version of the random stream drew, for they stand beside those of this one.
+    """
+    records = [_read(folder) for folder in folders]
+    for record in records:
+        streams = next(filter(None, (other_stream(record.settings, one) for one in record.results.values())), "")
+        if streams:
+            warnings.warn(
+                f"{record.name} was measured with {streams}: the same seed gives other numbers now; `rbue evaluate` "
+                "measures it again where its weights are.",
+                RbueWarning,
+                stacklevel=2,
+            )
+    return records
 
 
 def group_records(records: Sequence[Record]) -> list[Group]:

@@ -10,9 +10,12 @@ import torch
 
 from rbue.environment import default_device
 from rbue.errors import RbueError
-from rbue.report.of_runs import certainty, drawing
+from rbue.networks import NoWeights
+from rbue.report.of_runs import drawing
 from rbue.report.of_runs.answers import Answers, TestImages
+from rbue.report.of_runs.certainty import certain_cards, has_spread
 from rbue.report.of_runs.comparison import PaperValue, comparison_table, no_paper, runs_table
+from rbue.report.of_runs.gaps import Gaps
 from rbue.report.of_runs.reading import Group, Record, group_records, missing, without_copies
 from rbue.report.page import Block, Bullets, Fold, Heading, Notice, Page, Section, TableBlock, Text
 from rbue.report.page.provenance import provenance_table, source_from_run
@@ -55,16 +58,15 @@ def report_on(
         RbueError: if none of the runs is measured.
     """
     records, copies = without_copies(records)
-    groups, gaps = group_records(records), missing(records) + copies
+    groups, gaps = group_records(records), Gaps(missing(records) + copies)
     if not groups:
-        raise RbueError(_nothing(records, gaps))
+        raise RbueError(_nothing(records, gaps.sentences()))
     images = TestImages()
-    parts = []
-    for group in groups:
-        found, trouble = _parts(group, paper_value, images, pictures, device or default_device())
-        parts.append((group, found))
-        gaps += trouble
-    notice = [Section("What is missing", [Notice("This report is not complete", gaps)])] if gaps else []
+    parts = [
+        (group, _parts(group, paper_value, images, pictures, device or default_device(), gaps)) for group in groups
+    ]
+    said = gaps.sentences()
+    notice = [Section("What is missing", [Notice("This report is not complete", said)])] if said else []
     sources = [
         source_from_run(
             *(record.name, record.settings.method, record.settings.seed, record.result, record.environment),
@@ -80,23 +82,23 @@ def report_on(
     origin = Section("Where each number comes from", [Text(words), TableBlock(provenance_table(sources))], "provenance")
     sections = [*notice, *_sections(parts), origin]
     page = Page(_title(groups), sections, _lead(groups, records))
-    return Report(page, runs_table(records, paper_value), gaps)
+    return Report(page, runs_table(records, paper_value), said)
 
 
 def _parts(
-    group: Group, paper_value: PaperValue, images: TestImages, pictures: bool, device: torch.device
-) -> tuple[list[Part], list[str]]:
+    group: Group, paper_value: PaperValue, images: TestImages, pictures: bool, device: torch.device, gaps: Gaps
+) -> list[Part]:
+    """What a group came to; what is missing of it is added to the gaps."""
     table = comparison_table(group, paper_value)
     parts: list[Part] = [("Comparison", [*_summary(group, table), TableBlock(table, explain=True)])]
     if not pictures:
-        return parts, []
-    gaps = []
+        return parts
     answers: list[Answers] = []
     for records in group.methods.values():
         try:
             answers.append(images.answers(records[0]))
         except RbueError as error:
-            gaps.append(f"`{records[0].name}`: {error}")
+            gaps.of_run(records[0], str(error))
     parts[0][1].extend(drawing.plane(group, table))
     more = drawing.more_samples(group)
     if more:
@@ -105,20 +107,31 @@ def _parts(
         parts.append(("Calibration", drawing.calibration(answers)))
         parts.append(("Answering only what is sure", drawing.selective(answers)))
         parts.append(("Right and wrong answers", drawing.entropies(answers)))
-        folds: list[Block] = [Text(_CARDS)]
-        opened = next((one for one in answers if one.record.settings.parsed.limit is None), answers[0])
-        for one in answers:
-            cards, trouble = certainty.certain_cards(one, device)
-            folds.append(Fold(one.method, cards, open=one is opened))
-            gaps += [f"`{one.record.name}`: {trouble}"] if trouble else []
-        parts.append(("Most and least certain images", folds))
-    return parts, gaps
+        parts.append(("Most and least certain images", _certain(answers, device, gaps)))
+    return parts
 
 
 _CARDS = (
-    "The three most probable classes of each image; the right one is underlined. A bar is the mean over all samples, "
-    "the line on it the range that nine in ten samples lie in: a long line means that the samples disagree."
+    "The three most probable classes of each image; the right one is underlined. A bar is the mean over all samples"
 )
+_LINES = ", the line on it the range that nine in ten samples lie in: a long line means that the samples disagree"
+
+
+def _certain(answers: Sequence[Answers], device: torch.device, gaps: Gaps) -> list[Block]:
+    """Cards of every method, and what is on them."""
+    folds: list[Block] = []
+    has_lines = False
+    opened = next((one for one in answers if one.record.settings.parsed.limit is None), answers[0])
+    for one in answers:
+        cards, trouble = certain_cards(one, device)
+        folds.append(Fold(one.method, cards, open=one is opened))
+        if trouble is None:
+            has_lines |= has_spread(one)
+        elif isinstance(trouble, NoWeights):
+            gaps.without_weights.append(one.record)
+        else:
+            gaps.of_run(one.record, f"the samples of its most and least certain images cannot be drawn: {trouble}")
+    return [Text(f"{_CARDS}{_LINES if has_lines else ''}."), *folds]
 
 
 def _sections(parts: Sequence[tuple[Group, list[Part]]]) -> list[Section]:
