@@ -51,10 +51,10 @@ def test_predictions_on_the_way_are_those_of_fewer_samples(root, method):
 
 
 @pytest.mark.parametrize("samples", [2, 12])
-def test_a_run_is_measured_on_the_way(root, samples):
+def test_a_run_is_measured_on_the_way(own, samples):
     run = config("mc-droprelu:0.8")
-    result = evaluate_run(run, root, CPU, samples=samples, seed=1)
-    networks, images = load_networks(run, root, CPU), data.load("digits", "test")
+    result = evaluate_run(run, own, CPU, samples=samples, seed=1)
+    networks, images = load_networks(run, own, CPU), data.load("digits", "test")
     labels = torch.from_numpy(images.labels)
     assert [row["samples"] for row in result["by_samples"]] == [count for count in (1, 4, 10) if count < samples]
     for row in [*result["by_samples"], result]:
@@ -87,8 +87,8 @@ def test_probabilities_taken_for_logits_are_mentioned(root):
         predict_images_at(run, networks, images, [1], 0, CPU, keep=0)
 
 
-def test_an_ensemble_has_no_curve_of_samples(root):
-    result = evaluate_run(config("deep-ensemble:2"), root, CPU, samples=100)
+def test_an_ensemble_has_no_curve_of_samples(own):
+    result = evaluate_run(config("deep-ensemble:2"), own, CPU, samples=100)
     assert (result["by_samples"], result["samples"]) == ([], 2)
 
 
