@@ -17,6 +17,7 @@ def section() -> str:
     cpu = json.loads((ROOT / "results" / "cpu_forward.json").read_text())
     gpu = json.loads((ROOT / "results" / "gpu_kernels.json").read_text())
     training = json.loads((ROOT / "results" / "training_step.json").read_text())
+    sampling = json.loads((ROOT / "results" / "mc_inference_cuda.json").read_text())
     ratio, facts = cpu["ratio_to_plain"], cpu["facts"]
     small, resnet = ratio["16-32-64 CNN, batch 128"], ratio["ResNet-18, batch 32"]
     last = ratio["ResNet-18, batch 32, last"]["100 samples, last"]
@@ -38,6 +39,8 @@ def section() -> str:
         *gpu_lines(gpu),
         "",
         *training_lines(training),
+        "",
+        *sampling_lines(sampling),
         "<!-- /speed -->",
     ]
     return "\n".join(lines)
@@ -73,7 +76,28 @@ def training_lines(found: dict) -> list[str]:
         *sorted(lines),
         "",
         f"Medians of {found['trials']} trials of `python benchmarks/training_step.py` on one {facts['gpu']}, torch "
-        f"{facts['torch']}, {found['date']}. Every goal and how far it is reached: [benchmarks](benchmarks/README.md).",
+        f"{facts['torch']}, {found['date']}.",
+    ]
+
+
+def sampling_lines(found: dict) -> list[str]:
+    """Many samples on a GPU against as many plain passes in the same form, against one, and in other libraries."""
+    facts, many, one = found["environment"], found["over_as_many_plain_passes"], found["over_one_plain_pass"]
+    lines = [
+        f"| {name} | {seconds:.2f} | {many[name]:.2f}x | {one[name]:.1f}x |"
+        for name, seconds in found["seconds"].items()
+        if name != "one plain pass"
+    ]
+    return [
+        f"| {found['samples']} samples of {found['images']:,} images, ResNet-18, GPU | seconds | over as many plain "
+        "passes | over one |",
+        "|---|---|---|---|",
+        *lines,
+        "",
+        f"1,000 samples need {found['memory_1000_over_10']:.2f}x the memory of 10. Medians of {found['trials']} trials "
+        f"(the peers {found['trials_of_peers']}) of `python benchmarks/mc_inference.py` on one {facts['gpu']}, torch "
+        f"{facts['torch']}, {found['date']}. Every goal, how far it is reached, and what is wrong with these numbers: "
+        "[benchmarks](benchmarks/README.md).",
     ]
 
 
