@@ -66,7 +66,9 @@ def missing_sentence(gathered: ExperimentData) -> str:
 
 def how_to_run(gathered: ExperimentData) -> str:
     """The command that does what is missing."""
-    return f"`rbue paper run {gathered.experiment.id}{' --quick' if gathered.scale == QUICK.name else ''}`"
+    grid, models = gathered.experiment.grid, dict.fromkeys(row.model for row in gathered.rows)
+    only = f" --models {','.join(models)}" if grid is not None and models and tuple(models) != grid.models else ""
+    return f"`rbue paper run {gathered.experiment.id}{only}{' --quick' if gathered.scale == QUICK.name else ''}`"
 
 
 def _missing_notice(gathered: ExperimentData) -> Notice:
