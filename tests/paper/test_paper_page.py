@@ -218,6 +218,8 @@ def test_partial_results_say_what_is_missing(tmp_path):
     assert "vgg13 single: 2 of 3 repetitions; vgg13 mc-dropout:0.2; " in text
     assert "<code>fig-q-sweep</code>: nothing has been measured yet." in text
     assert "<code>rbue paper run fig-q-sweep</code> does it." in text
+    other = page_of(tmp_path, Settings(models=("vgg13",)), chosen(["fig-shift-cifar10"]))
+    assert "<code>rbue paper run fig-shift-cifar10 --models vgg13</code> continues." in other
     assert "0 of 2 tables and figures are complete" in text
     assert "paper 95.32" in text
 
