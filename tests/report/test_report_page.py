@@ -133,6 +133,15 @@ def test_sources_say_where_a_run_was_trained_and_measured():
     assert source_from_run("r", "single", 0, {}).hardware is None
 
 
+def test_commits_are_shortened_but_not_what_stands_beside_them():
+    for commit, shown in (
+        (40 * "a", 10 * "a"),
+        (f"{40 * 'b'}, changed", f"{10 * 'b'}, changed"),
+        ("db732fe", "db732fe"),
+    ):
+        assert source_from_run("r", "single", 0, {"environment": {"commit": commit}}).commit == shown
+
+
 def test_the_contents_may_call_a_section_by_a_shorter_name():
     text = Page("title", [Section("A very long heading", [Text("words")], "one", "Short")]).html()
     assert '<a href="#one">Short</a>' in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ def source_from_run(
         sample_seed=result.get("seed"),
         hardware=hardware or None,
         versions=", ".join(versions) or None,
-        commit=measured.get("commit"),
+        commit=_short(measured.get("commit")),
         data=None if count is None else f"{count:,} of {images.get('name', 'unknown')}, {checksum[:8]}",
         anchor=anchor,
     )
@@ -95,6 +96,11 @@ def provenance_table(sources: Sequence[Source], caption: str = "One row a run") 
         for source in sources
     ]
     return Table(_COLUMNS, rows, caption)
+
+
+def _short(commit: str | None) -> str | None:
+    """A commit with ten of its forty digits, and whatever stands beside it."""
+    return None if commit is None else re.sub(r"\b([0-9a-f]{10})[0-9a-f]{30}\b", r"\1", commit)
 
 
 def _hardware(environment: Mapping[str, Any]) -> str:
