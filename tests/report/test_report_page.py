@@ -134,11 +134,8 @@ def test_sources_say_where_a_run_was_trained_and_measured():
 
 
 def test_commits_are_shortened_but_not_what_stands_beside_them():
-    for commit, shown in (
-        (40 * "a", 10 * "a"),
-        (f"{40 * 'b'}, changed", f"{10 * 'b'}, changed"),
-        ("db732fe", "db732fe"),
-    ):
+    long, changed = 40 * "a", f"{40 * 'b'}, changed"
+    for commit, shown in ((long, 10 * "a"), (changed, f"{10 * 'b'}, changed"), ("db732fe", "db732fe")):
         assert source_from_run("r", "single", 0, {"environment": {"commit": commit}}).commit == shown
 
 
