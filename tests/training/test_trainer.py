@@ -1,16 +1,17 @@
 """The training loop: deterministic, resumable, and it learns."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.files import write_bytes
 from rbue.methods import parse
 from rbue.training import Batches, Job, Recipe, engines, recipe_for, train
 from rbue.training.batches import crop, epoch_seed
-from rbue.training.checkpoint import checkpoint, load_checkpoint
+from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
 from rbue.training.engines import engine_for
 from rbue.training.step import Share, TrainingStep, restart_randomness
 
@@ -45,6 +46,12 @@ def fresh(method, seed=0):
         nn.Linear(32, 2),
     )
     return method.prepare(network, torch.zeros(1, 1, 8, 8))
+
+
+def write(path, network, optimiser, progress):
+    writer = CheckpointWriter(path)
+    writer.start(snapshot(network, optimiser), progress)
+    writer.close()
 
 
 def epoch_of(data, number):
@@ -164,7 +171,7 @@ def test_epoch_seeds_do_not_meet():
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):
     method, file = parse("single"), tmp_path / "state.safetensors"
     other = nn.Linear(3, 2)
-    write_bytes(file, checkpoint(other, torch.optim.SGD(other.parameters(), lr=1), {"epoch": 1}))
+    write(file, other, torch.optim.SGD(other.parameters(), lr=1), {"epoch": 1})
     network = fresh(method)
     before = weights(network)
     with pytest.raises(RbueError, match="another network"):
@@ -184,7 +191,7 @@ def test_a_broken_checkpoint_is_explained(content, tmp_path):
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     file, network = tmp_path / "state.safetensors", fresh(parse("single"))
     optimiser = torch.optim.SGD(network.parameters(), lr=1)
-    write_bytes(file, checkpoint(network, optimiser, {"epoch": 1}))
+    write(file, network, optimiser, {"epoch": 1})
     old = file.read_bytes()
 
     def full(_):
@@ -192,7 +199,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(RbueError, match="No space left"):
-        write_bytes(file, checkpoint(network, optimiser, {"epoch": 2}))
+        write(file, network, optimiser, {"epoch": 2})
     assert file.read_bytes() == old
     assert list(tmp_path.iterdir()) == [file]
 
@@ -287,3 +294,20 @@ def test_a_lost_checkpoint_is_mentioned_when_training_is_stopped(tmp_path, monke
         pytest.raises(KeyboardInterrupt),
     ):
         train_one(fresh(method), method, batches(), 0, checkpoint=tmp_path / "state", report=stop)
+
+
+def test_no_checkpoint_is_taken_while_one_is_being_written(tmp_path, monkeypatch):
+    taken, go_on = [], threading.Event()
+
+    def slow(path, content):
+        taken.append(len(content))
+        go_on.wait(10)
+
+    def report(epoch):
+        if epoch.epoch == RECIPE.epochs - 1:
+            go_on.set()
+
+    monkeypatch.setattr("rbue.training.checkpoint.write_bytes", slow)
+    method = parse("single")
+    train_one(fresh(method), method, batches(), 0, checkpoint=tmp_path / "state", report=report)
+    assert len(taken) == 2  # of the first epoch and of the last

@@ -11,7 +11,7 @@ from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.training.checkpoint import CheckpointWriter, checkpoint, load_checkpoint
+from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
 from rbue.training.logs import EpochLog, read_log
 from rbue.training.trainer import EpochReport
 from rbue.training.weights import load_weights, save_weights
@@ -20,6 +20,12 @@ from rbue.training.weights import load_weights, save_weights
 def network(seed, width=256):
     torch.manual_seed(seed)
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(12)), nn.BatchNorm1d(width))
+
+
+def write(path, network, optimiser, progress):
+    writer = CheckpointWriter(path)
+    writer.start(snapshot(network, optimiser), progress)
+    writer.close()
 
 
 @pytest.mark.parametrize("shard_mib", [None, 1, 100])
@@ -98,7 +104,7 @@ def test_tied_weights_are_kept(tmp_path):
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     save_weights(tmp_path, network)
     load_weights(tmp_path, other)
-    write_bytes(tmp_path / "state", checkpoint(network, optimiser, {"epoch": 3}))
+    write(tmp_path / "state", network, optimiser, {"epoch": 3})
     assert load_checkpoint(tmp_path / "state", other, optimiser) == {"epoch": 3}
     assert other.second.weight is other.first.weight
     assert all(value.equal(other.state_dict()[name]) for name, value in network.state_dict().items())
@@ -116,7 +122,7 @@ def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path):
 def test_a_checkpoint_that_cannot_be_written_is_reported_by_the_next_call(tmp_path):
     (tmp_path / "file").write_text("in the way")
     writer = CheckpointWriter(tmp_path / "file" / "state")
-    writer.start(b"content")
+    writer.start({"tensor": torch.zeros(3)}, {"epoch": 1})
     with pytest.raises(RbueError, match="could not be written"):
         writer.finish()
     writer.finish()
@@ -126,11 +132,11 @@ def test_a_checkpoint_is_of_the_moment_it_was_taken(tmp_path):
     network = nn.Linear(2, 2)
     optimiser = torch.optim.SGD(network.parameters(), lr=1, momentum=0.9)
     before = network.weight.detach().clone()
-    content = checkpoint(network, optimiser, {"epoch": 1})
+    taken = snapshot(network, optimiser)
     with torch.no_grad():
         network.weight.add_(1)
     writer = CheckpointWriter(tmp_path / "state")
-    writer.start(content)
+    writer.start(taken, {"epoch": 1})
     writer.finish()
     load_checkpoint(tmp_path / "state", network, optimiser)
     assert torch.equal(network.weight, before)
@@ -164,3 +170,16 @@ def test_what_a_killed_process_left_goes_even_if_it_had_our_number(tmp_path):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(write_bytes, path, b"more").result()
     assert sorted(tmp_path.iterdir()) == [path, ours]
+
+
+def test_a_writer_says_whether_it_writes_and_how_long_it_took(tmp_path, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr("rbue.training.checkpoint.write_bytes", lambda *_: go_on.wait(10))
+    writer = CheckpointWriter(tmp_path / "state")
+    assert not writer.is_writing
+    writer.start({"tensor": torch.zeros(3)}, {})
+    assert writer.is_writing
+    go_on.set()
+    writer.close()
+    assert not writer.is_writing
+    assert writer.seconds > 0

@@ -6,6 +6,7 @@ Names are those of the network itself, whatever wrapper it trains in.
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,32 +23,46 @@ from rbue.training.weights import apart, put_weights
 _WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
 
 
-def checkpoint(network: nn.Module, optimiser: torch.optim.Optimizer, progress: dict) -> bytes:
-    """Weights, momentum and progress as they are now."""
+def snapshot(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Weights and momentum as they are now, in memory of their own that is not the GPU's."""
     network = innermost(network)
     tensors: dict[str, Tensor] = {_WEIGHTS + name: value for name, value in network.state_dict().items()}
     for name, parameter in network.named_parameters():
         momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
         if momentum is not None:
             tensors[_MOMENTUM + name] = momentum
-    return save(apart(tensors), {_META: json.dumps(progress)})
+    return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
 
 
 class CheckpointWriter:
     """Writes checkpoints while training goes on, one at a time; a write that failed is raised by the next call.
 
     Close it at the end.
+
+    Attributes:
+        seconds: how long the last write took.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.seconds = 0.0
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 
-    def start(self, content: bytes) -> None:
-        """Begin to write a checkpoint, once the one before it is written."""
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is on its way."""
+        return self._writing is not None and not self._writing.done()
+
+    def start(self, tensors: dict[str, Tensor], progress: dict) -> None:
+        """Begin to write a snapshot and the progress it belongs to, once the one before it is written."""
         self.finish()
-        self._writing = self._thread.submit(write_bytes, self.path, content)
+        self._writing = self._thread.submit(self._write, tensors, json.dumps(progress))
+
+    def _write(self, tensors: dict[str, Tensor], note: str) -> None:
+        start = time.perf_counter()
+        write_bytes(self.path, save(apart(tensors), {_META: note}))
+        self.seconds = time.perf_counter() - start
 
     def finish(self) -> None:
         """Return when everything is written."""

@@ -17,13 +17,13 @@ from torch import nn
 from rbue.errors import RbueError, RbueWarning
 from rbue.methods.base import Method
 from rbue.training.batches import Batches
-from rbue.training.checkpoint import CheckpointWriter, checkpoint, load_checkpoint
+from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
 from rbue.training.engines import engine_for
 from rbue.training.recipe import Recipe
 from rbue.training.step import Share, TrainingStep
 
-_SAVING_SHARE = 0.02
-"""The most of the time that training waits for checkpoints, where epochs are short."""
+_SAVING_SHARE, _WRITING_SHARE = 0.02, 0.1
+"""The most of the time that training waits for checkpoints, and that they are written beside it, with short epochs."""
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,18 @@ class _Runner:
         if self.job.report is not None:
             rate = self.job.recipe.rate_at(epoch)
             self.job.report(EpochReport(epoch, loss, accuracy, rate, (now - self.epoch_start) / together))
-        if self.finished or now - self.saved_at >= self.saving / _SAVING_SHARE:
-            self._save()
+        if self.writer is not None and (self.finished or self._is_time_to_save(self.writer, now)):
+            self._save(self.writer)
 
-    def _save(self) -> None:
-        if self.writer is None:
-            return
+    def _is_time_to_save(self, writer: CheckpointWriter, now: float) -> bool:
+        pause = max(self.saving / _SAVING_SHARE, writer.seconds / _WRITING_SHARE)
+        return now - self.saved_at >= pause and not writer.is_writing
+
+    def _save(self, writer: CheckpointWriter) -> None:
         start = time.perf_counter()
-        self.writer.start(checkpoint(self.job.network, self.step.optimiser, self.progress))
+        writer.start(snapshot(self.job.network, self.step.optimiser), self.progress)
         if self.finished:
-            self.writer.close()
+            writer.close()
         self.saved_at = time.perf_counter()
         self.saving = self.saved_at - start
 
