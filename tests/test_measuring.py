@@ -75,8 +75,10 @@ def test_a_network_may_change_its_input_in_place(root, method):
 
     for network in networks:
         network.register_forward_hook(spoil)
-    found = predict_images_at(run, networks, images, [1, 3], 0, CPU, keep=0)[-1]
-    torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
+    at_once = predict_images(run, networks, images, 3, 0, CPU)
+    on_the_way = predict_images_at(run, networks, images, [1, 3], 0, CPU, keep=0)[-1]
+    for found in (at_once, on_the_way):
+        torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
 
 
 def test_probabilities_taken_for_logits_are_mentioned(root):
