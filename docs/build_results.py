@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.experiment import SAMPLE_COUNTS
 from rbue.files import read_json
 from rbue.paper.experiments import METHODS
@@ -138,7 +139,8 @@ def shifted(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
     asked = sorted({row["samples_asked"] for sets in rows.values() for row in sets.values() if row["samples_asked"]})
     lines = [
         "",
-        f"Under corruptions (19 kinds in 5 severities, {', '.join(map(str, asked))} samples): means over the "
+        f"Under corruptions ({len(CORRUPTIONS)} kinds in {len(SEVERITIES)} severities, "
+        f"{', '.join(map(str, asked))} samples): means over the "
         f"{len(common)} sets that all of these rows have.",
         "",
         "| method | sets measured | accuracy, % | ECE | NLL | Brier | AURC |",
@@ -146,20 +148,22 @@ def shifted(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
     ]
     for method, sets in rows.items():
         mean = {name: sum(sets[one][name] for one in common) / len(common) for name in SHIFTED_SCORES}
-        cells = [f"`{method}`", f"{len(sets)} of 95", f"{100 * mean['accuracy']:.2f}"]
+        cells = [f"`{method}`", f"{len(sets)} of {len(CORRUPTIONS) * len(SEVERITIES)}", f"{100 * mean['accuracy']:.2f}"]
         lines.append(f"| {' | '.join([*cells, *(f'{mean[name]:.3f}' for name in SHIFTED_SCORES[1:])])} |")
     return lines
 
 
 def reruns() -> str:
-    """What rows of the table gave when they were trained again."""
+    """What rows of the table gave when they were trained again; empty if none was."""
     again = {method: result for method, (_, result) in measured(RERUNS).items()}
     whole = read_json(WHOLE).get("whole_run")
     if whole is not None:
         again["mc-droprelu:0.9"] = whole
+    if not again:
+        return ""
     texts = [f"`{method}` {100 * one['accuracy']:.2f} % and {one['ece']:.3f}" for method, one in again.items()]
     return (
-        f"Trained again with the same seed, by later code: {', '.join(texts)} (`results/reruns` and "
+        f" Trained again with the same seed, by later code: {', '.join(texts)} (`results/reruns` and "
         "`results/full_training.json`). Sums on a GPU have no fixed order; one seed is not one outcome."
     )
 
@@ -176,7 +180,7 @@ def section() -> str:
         START,
         f"CIFAR-10, ResNet-18, {recipe.epochs} epochs, batch {recipe.batch}, the paper's recipe in bfloat16 autocast, "
         f"seed 0, {SAMPLES} samples in float16: ours, with the paper's value and the difference in brackets. One run a "
-        f"row; the standard error of an accuracy from {images:,} test images is {error:.2f} points. {reruns()}",
+        f"row; the standard error of an accuracy from {images:,} test images is {error:.2f} points.{reruns()}",
         "",
         *comparison(found),
         "",
