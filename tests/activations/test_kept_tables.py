@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from rbue.activations import DropReLU, RReLU, kept_tables, random_relu
@@ -25,7 +26,8 @@ def kept():
 
     def keep(x, table=None):
         layout = ElementLayout.of(x, len(x))
-        kept_tables._kept[kept_tables._key(layout)] = layout.table() if table is None else table
+        with kept_tables.keeping():
+            kept_tables._kept[kept_tables._key(layout)] = layout.table() if table is None else table
 
     return keep
 
@@ -54,6 +56,33 @@ def test_values_and_gradients_are_those_of_the_formula(activation, memory_format
     found, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(x)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(*(torch.autograd.grad(out.sum(), x)[0] for out in (found, expected)))
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+
+    def forward(self, x, activation, keys):
+        y = random_relu(self.norms[0](self.first(x)), activation, keys)
+        return random_relu(self.norms[1](self.second(y)) + x, activation, keys).mean((2, 3)).square().sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_weights", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("of_images", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_gradients_of_compiled_networks_in_every_memory_format(of_weights, of_images, make_x, make_keys, kept):
+    network, keys = Residual().to(memory_format=of_weights), make_keys(4)
+    x = make_x(4, 8, 6, 6).contiguous(memory_format=of_images)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        kept(x.contiguous(memory_format=memory_format))
+    found = []
+    for run in (torch.compile(network, fullgraph=True, dynamic=False), network):
+        network.zero_grad()
+        run(x, RReLU(), keys).backward()
+        found.append([parameter.grad.clone() for parameter in network.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_the_table_is_read_and_not_computed(make_x, make_keys, kept):

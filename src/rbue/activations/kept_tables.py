@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ _lock = threading.RLock()
 def keeping() -> Iterator[None]:
     """Keep the tables of the random sites that are passed on a GPU inside; one thread at a time."""
     global _keeping
+    import_module("torch._inductor.inductor_prims")  # slow to import; has the operator of written()
     with _lock:
         before, _keeping = _keeping, True
         try:
@@ -56,6 +58,15 @@ def find(layout: ElementLayout) -> Tensor | None:
     if not all(has_static_value(size) for size in layout.row_shape):
         return None
     return _kept.get(_key(layout))
+
+
+def written(gradient: Tensor) -> Tensor:
+    """A gradient that was drawn from a table, as it is, but written to memory in its own type.
+
+    Two parts of BatchNorm's backward read it. Left alone, torch's compiler would write the slopes to memory for them,
+    in ``float32``.
+    """
+    return torch.ops.prims.inductor_force_stride_order(gradient, gradient.stride())
 
 
 def _key(layout: ElementLayout) -> _Key:

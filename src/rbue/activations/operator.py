@@ -166,7 +166,9 @@ def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: Activa
         if kernels is not None and kernels.supports(out, layout, hashed=keys is not None):
             return kernels.backward(grad, out, activation, keys, layout, cap)
     words = None if keys is None else random_words(keys, layout)
-    return reference.backward(grad, out, activation, words, cap)
+    found = reference.backward(grad, out, activation, words, cap)
+    drawn_from_table = words is not None and kept_tables.find(layout) is not None
+    return kept_tables.written(found) if drawn_from_table else found
 
 
 class _RandomReLU(torch.autograd.Function):
