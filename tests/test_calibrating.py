@@ -15,6 +15,8 @@ from rbue.calibrating import at_a_bound, calibrate_run, lacks_calibration
 from rbue.calibration import Temperature
 from rbue.errors import RbueError
 from rbue.experiment import evaluate_run, train_run
+from rbue.report.of_runs import answers
+from rbue.report.of_runs.reading import read_records
 from rbue.runs import RunConfig, RunFolder
 from rbue.stored_probs import read_probs, write_probs
 from rbue.training import recipe_for
@@ -103,8 +105,35 @@ def test_the_same_probabilities_are_calibrated_once(root):
     entries[KEY]["environment"]["cpu"] = "another machine"
     folder.write("calibration", entries)
     assert calibrate_run(run, root)[1]["environment"]["cpu"] == "another machine"
-    write_probs(folder.probs, read_probs(folder.probs) * 0.999 + 1e-4)
+    results = folder.read("results")
+    results[KEY]["probs_sha256"] = write_probs(folder.probs, read_probs(folder.probs) * 0.999 + 1e-4)
+    folder.write("results", results)
+    assert lacks_calibration(folder, KEY)
     assert calibrate_run(run, root)[1]["environment"]["cpu"] != "another machine"
+    assert not lacks_calibration(folder, KEY)
+
+
+def test_probabilities_of_a_measurement_that_was_stopped_before_its_result(root, monkeypatch):
+    """They are so much like those of the last one that their Brier scores agree."""
+    run = config("mc-droprelu:0.9")
+    folder = RunFolder.of(run, root)
+    write = RunFolder.write
+
+    def stop(self, name, content):
+        if name == "results":
+            raise KeyboardInterrupt
+        write(self, name, content)
+
+    monkeypatch.setattr(RunFolder, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_run(run, root, CPU, samples=7)
+    monkeypatch.undo()
+    assert list(folder.read("results")) == [KEY]
+    with pytest.raises(RbueError, match=r"of another measurement; remove .*results.json and run `rbue evaluate "):
+        calibrate_run(run, root)
+    (record,) = read_records([folder])
+    with pytest.raises(RbueError, match="of another measurement"):
+        answers.TestImages().answers(record)
 
 
 def test_what_is_refused(root):
@@ -144,8 +173,8 @@ def test_a_bound_is_told_and_no_warning(root):
     labels = data.load("digits", "test").labels
     probs = np.full((len(labels), 10), 0.01, np.float32)
     probs[np.arange(len(labels)), labels] = 0.91
-    write_probs(folder.probs, probs)
-    result = {**folder.read("results")[KEY], "brier": 0.09**2 + 9 * 0.01**2}
+    noted = {"brier": 0.09**2 + 9 * 0.01**2, "probs_sha256": write_probs(folder.probs, probs)}
+    result = {**folder.read("results")[KEY], **noted}
     folder.write("results", {KEY: result})
     entry = calibrate_run(run, root)[1]
     assert entry["temperatures"] == [Temperature.LOWEST, Temperature.LOWEST] == [entry["bounds"][0]] * 2

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from rbue import data, random_stream
 from rbue.errors import RbueError, RbueWarning
-from rbue.experiment import evaluate_run, train_run
+from rbue.experiment import evaluate_run, train_run, train_runs
 from rbue.measuring import diversity, measure, predict_images, predict_images_at
 from rbue.networks import NoWeights, load_networks
 from rbue.runs import RunConfig, RunFolder
-from rbue.stored_probs import read_probs
+from rbue.stored_probs import read_probs, write_probs
 from rbue.training import recipe_for
 
 CPU = torch.device("cpu")
@@ -124,6 +126,80 @@ def test_an_ensemble_joins_stored_probabilities_and_weights(own, was_measured):
     members = [read_probs(RunFolder.of(member, own).probs) for member in (published, here)]
     assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(sum(members) / 2, abs=1e-3)
     assert len(RunFolder.of(here, own).read("results")) == 1
+
+
+def measured_elsewhere(folder, **sha256):
+    """Make the measurements of a run those of other test images."""
+    results = folder.read("results")
+    for one in results.values():
+        one["data"]["sha256"].update(sha256)
+    folder.write("results", results)
+
+
+@pytest.mark.parametrize("other", ["images", "labels"])
+def test_members_measured_on_different_images_are_not_combined(own, other):
+    whole = config("deep-ensemble:2")
+    published, here = whole.members()
+    for member in (published, here):
+        evaluate_run(member, own, CPU)
+    take_weights(RunFolder.of(published, own))
+    measured_elsewhere(RunFolder.of(here, own), **{other: "of others"})
+    assert evaluate_run(whole, own, CPU)["combined_from"] == "stored probabilities"  # that one is measured again
+    assert "of others" not in RunFolder.of(here, own).read("results")["samples=100,seed=0"]["data"]["sha256"].values()
+    shutil.rmtree(RunFolder.of(whole, own).path)
+    measured_elsewhere(RunFolder.of(published, own), **{other: "of others"})
+    with pytest.raises(RbueError, match=r"single-seed0-.* was measured on other test images than digits holds here"):
+        evaluate_run(whole, own, CPU)
+    assert not RunFolder.of(whole, own).has_results
+
+
+def test_a_member_with_fewer_answers_is_not_combined(own):
+    whole = config("deep-ensemble:2")
+    for member in whole.members():
+        evaluate_run(member, own, CPU)
+        take_weights(RunFolder.of(member, own))
+    folder = RunFolder.of(whole.members()[1], own)
+    write_probs(folder.probs, read_probs(folder.probs)[1:])
+    with pytest.raises(RbueError, match="on other test images"):
+        evaluate_run(whole, own, CPU)
+
+
+def test_fewer_samples_are_fewer_members_also_from_stored_probabilities(own):
+    whole = config("deep-ensemble:2")
+    networks = evaluate_run(whole, own, CPU, samples=1)
+    shutil.rmtree(RunFolder.of(whole, own).path)
+    for member in whole.members():
+        evaluate_run(member, own, CPU)
+        take_weights(RunFolder.of(member, own))
+    stored = evaluate_run(whole, own, CPU, samples=1)
+    assert networks["samples"] == stored["samples"] == 1
+    for name in ("accuracy", "nll", "brier", "mean_jsd", "mean_dis"):
+        assert stored[name] == pytest.approx(networks[name], abs=6e-3), name
+
+
+def test_other_test_images_in_a_folder_are_measured_anew(tmp_path):
+    def draw(split, count, seed):
+        numbers = np.random.default_rng(seed)
+        for label in range(2):
+            (tmp_path / "photos" / split / f"class{label}").mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                pixels = numbers.integers(0, 150, (8, 8)) + 100 * label
+                file = tmp_path / "photos" / split / f"class{label}" / f"{number}.png"
+                Image.fromarray(pixels.astype(np.uint8)).save(file)
+
+    draw("train", 8, 0)
+    draw("test", 4, 1)
+    run = RunConfig(data=f"folder:{tmp_path / 'photos'}", width=0.25, recipe=recipe_for("digits", epochs=1, batch=8))
+    train_runs([run], tmp_path, CPU)
+    first = evaluate_run(run, tmp_path, CPU)
+    assert evaluate_run(run, tmp_path, CPU) == first
+    draw("test", 6, 2)
+    again = evaluate_run(run, tmp_path, CPU)
+    assert (first["data"]["count"], again["data"]["count"]) == (8, 12)
+    take_weights(RunFolder.of(run, tmp_path))
+    draw("test", 6, 3)
+    with pytest.raises(RbueError, match=r"on other test images than folder:.* holds now; its weights are not kept"):
+        evaluate_run(run, tmp_path, CPU)
 
 
 def test_an_ensemble_with_a_member_that_has_neither(own):

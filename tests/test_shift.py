@@ -346,20 +346,19 @@ def test_a_single_network_is_measured_once_for_all_settings(runs, predictions):
     assert len(predictions[0]) == 6
     assert (rows[0]["samples"], rows[0]["samples_asked"], rows[0]["seed"]) == (1, None, None)
     assert rows[0]["mutual_information"] < 1e-6
-    assert shift_rows(RunFolder.of(single, root), 50) == in_order(rows)
+    assert shift_rows(single, root, 50) == in_order(rows)
 
 
 def test_the_paper_finds_the_rows(runs):
     root, config = runs
-    folder = RunFolder.of(config, root)
     rows = shift_run(config, root, CPU, severities=(1,), samples=2)
     assert len(rows) == 19
     measure(config, root, samples=4, severities=(1,))
     measure(config, root, samples=2, severities=(1,), seed=1)
     measure(config, root, samples=2, severities=(1,), adaptive=Adaptive())
-    assert shift_rows(folder, 2) == rows
-    assert shift_is_done(folder, (1,), 2)
-    assert not shift_is_done(folder, (1,), 4)
+    assert shift_rows(config, root, 2) == rows
+    assert shift_is_done(config, root, (1,), 2)
+    assert not shift_is_done(config, root, (1,), 4)
 
 
 def test_severity_zero_is_the_clean_result(runs):

@@ -7,7 +7,6 @@ The paper does not do this; what comes out stands apart from its rows, in ``cali
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from rbue.calibration import Temperature, cross_fitted
 from rbue.environment import facts
 from rbue.errors import RbueError, RbueWarning
 from rbue.runs import RunConfig, RunFolder
-from rbue.stored_probs import read_probs
+from rbue.stored_probs import belong_to, checksum_of, read_probs
 
 FILE = "calibration"
 FOLDS, FOLD_SEED, BINS = 2, 0, 30
@@ -46,9 +45,9 @@ def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
             f"{folder.probs} is not there, which `rbue evaluate` writes; remove {folder.path / 'results.json'} and "
             f"run `rbue evaluate {folder.path}` to have both made again."
         )
-    checksum = hashlib.sha256(folder.probs.read_bytes()).hexdigest()
+    checksum = checksum_of(folder.probs)
     known: dict[str, Any] = folder.read(FILE) or {}
-    if dict(dict(known.get(key) or {}).get("probs") or {}).get("sha256") == checksum:
+    if _made_from(known.get(key)) == checksum:
         return key, known[key]
     images = data.load(config.data, "test")
     probs, labels = _matching(folder, result, images)
@@ -79,7 +78,18 @@ def lacks_calibration(folder: RunFolder, key: str) -> bool:
     results = folder.read("results") or {}
     if not results or list(results)[-1] != key or not folder.probs.is_file():
         return False
-    return key not in (folder.read(FILE) or {})
+    known = folder.read(FILE) or {}
+    return key not in known or _made_from(known[key]) not in (None, checksum_of(folder.probs))
+
+
+def is_calibration_of(entry: dict[str, Any], result: dict[str, Any]) -> bool:
+    """Whether an entry was made from the probabilities of a measurement, as far as both say."""
+    return _made_from(entry) is None or result.get("probs_sha256") in (None, _made_from(entry))
+
+
+def _made_from(entry: dict[str, Any] | None) -> str | None:
+    """The checksum of the probabilities that an entry was made from."""
+    return dict(dict(entry or {}).get("probs") or {}).get("sha256")
 
 
 def at_a_bound(entry: dict[str, Any]) -> bool:
@@ -110,6 +120,11 @@ def _matching(folder: RunFolder, result: dict[str, Any], images: data.ImageSet) 
             f"remove {folder.path / 'results.json'} and run `rbue evaluate {folder.path}`."
         )
     probs, labels = torch.from_numpy(stored).double(), torch.from_numpy(images.labels)
+    if not belong_to(folder.probs, result):
+        raise RbueError(
+            f"{folder.probs} does not have the checksum that results.json notes: it is of another measurement; remove "
+            f"{folder.path / 'results.json'} and run `rbue evaluate {folder.path}`."
+        )
     noted, found = result.get("brier"), float(metrics.brier(probs, labels))
     if noted is not None and not abs(noted - found) < ROUNDING:
         raise RbueError(

@@ -20,7 +20,7 @@ from rbue.networks import fresh_network, load_networks
 from rbue.prediction import Prediction, RunningStatistics
 from rbue.runs import RunConfig, RunFolder, other_stream
 from rbue.stored_probs import read_probs, write_probs
-from rbue.training import Batches, EpochReport, Job, TrainingSummary, train_together
+from rbue.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
 from rbue.training.distribution import is_first, joined, own_device, shared
 from rbue.training.logs import EpochLog
 from rbue.training.step import Share
@@ -66,14 +66,22 @@ def train_runs(
         engine: how steps are run, see :mod:`rbue.training.engines`.
         shard_mib: largest size of a file of weights; None writes one file.
         together: how many networks to train side by side on a GPU.
+
+    Raises:
+        Diverged: trainings diverged; all others were finished.
     """
     device = own_device(device)
     missing = missing_networks(configs, root)
     for config in configs:
         refuse_other_images(config, root)
+    diverged: dict[RunConfig, Diverged] = {}
     with joined(device) as share:
         for group in _groups(missing, together):
-            _train_networks(group, root, device, share, report, engine, shard_mib)
+            diverged |= _train_networks(group, root, device, share, report, engine, shard_mib)
+    if diverged and len(missing) == 1:
+        raise diverged[missing[0]]
+    if diverged:
+        raise Diverged(" ".join(f"{one.method} seed {one.seed}: {error}" for one, error in diverged.items()))
     if is_first():
         for config in configs:
             RunFolder.of(config, root).open(config, facts())
@@ -121,7 +129,8 @@ def _train_networks(
     report: Report | None,
     engine: str,
     shard_mib: int | None,
-) -> None:
+) -> dict[RunConfig, Diverged]:
+    """Train networks side by side and keep those that can be; gives the errors of the others."""
     images = training_images(configs[0])
     jobs: list[Job] = []
     logs: list[EpochLog] = []
@@ -138,21 +147,21 @@ def _train_networks(
             Job(network, config.parsed, batches, config.recipe, config.seed, folder.state, report=note, share=share)
         )
     if len(jobs) > 1 and any(draws_from_torch(innermost(job.network), _example(job)) for job in jobs):
-        for config in configs:
-            _train_networks([config], root, device, share, report, engine, shard_mib)
-        return
+        alone = (_train_networks([config], root, device, share, report, engine, shard_mib) for config in configs)
+        return {config: error for found in alone for config, error in found.items()}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
-        summaries = train_together(jobs, engine)
+        outcomes = train_together(jobs, engine)
     finally:
         for log in logs:
             log.close()
-    alone = device.type == "cuda" and len(jobs) == 1  # the peak of several is not that of any one
-    peak = torch.cuda.max_memory_allocated(device) if alone else None
-    if is_first():
-        for config, job, summary in zip(configs, jobs, summaries, strict=True):
-            _finish(RunFolder.of(config, root), job, summary, peak, images, shard_mib)
+    only_one = device.type == "cuda" and len(jobs) == 1  # the peak of several is not that of any one
+    peak = torch.cuda.max_memory_allocated(device) if only_one else None
+    for config, job, outcome in zip(configs, jobs, outcomes, strict=True):
+        if is_first() and not isinstance(outcome, Diverged):
+            _finish(RunFolder.of(config, root), job, outcome, peak, images, shard_mib)
+    return {config: one for config, one in zip(configs, outcomes, strict=True) if isinstance(one, Diverged)}
 
 
 def _example(job: Job) -> torch.Tensor:
@@ -224,32 +233,48 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Measure a trained run on the test images and keep the result in its folder.
 
-    What was measured before is given again, unless another version of the random stream drew it. An ensemble some of
-    whose members' weights are elsewhere is combined from stored probabilities.
+    What was measured before is given again, unless another version of the random stream drew it or a folder of images
+    has other test images by now. An ensemble some of whose members' weights are elsewhere is combined from stored
+    probabilities.
     """
     refuse_other_images(config, root)
     folder = RunFolder.of(config, root)
     key = _key(samples, seed)
     known = folder.read("results") or {}
     if key in known:
-        streams = other_stream(config, known[key])
-        if not streams:
+        outdated = _outdated(config, known[key])
+        if not outdated:
             return dict(known[key])
-        if not folder.has_weights:
+        if not folder.has_weights and config.parsed.networks == 1:
             raise RbueError(
-                f"{folder.path} was measured with {streams}; its weights are not kept in this folder to measure it "
-                "again."
+                f"{folder.path} was measured {outdated}; its weights are not kept in this folder to measure it again."
             )
     return _measured(config, root, device, samples, seed)
+
+
+def _outdated(config: RunConfig, result: dict[str, Any]) -> str:
+    """Why a measurement is not the one that would be made now, in words; empty if it is."""
+    streams = other_stream(config, result)
+    if streams:
+        return f"with {streams}"
+    if config.data.startswith("folder:") and _other_images(result, data.load(config.data, "test")):
+        return f"on other test images than {config.data} holds now"
+    return ""
+
+
+def _other_images(result: dict[str, Any], images: data.ImageSet) -> bool:
+    """Whether a measurement is about other test images or labels; one that does not say is taken for the same."""
+    noted = dict(result.get("data") or {}).get("sha256")
+    return noted is not None and noted != images.record()["sha256"]
 
 
 def _measured(config: RunConfig, root: Path, device: torch.device, samples: int, seed: int) -> dict[str, Any]:
     folder = RunFolder.of(config, root)
     images = data.load(config.data, "test")
     labels = torch.from_numpy(images.labels).to(device)
-    stored = _from_members(config, root, device, samples, seed)
+    stored = _from_members(config, root, device, samples, seed, images)
     if stored is not None:
-        first = prediction = stored
+        first, prediction = stored
         curve: list[dict[str, float]] = []
     else:
         networks = load_networks(config, root, device)
@@ -277,7 +302,7 @@ def _measured(config: RunConfig, root: Path, device: torch.device, samples: int,
         "environment": facts(),
     }
     folder.open(config, facts())
-    write_probs(folder.probs, prediction.probs.cpu().numpy())
+    result["probs_sha256"] = write_probs(folder.probs, prediction.probs.cpu().numpy())
     key = _key(samples, seed)
     now = folder.read("results") or {}  # another process may have added to it
     others = {name: one for name, one in now.items() if name != key}
@@ -289,10 +314,18 @@ def _key(samples: int, seed: int) -> str:
     return f"samples={samples},seed={seed}"
 
 
-def _from_members(config: RunConfig, root: Path, device: torch.device, samples: int, seed: int) -> Prediction | None:
+def _from_members(
+    config: RunConfig, root: Path, device: torch.device, samples: int, seed: int, images: data.ImageSet
+) -> tuple[Prediction, Prediction] | None:
     """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
 
     Members whose weights are here are measured first, which stores theirs.
+
+    Returns:
+        The prediction of all members, and that of as many as samples are asked for.
+
+    Raises:
+        RbueError: a member was measured on other images, and its weights to measure it again are elsewhere.
     """
     members = [(member, RunFolder.of(member, root)) for member in config.members()]
     folders = [folder for _, folder in members]
@@ -301,9 +334,27 @@ def _from_members(config: RunConfig, root: Path, device: torch.device, samples: 
     if not all(folder.has_weights or folder.probs.exists() for folder in folders):
         return None
     for member, folder in members:
-        if not folder.probs.exists():
+        if not _has_answers(folder, images):
+            if not folder.has_weights:
+                raise RbueError(
+                    f"{folder.path} was measured on other test images than {config.data} holds here; its weights are "
+                    f"not kept in this folder to measure it again for {config.method}."
+                )
             _measured(member, root, device, samples, seed)
     probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
-    statistics = RunningStatistics(probs.shape[1], device)
-    statistics.add(torch.arange(probs.shape[1], device=device), probs)
+    return _mean_of(probs), _mean_of(probs[:samples])
+
+
+def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
+    """Whether the probabilities stored in a folder are about these images, as far as it says."""
+    if not folder.probs.exists():
+        return False
+    results = folder.read("results") or {}
+    last = list(results.values())[-1] if results else {}
+    return not _other_images(last, images) and read_probs(folder.probs).shape == (len(images), len(images.classes))
+
+
+def _mean_of(probs: torch.Tensor) -> Prediction:
+    statistics = RunningStatistics(probs.shape[1], probs.device)
+    statistics.add(torch.arange(probs.shape[1], device=probs.device), probs)
     return statistics.prediction(0, probs)

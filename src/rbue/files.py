@@ -24,9 +24,11 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
         _remove_orphans(path)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too
         if partial.parent.is_dir():
             partial.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise RbueError(f"{path} could not be written ({error.strerror}); nothing was changed.") from error
 
 
@@ -43,8 +45,9 @@ def _remove_orphans(path: Path) -> None:
     """Remove what killed processes left of this file; one of them may have had this one's number."""
     if not Path("/proc").exists():
         return
-    own = {str(thread.ident) for thread in threading.enumerate()}
-    for orphan in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
+    found = list(path.parent.glob(f"{glob.escape(path.name)}.*.partial"))
+    own = {str(thread.ident) for thread in threading.enumerate()}  # after looking: a thread may have begun meanwhile
+    for orphan in found:
         thread, process = orphan.name.split(".")[-3:-1]
         alive = thread in own if process == str(os.getpid()) else Path(f"/proc/{process}").exists()
         if process.isdigit() and not alive:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +17,8 @@ from rbue.files import write_bytes
 SMALLEST_HALF = np.float16(2.0**-24)
 
 
-def write_probs(path: Path, probs: NDArray[np.float32]) -> None:
-    """Keep mean probabilities ``(N, C)``.
+def write_probs(path: Path, probs: NDArray[np.float32]) -> str:
+    """Keep mean probabilities ``(N, C)``; gives the checksum of the file, for the measurement they belong to.
 
     None becomes 0, which would make the NLL of an ensemble infinite: what is too small for ``float16`` is raised to its
     smallest number, 6e-8.
@@ -23,6 +26,20 @@ def write_probs(path: Path, probs: NDArray[np.float32]) -> None:
     buffer = io.BytesIO()
     np.save(buffer, np.maximum(probs.astype(np.float16), SMALLEST_HALF), allow_pickle=False)
     write_bytes(path, buffer.getvalue())
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def checksum_of(path: Path) -> str:
+    """The checksum of kept probabilities."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def belong_to(path: Path, result: Mapping[str, Any]) -> bool:
+    """Whether kept probabilities are those of a measurement: two files, between which a command may be stopped.
+
+    One from before it noted them is believed.
+    """
+    return result.get("probs_sha256") in (None, checksum_of(path))
 
 
 def read_probs(path: Path) -> NDArray[np.float32]:

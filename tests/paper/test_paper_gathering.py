@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from faked_work import FakeWork, place
 from rbue.environment import facts
 from rbue.paper.experiments import EXPERIMENTS, chosen, get
 from rbue.paper.gathering import gather
-from rbue.paper.illustrations import read_illustration, write_illustration
+from rbue.paper.illustrations import illustration_file, read_illustration, write_illustration
 from rbue.paper.jobs import is_measured
 from rbue.paper.measured import Measured
 from rbue.paper.reporting import last_settings, plain_files, write_report
@@ -56,7 +57,34 @@ def test_results_of_another_random_stream_do_not_count(tmp_path, monkeypatch):
     assert is_measured(config, tmp_path, 100)
     folder.write("results", {key: {**entry, "stream_version": 0} for key, entry in folder.read("results").items()})
     assert Measured(tmp_path, settings).result(config) is None
+    assert Measured(tmp_path, settings).calibration(config) is None
     assert not is_measured(config, tmp_path, 100)
+
+
+def test_a_calibration_of_other_probabilities_does_not_count(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    settings = Settings(models=("vgg13",), methods=("mc-rrelu",))
+    run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
+    config = settings.config("cifar10", "vgg13", "mc-rrelu", 0)
+    folder = RunFolder.of(config, tmp_path)
+    for made_from, counts in (("b", False), ("a", True)):
+        for name, noted in (("results", {"probs_sha256": "a"}), ("calibration", {"probs": {"sha256": made_from}})):
+            folder.write(name, {key: {**entry, **noted} for key, entry in folder.read(name).items()})
+        assert (Measured(tmp_path, settings).calibration(config) is not None) is counts
+
+
+@pytest.mark.parametrize(("method", "counts"), [("mc-rrelu", False), ("single", True)])
+def test_corrupted_rows_of_another_random_stream_do_not_count(method, counts, tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch)
+    settings = Settings(methods=(method,))
+    run_experiments(chosen(["fig-shift-cifar10"]), settings, place(tmp_path))
+    config = settings.config("cifar10", "densenet121", method, 0)
+    folder = RunFolder.of(config, tmp_path)
+    content = folder.read("shift")
+    folder.write("shift", {**content, "rows": [{**row, "stream_version": 0} for row in content["rows"]]})
+    assert bool(Measured(tmp_path, settings).corrupted_rows(config)) is counts
+    run_experiments(chosen(["fig-shift-cifar10"]), settings, place(tmp_path))
+    assert len(work.shifted) == (1 if counts else 2)
 
 
 def test_sizes_are_in_singles(measured):
@@ -98,6 +126,36 @@ def test_shift_is_gathered_by_severity(measured):
     assert len(boxes[3]) == 19
     assert Measured(measured, TWO).shift("cifar10", "densenet121", "single", "ece", 2) == pytest.approx(0.02 * 9)
     assert "median ECE over corruptions" in markdown(gathered)
+
+
+def test_medians_are_over_all_corruptions_or_not_given(measured):
+    """A run that has only the mild ones so far would look better than those that have all."""
+    folder = RunFolder.of(TWO.config("cifar10", "densenet121", "single", 0), measured)
+    other = RunFolder.of(TWO.config("cifar10", "densenet121", "single", 1), measured)
+    for one in (folder, other):
+        content = one.read("shift")
+        mild = [row for row in content["rows"] if row["severity"] != 2 or int(row["corruption"][10:]) < 5]
+        one.write("shift", {**content, "rows": mild})
+    gathered = gather(get("fig-shift-cifar10"), TWO, measured)
+    assert sorted(gathered.corrupted["ece"]["single"]) == [1, 3, 4, 5]
+    assert sorted(gathered.corrupted["ece"]["deep-ensemble:4"]) == [1, 2, 3, 4, 5]
+    assert gathered.missing == ("densenet121 single under corruptions: 14 of 95",)
+    assert Measured(measured, TWO).shift("cifar10", "densenet121", "single", "ece", 2) is None
+    assert Measured(measured, TWO).shift("cifar10", "densenet121", "single", "ece", 3) == pytest.approx(0.03 * 9)
+
+
+def test_networks_under_corruptions_have_rows_of_their_own(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    settings = Settings(models=("vgg13", "resnet18"), methods=("single",), shift=True)
+    run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
+    folder = RunFolder.of(settings.config("cifar10", "vgg13", "single", 0), tmp_path)
+    content = folder.read("shift")
+    folder.write("shift", {**content, "rows": [{**row, "accuracy": 0.123} for row in content["rows"]]})
+    text = markdown(gather(get("table1-cifar10"), settings, tmp_path))
+    assert "| vgg13 single | 12.30 |" in text
+    assert "| resnet18 single | 70.00 |" in text
+    (folder.path / "shift.json").unlink()
+    assert gather(get("table1-cifar10"), settings, tmp_path).missing == ("vgg13 single under corruptions",)
 
 
 def test_heat_maps(tmp_path, monkeypatch):
@@ -177,3 +235,11 @@ def test_the_framework_is_drawn_from_a_real_prediction(tmp_path):
     assert torch.allclose(samples.mean(0), torch.tensor(content["mean"]), atol=1e-5)
     assert len(content["image"]) == 16
     assert content["truth"] in content["classes"]
+    for other in (replace(settings, epochs=2), replace(settings, samples=11)):
+        assert gather(experiment, other, tmp_path).illustration is None
+        assert run_experiments([experiment], other, place(tmp_path), kinds=["draw"]).done == (
+            ["draw from fig-framework"] if other.epochs == 1 else []  # else the run it would be drawn from is missing
+        )
+    path = illustration_file(experiment, settings, tmp_path)
+    path.write_text(json.dumps({**content, "stream_version": 0}))
+    assert read_illustration(experiment, settings, tmp_path) is None

@@ -18,6 +18,7 @@ from rbue.paper.jobs import jobs_for, training_cost
 from rbue.paper.runner import run_experiments
 from rbue.paper.settings import FULL, QUICK, Settings, parse_seeds
 from rbue.runs import RunFolder
+from rbue.training import Diverged
 from rbue.training.recipe import recipe_for
 
 SMALL = Settings(quick=True, models=("vgg13",), methods=("single", "deep-ensemble:4", "mc-rrelu"))
@@ -266,6 +267,28 @@ def test_a_run_that_fails_does_not_stop_the_others(monkeypatch, tmp_path):
     assert {config.method for config in work.measured} == {"mc-rrelu"}
     assert {reason for _, reason in outcome.failed} == {"training diverged in epoch 1."}
     assert {reason for _, reason in outcome.skipped} == {"its training is not finished"}
+
+
+@pytest.mark.parametrize("together", [1, 2, 5])
+def test_a_training_that_diverges_is_reported_once_and_those_beside_it_are_done(together, monkeypatch, tmp_path):
+    work = FakeWork(monkeypatch)
+    train = work.train_runs
+
+    def diverging(configs, *words, **more):
+        fine = [config for config in configs if (config.method, config.seed) != ("single", 0)]
+        train(fine, *words, **more)
+        if len(fine) < len(configs):
+            raise Diverged("training diverged in epoch 1.")
+
+    monkeypatch.setattr(runner, "train_runs", diverging)
+    outcome = run_experiments(chosen(["table1-cifar10"]), SMALL, replace(place(tmp_path), together=together))
+    assert outcome.failed == [("train colour-digits-few vgg13 single seed 0", "training diverged in epoch 1.")]
+    assert len(work.trained) == len(set(work.trained)) == 4
+    assert {step for step in outcome.done if step.startswith("train")} == {
+        "train colour-digits-few vgg13 mc-rrelu seed 0",
+        *(f"train colour-digits-few vgg13 single seed {seed}" for seed in (1, 2, 3)),
+    }
+    assert {config.method for config in work.measured} == {"mc-rrelu"}
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])

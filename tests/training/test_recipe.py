@@ -42,3 +42,10 @@ def test_the_edge_of_a_range_is_allowed(name, edge, beyond):
     assert getattr(Recipe(**{name: edge}), name) == edge
     with pytest.raises(InvalidInput, match=name):
         Recipe(**{name: math.nextafter(edge, beyond)})
+
+
+def test_the_rate_drops_at_the_exact_fraction_of_the_epochs():
+    for epochs in (200, 360, 680, 720):
+        recipe = Recipe(epochs=epochs)
+        drops = [epoch for epoch in range(1, epochs) if recipe.rate_at(epoch) < recipe.rate_at(epoch - 1)]
+        assert drops == [epochs * 450 // 1000, epochs * 675 // 1000, epochs * 900 // 1000]

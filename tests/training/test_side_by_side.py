@@ -1,4 +1,4 @@
-"""Networks trained side by side end in the weights of training alone, whatever they draw."""
+"""Networks trained side by side end in the weights of training alone, whatever they draw and whatever others do."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from rbue.experiment import train_runs
 from rbue.networks import load_networks
 from rbue.runs import RunConfig, RunFolder
-from rbue.training import recipe_for
+from rbue.training import Diverged, recipe_for
 
 CPU = torch.device("cpu")
 NETWORKS = """
@@ -42,4 +42,20 @@ def test_weights_are_those_of_training_alone(name, side_by_side, tmp_path, monke
     beside, count = trained(f"networks_beside:{name}", tmp_path / "beside", 2)
     assert count == {side_by_side}
     for one, other in zip(alone, beside, strict=True):
+        assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_one_that_diverges_does_not_end_the_others(together, tmp_path):
+    steep, usual = (recipe_for("digits", epochs=2, batch=128, rate=rate) for rate in (1e30, None))
+    bad = RunConfig(seed=1, width=0.25, recipe=steep)
+    others = [RunConfig(seed=seed, width=0.25, recipe=usual) for seed in (0, 2)]
+    with pytest.raises(Diverged, match=r"^single seed 1: training diverged in epoch 1: .* lower the rate"):
+        train_runs([others[0], bad, others[1]], tmp_path, CPU, together=together)
+    assert RunFolder.of(bad, tmp_path).read("training") is None
+    assert not RunFolder.of(bad, tmp_path).has_weights
+    alone = tmp_path / "alone"
+    train_runs(others, alone, CPU)
+    for config in others:
+        one, other = (load_networks(config, root, CPU)[0].state_dict() for root in (tmp_path, alone))
         assert all(torch.equal(value, other[key]) for key, value in one.items())

@@ -227,6 +227,14 @@ def test_a_training_that_diverges_says_so_and_is_not_done(tmp_path):
         train(Job(fresh(method), method, batches(), recipe, 0, checkpoint=file), "plain")
 
 
+def test_a_last_step_that_breaks_the_weights_is_noticed_although_the_loss_came_before_it(tmp_path):
+    method, file = parse("single"), tmp_path / "state.safetensors"
+    recipe = Recipe(epochs=1, batch=5000, rate=1e38, weight_decay=1e3, padding=1)
+    with pytest.raises(RbueError, match="diverged in epoch 1: its last step left weights that are not finite"):
+        train(Job(fresh(method), method, batches(batch=5000), recipe, 0, checkpoint=file), "plain")
+    assert not file.exists()
+
+
 @pytest.mark.parametrize(
     ("batch", "processes", "sizes"),
     [(19, 1, [19] * 5), (19, 2, [19] * 5), (31, 1, [31] * 3 + [3]), (31, 2, [31] * 3), (96, 1, [96]), (200, 2, [96])],
@@ -311,3 +319,10 @@ def test_no_checkpoint_is_taken_while_one_is_being_written(tmp_path, monkeypatch
     method = parse("single")
     train_one(fresh(method), method, batches(), 0, checkpoint=tmp_path / "state", report=report)
     assert len(taken) == 2  # of the first epoch and of the last
+
+
+def test_a_batch_of_one_that_batch_norm_cannot_take_is_explained():
+    method = parse("single")
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(1, 2))
+    with pytest.raises(InvalidInput, match="use a batch of at least 2"):
+        train(Job(network, method, batches(batch=1), Recipe(epochs=1, batch=1), 0), "plain")

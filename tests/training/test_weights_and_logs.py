@@ -119,6 +119,24 @@ def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_thread_that_begins_while_another_writes_keeps_its_file(tmp_path):
+    failures = []
+
+    def write_once():
+        try:
+            write_bytes(tmp_path / "file", bytes(200_000))
+        except RbueError as error:
+            failures.append(error)
+
+    for _ in range(60):
+        threads = [threading.Thread(target=write_once) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
 def test_a_checkpoint_that_cannot_be_written_is_reported_by_the_next_call(tmp_path):
     (tmp_path / "file").write_text("in the way")
     writer = CheckpointWriter(tmp_path / "file" / "state")
@@ -183,3 +201,17 @@ def test_a_writer_says_whether_it_writes_and_how_long_it_took(tmp_path, monkeypa
     writer.close()
     assert not writer.is_writing
     assert writer.seconds > 0
+
+
+def test_an_interruption_leaves_nothing_half_written(tmp_path, monkeypatch):
+    path = tmp_path / "notes"
+    write_bytes(path, b"old")
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_bytes(path, b"new")
+    assert [one.name for one in tmp_path.iterdir()] == ["notes"]
+    assert path.read_bytes() == b"old"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,9 @@ class ExperimentData:
         data: the data set really used.
         rows: one for each network and method.
         heat_maps: measure -> method -> matrix of every two samples.
-        corrupted: measure -> method -> severity -> one value a corruption.
+        corrupted: measure -> method -> severity -> one value a corruption, where all of them are measured: a median
+            over the easier ones would stand beside medians over all. With several networks their names stand before
+            those of the methods.
         illustration: data that comes from no comparison.
         trained: how the networks behind its rows were trained, if that is known.
         missing: what has not been measured yet, in words.
@@ -109,7 +111,7 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
     missing += _missing_runs(rows, len(settings.seeds or grid.seeds))
     corrupted = _corrupted(grid, cells, measured) if "shift" in wanted else {}
     if "shift" in wanted:
-        missing += _missing_corruptions(cells, corrupted["accuracy"], measured.severities)
+        missing += _missing_corruptions(grid, cells, measured)
     return ExperimentData(
         experiment,
         settings.scale.name,
@@ -149,13 +151,11 @@ def _missing_runs(rows: Iterable[GatheredRow], repetitions: int) -> Iterator[str
             yield f"{row.model} {row.method}{part}"
 
 
-def _missing_corruptions(
-    cells: list[tuple[str, str]], seen: dict[str, dict[int, list[float]]], severities: Sequence[int]
-) -> Iterator[str]:
-    wanted = CORRUPTION_COUNT * len(severities)
+def _missing_corruptions(grid: Grid, cells: list[tuple[str, str]], measured: Measured) -> Iterator[str]:
+    wanted = CORRUPTION_COUNT * len(measured.severities)
     for model, method in cells:
-        table = seen.get(method, {})
-        there = sum(min(len(table.get(severity, ())), CORRUPTION_COUNT) for severity in severities)
+        table = measured.corrupted(grid.data, model, method, "accuracy")
+        there = sum(min(len(table.get(severity, ())), CORRUPTION_COUNT) for severity in measured.severities)
         if there < wanted:
             part = f": {wanted - there} of {wanted}" if there else ""
             yield f"{model} {method} under corruptions{part}"
@@ -175,9 +175,11 @@ def _corrupted(
     grid: Grid, cells: list[tuple[str, str]], measured: Measured
 ) -> dict[str, dict[str, dict[int, list[float]]]]:
     found: dict[str, dict[str, dict[int, list[float]]]] = {"accuracy": {}, "ece": {}}
+    several = len({model for model, _ in cells}) > 1
     for measure, by_method in found.items():
         for model, method in cells:
             table = measured.corrupted(grid.data, model, method, measure)
-            if table:
-                by_method[method] = {severity: list(values.values()) for severity, values in table.items()}
+            whole = {level: list(seen.values()) for level, seen in table.items() if len(seen) >= CORRUPTION_COUNT}
+            if whole:
+                by_method[f"{model} {method}" if several else method] = whole
     return found

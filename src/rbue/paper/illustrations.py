@@ -19,6 +19,7 @@ from rbue.experiment import load_networks, predict_images
 from rbue.files import read_json, write_json
 from rbue.paper.definitions import Experiment, Illustration
 from rbue.paper.settings import SEVERITIES, Settings
+from rbue.runs import RunConfig, other_stream
 
 CANDIDATES = 200
 NOISY_IMAGES = 3
@@ -33,13 +34,18 @@ def illustration_file(experiment: Experiment, settings: Settings, root: Path) ->
 
 def is_illustrated(experiment: Experiment, settings: Settings, root: Path) -> bool:
     """Whether the data is there."""
-    return illustration_file(experiment, settings, root).exists()
+    return read_illustration(experiment, settings, root) is not None
 
 
 def read_illustration(experiment: Experiment, settings: Settings, root: Path) -> dict[str, Any] | None:
-    """The data, or None if it has not been made."""
+    """The data, or None if it has not been made, or is of another run, number of samples or random stream."""
     path = illustration_file(experiment, settings, root)
-    return read_json(path) if path.exists() else None
+    found: dict[str, Any] | None = read_json(path) if path.exists() else None
+    run = next(settings.configs(experiment), None)
+    if found is None or run is None or "run" not in found:
+        return found
+    same = RunConfig.from_json(found["run"]) == run and len(found["samples"]) == _passes(settings)
+    return found if same and not other_stream(run, found) else None
 
 
 def write_illustration(experiment: Experiment, settings: Settings, root: Path, device: torch.device) -> None:
@@ -65,8 +71,7 @@ def _framework(experiment: Experiment, settings: Settings, root: Path, device: t
     images = data.load(config.data, "test")
     few = _first(images, CANDIDATES)
     networks = load_networks(config, root, device)
-    samples = max(settings.sample_count, 10)
-    prediction = predict_images(config, networks, few, samples, 0, device, return_samples=True)
+    prediction = predict_images(config, networks, few, _passes(settings), 0, device, return_samples=True)
     assert prediction.samples is not None
     number = int(prediction.entropy.argmax())
     return {
@@ -78,7 +83,12 @@ def _framework(experiment: Experiment, settings: Settings, root: Path, device: t
         "samples": prediction.samples[:, number].double().tolist(),
         "mean": prediction.probs[number].double().tolist(),
         "entropy": float(prediction.entropy[number]),
+        "stream_version": prediction.stream_version,
     }
+
+
+def _passes(settings: Settings) -> int:
+    return max(settings.sample_count, 10)
 
 
 def _shot_noise(experiment: Experiment, settings: Settings, *_: Any) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Job:
         if self.measures & {"clean", "diversity"} and not measured:
             steps.append(Step("clean", self.config))
         if "shift" in self.measures and not shift_is_done(
-            RunFolder.of(self.config, root), settings.scale.severities, settings.shift_samples_of(self.config)
+            self.config, root, settings.scale.severities, settings.shift_samples_of(self.config)
         ):
             steps.append(Step("shift", self.config))
         return [step for step in steps if step.kind in kinds]

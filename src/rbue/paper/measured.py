@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rbue.calibrating import is_calibration_of
 from rbue.paper.settings import Settings, spread
-from rbue.paper.shift_results import Row, shift_rows
+from rbue.paper.shift_results import CORRUPTION_COUNT, Row, shift_rows
 from rbue.runs import RunConfig, RunFolder, other_stream
 
 BySeverity = dict[int, dict[str, float]]
@@ -56,7 +57,9 @@ class Measured:
     def calibration(self, config: RunConfig) -> dict[str, Any] | None:
         """What temperature scaling did to those results; None if they have not been calibrated."""
         if config not in self._calibrations:
-            self._calibrations[config] = self._entry(config, "calibration")
+            found, result = self._entry(config, "calibration"), self.result(config)
+            fits = found is not None and result is not None and is_calibration_of(found, result)
+            self._calibrations[config] = found if fits else None
         return self._calibrations[config]
 
     def _entry(self, config: RunConfig, file: str) -> dict[str, Any] | None:
@@ -113,12 +116,12 @@ class Measured:
 
     def corrupted_rows(self, config: RunConfig) -> list[Row]:
         """What was measured of one run under corruptions with the wanted number of samples."""
-        return shift_rows(RunFolder.of(config, self.root), self.settings.shift_samples_of(config))
+        return shift_rows(config, self.root, self.settings.shift_samples_of(config))
 
     def shift(self, data: str, model: str, method: str, measure: str, severity: int) -> float | None:
-        """The median over corruptions at one severity."""
-        found = self.corrupted(data, model, method, measure).get(severity)
-        return median(found.values()) if found else None
+        """The median over all corruptions at one severity; None before all of them are measured."""
+        found = self.corrupted(data, model, method, measure).get(severity, {})
+        return median(found.values()) if len(found) >= CORRUPTION_COUNT else None
 
     @property
     def severities(self) -> tuple[int, ...]:

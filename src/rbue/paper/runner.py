@@ -20,6 +20,7 @@ from rbue.paper.illustrations import is_illustrated, write_illustration
 from rbue.paper.jobs import STEPS, Job, Step, is_trained, jobs_for
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import measure_shift
+from rbue.training import Diverged
 
 Tell = Callable[[str], None]
 DRAW = "draw"
@@ -108,11 +109,12 @@ def run_experiments(
     here = {name: data_is_here(name) for name in {job.config.data for job in jobs}}
     drawn = [one for one in experiments if one.illustration is not None] if DRAW in kinds else []
     _illustrate([one for one in drawn if one.grid is None], settings, place, budget, tell, outcome)
+    diverged: set[Step] = set()
     for number, job in enumerate(jobs, 1):
         missing = job.missing(place.root, settings, kinds)
         outcome.already += not missing
         for step in missing:
-            if step.kind == "train" and is_trained(step.config, place.root):
+            if step.kind == "train" and (step in diverged or is_trained(step.config, place.root)):
                 continue  # alongside another one
             problem = _obstacle(step, place.root) if here[step.config.data] else _not_here(step.config.data)
             if budget.over() and here[step.config.data]:
@@ -120,12 +122,16 @@ def run_experiments(
             elif problem is not None:
                 outcome.skipped.append((str(step), problem))
             else:
-                group = _alongside(step, jobs[number - 1 :], place, settings, kinds)
+                group = _alongside(step, jobs[number - 1 :], place, settings, kinds, diverged)
                 tell(f"{number} of {len(jobs)}: {', '.join(str(one) for one in group)}")
                 try:
                     _do(group, settings, place, watch or Watch())
                 except RbueError as error:  # such as a training that diverged; the others go on
-                    outcome.failed += [(str(one), str(error)) for one in group]
+                    trained = [one for one in group if one.kind == "train" and is_trained(one.config, place.root)]
+                    failed = [one for one in group if one not in trained]
+                    outcome.done += [str(one) for one in trained]
+                    outcome.failed += [(str(one), str(error)) for one in failed]
+                    diverged.update(failed if isinstance(error, Diverged) else ())
                 else:
                     outcome.done += [str(one) for one in group]
     _illustrate([one for one in drawn if one.grid is not None], settings, place, budget, tell, outcome)
@@ -138,7 +144,9 @@ def settings_file(root: Path) -> Path:
     return root / "paper" / "settings.json"
 
 
-def _alongside(step: Step, jobs: Sequence[Job], place: Place, settings: Settings, kinds: frozenset[str]) -> list[Step]:
+def _alongside(
+    step: Step, jobs: Sequence[Job], place: Place, settings: Settings, kinds: frozenset[str], diverged: set[Step]
+) -> list[Step]:
     """The step, and other trainings of its job and later ones, on the same data, to do with it."""
     if step.kind != "train" or place.together == 1:
         return [step]
@@ -146,7 +154,7 @@ def _alongside(step: Step, jobs: Sequence[Job], place: Place, settings: Settings
     for job in jobs:
         for one in job.missing(place.root, settings, kinds):
             fits = one.kind == "train" and one.config.data == step.config.data and one not in trainings
-            if fits and len(trainings) < place.together:
+            if fits and one not in diverged and len(trainings) < place.together:
                 trainings.append(one)
     return trainings
 

@@ -10,7 +10,7 @@ import torch
 
 from rbue import data
 from rbue.data.corruptions import CORRUPTIONS
-from rbue.runs import RunConfig, RunFolder
+from rbue.runs import RunConfig, RunFolder, other_stream
 from rbue.shift import shift_run
 
 Row = dict[str, Any]
@@ -29,16 +29,18 @@ def measure_shift(
     return shift_run(config, root, device, severities=tuple(severities), samples=samples, seed=0, progress=progress)
 
 
-def shift_rows(folder: RunFolder, samples: int) -> list[Row]:
+def shift_rows(config: RunConfig, root: Path, samples: int) -> list[Row]:
     """What was measured under corruptions: rows with ``corruption``, ``severity``, ``accuracy``, ``ece``.
 
-    A method that gave every sample it has writes no number of samples into its rows.
+    Rows that another version of the random stream drew are left out. A method that gave every sample it has writes no
+    number of samples into its rows.
     """
-    rows = (folder.read("shift") or {}).get("rows", [])
-    return [row for row in rows if row["samples_asked"] in (None, samples) and row["seed"] in (None, 0)]
+    rows = (RunFolder.of(config, root).read("shift") or {}).get("rows", [])
+    asked = [row for row in rows if row["samples_asked"] in (None, samples) and row["seed"] in (None, 0)]
+    return [row for row in asked if not other_stream(config, row)]
 
 
-def shift_is_done(folder: RunFolder, severities: Sequence[int], samples: int) -> bool:
+def shift_is_done(config: RunConfig, root: Path, severities: Sequence[int], samples: int) -> bool:
     """Whether all corruptions at all the severities are there."""
-    seen = {(row["corruption"], row["severity"]) for row in shift_rows(folder, samples)}
+    seen = {(row["corruption"], row["severity"]) for row in shift_rows(config, root, samples)}
     return all(sum(severity == one for _, severity in seen) >= CORRUPTION_COUNT for one in severities)

@@ -2,11 +2,12 @@
 
 from rbue.training.batches import Batches, Normalise
 from rbue.training.recipe import RECIPES, Recipe, recipe_for
-from rbue.training.trainer import EpochReport, Job, TrainingSummary, train, train_together
+from rbue.training.trainer import Diverged, EpochReport, Job, TrainingSummary, train, train_together
 
 __all__ = [
     "RECIPES",
     "Batches",
+    "Diverged",
     "EpochReport",
     "Job",
     "Normalise",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from rbue.errors import InvalidInput
@@ -49,7 +50,8 @@ class Recipe:
         >>> [round(Recipe().rate_at(epoch), 6) for epoch in (0, 89, 90, 135, 180)]
         [0.1, 0.1, 0.01, 0.001, 0.0001]
         """
-        passed = sum(epoch >= milestone * self.epochs for milestone in self.milestones)
+        # As written in decimals: 0.675 * 360 is a little more than 243 in floating point.
+        passed = sum(epoch >= Fraction(str(milestone)) * self.epochs for milestone in self.milestones)
         return self.rate * self.factor**passed
 
 

@@ -94,7 +94,15 @@ class TrainingStep:
         share = self.share.of(rows)
         start = self.done % len(self.batches) * self.batches.batch + share.start
         with counted_ahead(self.network, len(share), self.device, first=share.start):
-            (loss, logits), y = self.forward(start + self.rows[: len(share)])
+            try:
+                (loss, logits), y = self.forward(start + self.rows[: len(share)])
+            except ValueError as error:
+                if len(share) > 1 or "more than 1 value per channel" not in str(error):
+                    raise
+                raise InvalidInput(
+                    "BatchNorm cannot normalise a single image where its feature map has shrunk to 1x1; use a batch of "
+                    "at least 2."
+                ) from error
         self.optimiser.zero_grad(set_to_none=True)
         (loss * (len(share) * self.share.processes / rows)).backward()
         self.optimiser.step()

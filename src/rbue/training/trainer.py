@@ -53,6 +53,10 @@ class TrainingSummary:
     side_by_side: int
 
 
+class Diverged(RbueError):
+    """A training whose loss is not a number any more."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One network to train.
@@ -84,25 +88,29 @@ def train(job: Job, engine: str = "auto") -> TrainingSummary:
     All randomness of an epoch (order, augmentation, masks, weight noise) follows from the run's seed and the epoch's
     number, so a run that was stopped and continued ends in the same weights, bit for bit, on a CPU.
     """
-    return train_together([job], engine)[0]
+    (outcome,) = train_together([job], engine)
+    if isinstance(outcome, Diverged):
+        raise outcome
+    return outcome
 
 
-def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSummary]:
+def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSummary | Diverged]:
     """Train several networks side by side on one device: their steps are started in turn and overlap on a GPU.
 
     Masks, batches and rates are those of training alone. (Noise that a method draws from torch's own generator is not:
-    such a method should train alone.)
+    such a method should train alone.) One that diverges ends, and its error is given in place
+    of a summary; the others go on.
     """
     start = time.perf_counter()
     runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
     try:
-        while active := [runner for runner in runners if not runner.finished]:
+        while active := [runner for runner in runners if not (runner.finished or runner.diverged)]:
             _run_epoch(active)
     except BaseException:
         for runner in runners:
             runner.abandon()
         raise
-    return [runner.summary() for runner in runners]
+    return [runner.diverged or runner.summary() for runner in runners]
 
 
 def _run_epoch(active: Sequence[_Runner]) -> None:
@@ -123,6 +131,7 @@ class _Runner:
 
     def __init__(self, job: Job, engine: str, together: int, start: float) -> None:
         self.job, self.last_look = job, start
+        self.diverged: Diverged | None = None
         self.step = TrainingStep(job.network, job.method, job.batches, job.recipe, job.run_seed, job.share)
         self.progress: dict[str, Any] = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
         if job.checkpoint is not None and job.checkpoint.exists():
@@ -153,10 +162,15 @@ class _Runner:
         self.engine.wait()
         loss, accuracy = self.step.epoch_means()
         now = time.perf_counter()
-        if not math.isfinite(loss):
-            raise RbueError(
-                f"training diverged in epoch {epoch + 1}: the loss is {loss}; lower the rate ({self.job.recipe.rate})."
+        trouble = "" if math.isfinite(loss) else f"the loss is {loss}"
+        if not trouble and epoch + 1 == self.job.recipe.epochs and not self._weights_are_finite():
+            trouble = "its last step left weights that are not finite"  # of earlier ones the next epoch's loss tells
+        if trouble:
+            self.diverged = Diverged(
+                f"training diverged in epoch {epoch + 1}: {trouble}; lower the rate ({self.job.recipe.rate})."
             )
+            self.abandon()
+            return
         seconds = self.progress["seconds"] + (now - self.last_look) / together
         self.last_look = now
         self.progress |= {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
@@ -165,6 +179,9 @@ class _Runner:
             self.job.report(EpochReport(epoch, loss, accuracy, rate, (now - self.epoch_start) / together))
         if self.writer is not None and (self.finished or self._is_time_to_save(self.writer, now)):
             self._save(self.writer)
+
+    def _weights_are_finite(self) -> bool:
+        return all(bool(torch.isfinite(parameter).all()) for parameter in self.job.network.parameters())
 
     def _is_time_to_save(self, writer: CheckpointWriter, now: float) -> bool:
         pause = max(self.saving / _SAVING_SHARE, writer.seconds / _WRITING_SHARE)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rbue import data, metrics
 from rbue.errors import RbueError
 from rbue.report.of_runs.reading import Record
-from rbue.stored_probs import read_probs
+from rbue.stored_probs import belong_to, read_probs
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class TestImages:
         stored = read_probs(record.folder.probs)
         if stored.shape != (len(images), len(images.classes)):
             raise RbueError(f"its probs.npy has shape {stored.shape}, which does not fit {images!r}.")
+        if not belong_to(record.folder.probs, record.result):
+            raise RbueError("its probs.npy is of another measurement, so its answers cannot be drawn.")
         return Answers(record, images, stored.astype(np.float64))
 
     def _matching(self, record: Record) -> data.ImageSet:
