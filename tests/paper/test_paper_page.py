@@ -121,6 +121,10 @@ def test_everything_on_one_page(quick_files):
     assert r"{\footnotesize (paper 93.85~\%," in latex
     assert NO_EVIDENCE in latex
     assert "svg" not in latex
+    assert latex.isascii()
+    needs = latex.splitlines()[0]
+    assert all(package in needs for package in ("booktabs", "float", "graphicx"))
+    assert r"\_\{" not in latex
 
 
 def test_several_seeds_the_paper_and_the_difference(tmp_path):

@@ -99,6 +99,8 @@ def test_words_are_escaped_in_every_form():
     assert page.markdown().startswith("# \\<b\\> \\& co\n\nx\\_y\n")
     assert "`x<y` 50 % \\*b\\*" in page.markdown()
     assert r"\texttt{x\textless{}y} 50 \%" in page.latex()
+    assert r"\texttt{rbue run}" in Page("title", [], "`rbue run` does it.").latex()
+    assert page.latex().count(r"\begingroup") == page.latex().count(r"\endgroup") == 1
 
 
 def test_other_forms_keep_words_and_tables_and_leave_out_figures(full_page):

@@ -92,6 +92,54 @@ def test_latex_has_no_bare_special_characters(table):
     assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
 
 
+def test_latex_tables_stay_under_their_headings_and_can_be_read(table):
+    assert latex_table(table).startswith("\\begin{table}[H]\n")
+    narrow = Table(COLUMNS, [{"method": "svi", "accuracy": Cell(0.95, paper=0.94), "ece": Cell(0.03, paper=0.04)}])
+    assert latex_table(narrow).count(r"\begin{tabular}") == 1
+    wide = [Column("method", "method", numeric=False), *(Column(f"m{one}", f"measure {one}") for one in range(9))]
+    row = {"method": "mc-droprelu:0.95"} | {one.key: Cell(0.5, deviation=0.1, paper=0.4) for one in wide[1:]}
+    text = latex_table(Table(wide, [row]))
+    panels = text.split(r"\begin{tabular}")[1:]
+    assert len(panels) > 2
+    assert text.count(r"\resizebox") == 1
+    for panel in panels:
+        shown = re.sub(r"\\footnotesize|\\[a-z]+|[{}&$]", "", panel.split(r"\midrule")[1].split(r"\\")[0])
+        assert len(shown) < 115
+        assert shown.strip().startswith("mc-droprelu:0.95")
+    heads = re.findall(r"measure \d", text)
+    assert heads == [f"measure {one}" for one in range(9)]
+    alone = Table([wide[0], Column("long", "long", numeric=False)], [{"method": "x" * 300, "long": "y" * 300}])
+    assert latex_table(alone).count(r"\begin{tabular}") == 1
+
+
+def test_latex_columns_match_the_cells_of_every_line(table):
+    for panel in latex_table(table).split(r"\begin{tabular}")[1:]:
+        head, *body = panel.splitlines()
+        sides = head.replace("@{ }", "")[1:-1]
+        assert set(sides) == {"l", "r"}
+        for line in body:
+            if line.endswith(r"\\"):
+                spans = line.count(r"\multicolumn{2}")
+                assert len(re.findall(r"(?<!\\)&", line)) + 1 + spans == len(sides)
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        ("run --models", "run -{}-models"),  # an en dash in text, a single one in T1 typewriter
+        ("a---b", "a-{}-{}-b"),
+        ("[x]", "{[}x{]}"),  # an argument of \\ or \item
+        ("“a” ‘b’", "``a'' `b'"),
+        ("`a`", r"\`{}a\`{}"),
+        ("§3.4", r"\S{}3.4"),
+        ("日", r"\textless{}U+65E5\textgreater{}"),  # pdfTeX stops at letters that it does not have
+        ("é", "é"),
+    ],
+)
+def test_latex_text_means_what_it_says(words, written):
+    assert latex_text(words) == written
+
+
 @pytest.mark.parametrize("letter", list("\\{}&%$#_~^<>|±−↑↓"))
 def test_every_special_character_is_escaped(letter):
     written = latex_text(f"x{letter}y")

@@ -126,7 +126,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             Drawing("table", ("accuracy", "ece", "training_seconds", "mean_jsd"), caption="Where DropReLU sits."),
         ),
         notes=(
-            "The paper's first layer is 'before the first convolution', where there is no ReLU; read as the first ReLU "
+            "The paper's first layer is “before the first convolution”, where there is no ReLU; read as the first ReLU "
             "call site.",
             "The row of all layers repeats Table 3's MC-DropReLU(0.8), where the paper gives another training time.",
         ),
@@ -193,11 +193,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         id="variance",
         place="§3.4",
         title="Variance of a layer's sum: the paper's formula, the exact value, a simulation",
-        drawings=(Drawing("variance", caption="Variance of a sum of DropReLUs against q, and dropout's at p=1-q."),),
+        drawings=(Drawing("variance", caption="Variance of a sum of DropReLUs against q, and dropout's at p=1−q."),),
         illustration=Illustration("variance"),
         notes=(
-            "The layer is 256 numbers from a standard normal distribution. The paper's ε is q(1-q)·Σ_{x>0} x²; its sum "
-            "leaves out the covariance of the two terms.",
+            "The layer is 256 numbers from a standard normal distribution. The paper's ε is q(1−q)·Σ x² over x>0; its "
+            "sum leaves out the covariance of the two terms.",
         ),
     ),
 )

@@ -9,8 +9,8 @@ from html import escape
 from importlib.resources import files
 
 from rbue._version import __version__
-from rbue.report.page.blocks import Block, inline
-from rbue.report.tables.latex import latex_text
+from rbue.report.page.blocks import Block, Text, inline
+from rbue.report.tables.latex import PACKAGES, latex_text
 from rbue.report.tables.markdown import markdown_text
 
 
@@ -77,14 +77,15 @@ class Page:
         return "\n\n".join(part for part in [*parts, markdown_text(self.foot)] if part) + "\n"
 
     def latex(self) -> str:
-        """Its words and tables as LaTeX, to be included in a document with ``booktabs`` and ``graphicx``."""
-        comment = r"% Needs \usepackage{booktabs,graphicx} in the preamble. " + " ".join(self.foot.split())
-        parts = [comment, rf"\section*{{{latex_text(self.title)}}}", latex_text(self.lead)]
+        """Its words and tables as LaTeX, to be included in a document with ``booktabs``, ``float`` and ``graphicx``."""
+        comment = rf"% Needs {PACKAGES} in the preamble; to be read with \input. " + " ".join(self.foot.split())
+        settings = r"\begingroup\sloppy\parindent=0pt\parskip=\smallskipamount"
+        parts = [f"{comment}\n{settings}", rf"\section*{{{latex_text(self.title)}}}", Text(self.lead).latex("lead")]
         for name, section in self._named():
             blocks = enumerate(section.blocks, 1)
             inside = [text for text in (block.latex(f"{name}--{place}") for place, block in blocks) if text]
             parts += [rf"\subsection*{{{latex_text(section.title)}}}", *inside] if inside else []
-        return "\n\n".join(part for part in parts if part) + "\n"
+        return "\n\n".join(part for part in [*parts, r"\endgroup"] if part) + "\n"
 
     def _named(self) -> Iterator[tuple[str, Section]]:
         """Sections with ids that differ."""
