@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rbue
-from rbue import functional
+from rbue import functional, models
 from rbue.activations import DropReLU, RReLU
 from rbue.environment import facts
 from rbue.files import write_json
@@ -177,10 +177,30 @@ def network_check(device: str) -> Iterator[Check]:
     for name, activation in VARIANTS.items():
         if activation is not None:
             network = rbue.convert(copy.deepcopy(plain), activation, example=x)
-            here = rbue.predict(network, x, samples=20, seed=1).probs
-            there = rbue.predict(network.to(device), x.to(device), samples=20, seed=1).probs.cpu()
-            error = (here - there).abs().max().item()
+            error = prediction_error(network, x, device)
             yield f"{name} network, CPU and GPU within {PROBABILITY_TOLERANCE}", error < PROBABILITY_TOLERANCE, error
+
+
+def fused_check(device: str) -> Iterator[Check]:
+    """Sampling runs BatchNorm, sums and means with the random ReLUs beside them; here they change something."""
+    x = draw((8, 3, 32, 32))
+    for name in ("vgg13", "resnet18", "densenet121"):
+        torch.manual_seed(0)
+        plain = models.create(name, classes=10, width=0.25).train()
+        plain(3 * draw((32, 3, 32, 32)) + 1)  # running statistics that are not 0 and 1
+        for where, activation in (("all", DropReLU(0.8)), ("all", RReLU()), ("last", DropReLU(0.8)), ("last", RReLU())):
+            for memory_format in (torch.contiguous_format, torch.channels_last):
+                network = rbue.convert(copy.deepcopy(plain).eval(), activation, where=where, example=x)
+                error = prediction_error(network, x.contiguous(memory_format=memory_format), device)
+                what = f"{name}, {activation!r}, {where}, {str(memory_format).removeprefix('torch.')}"
+                yield what, error < PROBABILITY_TOLERANCE, error
+
+
+def prediction_error(network: nn.Module, x: Tensor, device: str) -> float:
+    """The largest difference between a probability on the CPU and on the GPU."""
+    here = rbue.predict(network, x, samples=20, seed=1).probs
+    there = rbue.predict(network.to(device), x.to(device), samples=20, seed=1).probs.cpu()
+    return (here - there).abs().max().item()
 
 
 def memory_check() -> Iterator[Check]:
@@ -212,7 +232,7 @@ def training_peak(variant: str) -> int:
 
 def run_checks(device: str) -> list[Check]:
     checks: list[Check] = []
-    for check in (bits_check, large_check, compiled_check, graph_check, network_check):
+    for check in (bits_check, large_check, compiled_check, graph_check, network_check, fused_check):
         checks += check(device)
         torch.cuda.empty_cache()
     return checks + list(memory_check())

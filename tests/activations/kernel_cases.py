@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rbue import random_stream
-from rbue.activations import DropReLU, RReLU, keys, reference, triton_kernels
+from rbue.activations import DropReLU, RReLU, keys, reference, triton_fused, triton_kernels
 from rbue.activations.layout import ElementLayout
 from rbue.activations.operator import expanded, random_words
 
@@ -196,3 +196,76 @@ def test_programs_cover_every_element_within_the_limits_of_cuda(shape, hashed):
         covered = programs * rows * pixels * channels / patches
         assert launch.rows * launch.channels * launch.plane <= covered
         assert covered < (launch.rows + rows) * (launch.channels + channels) * (launch.plane + pixels)
+
+
+FUSED_CASES = [  # shape, copies
+    ((3, 5, 4, 6), 1),
+    ((2, 64, 2, 4), 3),
+    ((3, 3, 3, 5), 2),
+    ((4, 70), 1),
+    ((2, 6, 1, 1), 4),
+    ((2, 2, 2, 1, 3), 2),
+    ((2, 1, 3, 3), 1),
+    ((2, 3, 50, 50), 1),  # more pixels than a program has; slow to interpret
+]
+
+
+def batch_norm(channels, seed=3, affine=True):
+    generator = torch.Generator().manual_seed(seed)
+    mean, weight, bias = (torch.randn(channels, generator=generator).to(DEVICE) for _ in range(3))
+    var = torch.rand(channels, generator=generator).to(DEVICE) + 0.1
+    return (mean, var, weight, bias, 1e-5) if affine else (mean, var, None, None, 1e-3)
+
+
+def plain_relu(x, cap):
+    return x.clamp(0, cap)
+
+
+def nearly(found, expected, dtype):
+    """Equal but for the rounding of the separate steps."""
+    slack = 2e-2 if dtype is not torch.float32 else 1e-5
+    return torch.allclose(found.double(), expected.double(), rtol=slack, atol=slack)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", [None, DropReLU(0.6), RReLU()], ids=str)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_batch_norm_a_sum_and_a_relu_in_one(activation, residual, cap, dtype):
+    for shape, repeat in FUSED_CASES:
+        if activation is None and repeat > 1:
+            continue
+        for channels_last in formats(shape):
+            x, other = (draw(shape, torch.float32, channels_last, seed).nan_to_num(0.5).to(dtype) for seed in (0, 1))
+            norm = batch_norm(shape[1], affine=not residual)
+            layout, key = ElementLayout.of(x, shape[0] * repeat, repeat), make_keys(shape[0] * repeat)
+            found = triton_fused.normalised_relu(
+                x, triton_fused.affine(*norm), other if residual else None, activation, key, layout, cap
+            )
+            before = torch.nn.functional.batch_norm(x.float(), *norm[:4], eps=norm[4]) + residual * other.float()
+            if activation is None:
+                expected = plain_relu(before, cap)
+            else:
+                copies = expanded(before, layout) if repeat > 1 else before
+                expected = reference.forward(copies, activation, random_words(key, layout), cap)
+            assert found.dtype is dtype
+            assert found.stride() == expected.stride()
+            assert nearly(found, expected, dtype), (shape, channels_last)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", [DropReLU(0.6), RReLU()], ids=str)
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_a_relu_and_the_mean_over_its_pixels_in_one(activation, cap, dtype):
+    for shape, repeat in FUSED_CASES[:-1]:
+        for channels_last in formats(shape):
+            x = draw(shape, torch.float32, channels_last).nan_to_num(0.5).to(dtype)
+            layout, key = ElementLayout.of(x, shape[0] * repeat, repeat), make_keys(shape[0] * repeat)
+            found = triton_fused.pooled_relu(x, activation, key, layout, cap)
+            copies = (expanded(x, layout) if repeat > 1 else x).float()
+            expected = reference.forward(copies, activation, random_words(key, layout), cap)
+            assert found.shape == (shape[0] * repeat, shape[1])
+            assert nearly(found, expected.flatten(2).mean(2) if x.dim() > 2 else expected, dtype), (
+                shape,
+                channels_last,
+            )

@@ -47,7 +47,7 @@ def random_relu(
         cap: upper bound of the output (6 for ReLU6).
         inplace: write the result into ``x``.
     """
-    cap = _rounded(cap, x.dtype)
+    cap = rounded_cap(cap, x.dtype)
     if isinstance(activation, DropReLU) and activation.q == 1 and repeat == 1:
         return _plain(x, cap, inplace)
     if torch.is_grad_enabled() and x.requires_grad:
@@ -65,7 +65,7 @@ def mean_relu(x: Tensor, activation: Activation, *, cap: float | None = None, in
 
     The gradient at ``±0`` is the slope, as in ``leaky_relu``.
     """
-    slope, cap = activation.mean_slope, _rounded(cap, x.dtype)
+    slope, cap = activation.mean_slope, rounded_cap(cap, x.dtype)
     if slope == 0:
         return _plain(x, cap, inplace)
     if cap is None:
@@ -79,7 +79,7 @@ def _plain(x: Tensor, cap: float | None, inplace: bool) -> Tensor:
     return F.relu(x, inplace=inplace) if cap is None else F.hardtanh(x, 0.0, cap, inplace=inplace)
 
 
-def _rounded(cap: float | None, dtype: torch.dtype) -> float | None:
+def rounded_cap(cap: float | None, dtype: torch.dtype) -> float | None:
     """The cap as the output holds it, so that a capped output compares equal to it."""
     if cap is None or not math.isfinite(cap):
         return cap

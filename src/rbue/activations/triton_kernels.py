@@ -39,14 +39,15 @@ def supports(x: Tensor, layout: ElementLayout, hashed: bool = True) -> bool:
 
 
 @triton.jit
-def _mix(x):
+def mix(x):
+    """The mixing of the stream."""
     x = (x ^ (x >> 16)) * MIX_1
     x = (x ^ (x >> 15)) * MIX_2
     return x ^ (x >> 15)
 
 
 @triton.jit
-def _block(
+def block_of(
     rows, first_row, channels, plane, slabs, across, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
 ):
     """The rows of a program, the places in the memory of a row, the elements there, and which of all that exists.
@@ -66,11 +67,35 @@ def _block(
 @triton.jit
 def _word(element, keys_ptr, lane_stride, row, rows):
     """The random word of each element of each row, signed."""
-    k1 = tl.load(keys_ptr + row, mask=row < rows).to(tl.uint32, bitcast=True)
-    k2 = tl.load(keys_ptr + lane_stride + row, mask=row < rows).to(tl.uint32, bitcast=True)
-    h = (_mix(element.to(tl.uint32)) ^ k1) * BITS_1
+    k1, k2 = row_keys(keys_ptr, lane_stride, row, row < rows)
+    return word_of(mix(element.to(tl.uint32)), k1, k2)
+
+
+@triton.jit
+def row_keys(keys_ptr, lane_stride, row, exists):
+    """The two lanes of each row's key."""
+    k1 = tl.load(keys_ptr + row, mask=exists).to(tl.uint32, bitcast=True)
+    k2 = tl.load(keys_ptr + lane_stride + row, mask=exists).to(tl.uint32, bitcast=True)
+    return k1, k2
+
+
+@triton.jit
+def word_of(mixed, k1, k2):
+    """The random word of a mixed element number under a key, signed."""
+    h = (mixed ^ k1) * BITS_1
     h = h ^ (h >> 15)
     return ((h ^ k2) * BITS_2).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def wide_relu(x, word, threshold, scale, middle, DROP: tl.constexpr):
+    """The random activation of float32 numbers."""
+    if DROP:
+        y = tl.where((x < 0) & (word >= threshold), 0.0, x)
+    else:
+        x = x + 0.0  # -0 becomes +0
+        y = tl.where(x < 0, _slope(word, scale, middle) * x, x)
+    return y
 
 
 @triton.jit
@@ -92,15 +117,14 @@ def _forward_kernel(
     REPEATED: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    row, place, element, inside = _block(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
+    row, place, element, inside = block_of(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
     source = row % x_rows if REPEATED else row
     x = tl.load(x_ptr + source.to(tl.int64) * elements + place, mask=inside)
     word = _word(element, keys_ptr, lane_stride, row, rows)
     if DROP:
         y = tl.where((x < 0) & (word >= threshold), 0.0, x)
     else:
-        wide = x.to(tl.float32) + 0.0  # -0 becomes +0
-        y = tl.where(wide < 0, _slope(word, scale, middle) * wide, wide)
+        y = wide_relu(x.to(tl.float32), word, threshold, scale, middle, DROP)
     if CAPPED:
         y = tl.where(y > cap, cap, y)
     tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
@@ -113,7 +137,7 @@ def _backward_kernel(
     DROP: tl.constexpr, CAPPED: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    row, place, element, inside = _block(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
+    row, place, element, inside = block_of(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
     offset = row.to(tl.int64) * elements + place
     grad = tl.load(grad_ptr + offset, mask=inside)
     y = tl.load(y_ptr + offset, mask=inside)
@@ -132,7 +156,7 @@ def _backward_kernel(
 
 @triton.jit
 def _absorb(lane, word):
-    return _mix(lane ^ word)
+    return mix(lane ^ word)
 
 
 @triton.jit
@@ -171,12 +195,11 @@ def forward(
     """The random activation; ``layout.repeat`` copies of ``x``, each with bits of its own."""
     out = x if inplace else layout.empty_output(x.dtype)
     launch = Launch.of(layout, hashed=True)
-    threshold = random_stream.threshold(1 - activation.q) if isinstance(activation, DropReLU) else 0
     with torch.cuda.device_of(x):
         for first_row, grid in launch.parts():
             _forward_kernel[grid](
                 x, out, keys, keys.stride(0), launch.rows, launch.rows // layout.repeat, first_row, *launch.shape,
-                threshold, *_slope_range(activation), cap or 0.0,
+                *thresholds(activation), cap or 0.0,
                 REPEATED=layout.repeat > 1, DROP=isinstance(activation, DropReLU), CAPPED=cap is not None,
                 **launch.constants,
             )  # fmt: skip
@@ -205,6 +228,12 @@ def backward(
                 DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.constants,
             )  # fmt: skip
     return result
+
+
+def thresholds(activation: Activation) -> tuple[int, float, float]:
+    """From which word on DropReLU drops, and the two numbers of RReLU's slope."""
+    threshold = random_stream.threshold(1 - activation.q) if isinstance(activation, DropReLU) else 0
+    return threshold, *_slope_range(activation)
 
 
 def _slope_range(activation: Activation) -> tuple[float, float]:

@@ -9,12 +9,21 @@ from types import ModuleType
 import torch
 
 
-@cache
 def triton_kernels() -> ModuleType | None:
-    """The kernel module, or None where there is no CUDA device or no Triton."""
+    """The kernels of the activations, or None where there is no CUDA device or no Triton."""
+    return _module("triton_kernels")
+
+
+def triton_fused() -> ModuleType | None:
+    """The kernels that do more at once, or None."""
+    return _module("triton_fused")
+
+
+@cache
+def _module(name: str) -> ModuleType | None:
     if not torch.cuda.is_available():
         return None
     try:
-        return import_module("rbue.activations.triton_kernels")
+        return import_module(f"rbue.activations.{name}")
     except ImportError:
         return None

@@ -16,6 +16,7 @@ from rbue.activations import Dropout, DropReLU, Randomness, RReLU, mean_relu, ra
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.kinds import LayerCall, SiteCall, kind_for
+from rbue.call_sites.postponing import Postponing
 from rbue.call_sites.prefix import SharingMode, is_unsampled
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, RbueWarning
@@ -53,13 +54,16 @@ class Conversion:
             mode = SiteMode(place, self.kind, self._mean)
         else:
             draw = self._direct_draw(network, args, kwargs) if given is None else given
-            handler = _RandomSites(self, network, draw)
             if draw.repeat > 1:
-                mode = SharingMode(place, self.kind, handler, draw, (args, kwargs))
+                postponing = Postponing(active=draw.live is None)
+                handler = _RandomSites(self, network, draw, postponing.relu)
+                mode = SharingMode(place, self.kind, handler, draw, (args, kwargs), postponing)
             else:
-                mode = SiteMode(place, self.kind, handler)
+                mode = SiteMode(place, self.kind, _RandomSites(self, network, draw))
         with scope.suspended(outer), mode:
             out = forward(network, *args, **kwargs)
+        if isinstance(mode, SharingMode):
+            mode.finish(out)
         if outer is not None:
             outer.holds_converted = True
         if not place.counts and not place.holds_converted and not self.sites:
@@ -116,9 +120,12 @@ def _warn_unreached(noun: str, path: str, call: int) -> None:
 class _RandomSites:
     """The handler of one pass: every chosen site with the keys of its rows."""
 
-    def __init__(self, conversion: Conversion, network: nn.Module, draw: draws.Draw) -> None:
+    def __init__(
+        self, conversion: Conversion, network: nn.Module, draw: draws.Draw, relu: Callable[..., Tensor] = random_relu
+    ) -> None:
         self.conversion = conversion
         self.draw = draw
+        self.relu = relu
         self.known = draw.site_keys(network.get_buffer(draws.SITES))
 
     def __call__(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
@@ -139,10 +146,7 @@ class _RandomSites:
         if isinstance(activation, Dropout):
             return proceed(random_dropout(x, activation, keys, repeat=repeat))
         assert not isinstance(call, LayerCall)
-        if repeat > 1 and call.inplace:
-            out = random_relu(x, activation, keys, repeat=repeat, cap=call.cap)
-            return x.set_(out)  # type: ignore[call-overload] # the old name sees the samples too
-        return random_relu(x, activation, keys, repeat=repeat, cap=call.cap, inplace=call.inplace)
+        return self.relu(x, activation, keys, repeat=repeat, cap=call.cap, inplace=call.inplace)
 
     def _number(self, path: str, number: int) -> Tensor:
         word = site_number(self.conversion.path_words[path], number)

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from rbue.call_sites.draws import Draw
+from rbue.call_sites.forms import ReluCall
 from rbue.call_sites.interception import SiteHandler, SiteMode, keep_in_sight, proceed_with
-from rbue.call_sites.kinds import SiteKind
+from rbue.call_sites.kinds import SiteCall, SiteKind
+from rbue.call_sites.postponing import Postponing, is_look
 from rbue.call_sites.scope import Scope
 
 _MARK = "_rbue_mark"
@@ -45,8 +47,11 @@ def repeat_rows(x: Tensor, times: int) -> Tensor:
 class SharingMode(SiteMode):
     """A :class:`SiteMode` whose pass begins with one row an image and ends with one a sample and image."""
 
-    def __init__(self, scope: Scope, kind: SiteKind, handler: SiteHandler, draw: Draw, inputs: Any) -> None:
+    def __init__(
+        self, scope: Scope, kind: SiteKind, handler: SiteHandler, draw: Draw, inputs: Any, postponing: Postponing
+    ) -> None:
         super().__init__(scope, kind, handler)
+        self.postponing = postponing
         self.repeat = draw.repeat
         self.live = draw.live
         self.images = draw.rows // draw.repeat
@@ -70,26 +75,44 @@ class SharingMode(SiteMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_look(func):
+            return func(*args, **kwargs)
         keep_in_sight(func)
-        states = [self._sampled(x) for x in tensors_in((args, kwargs))]
+        tensors = list(tensors_in((args, kwargs)))
+        states = [self._sampled(x) for x in tensors]
         sampled = any(state is True for state in states)
         if sampled and any(state is False for state in states):
+            self.postponing.settle(tensors)
             if _writes_first(func) and isinstance(args[0], Tensor) and self._sampled(args[0]) is False:
                 args[0].set_(repeat_rows(args[0], self.repeat))  # type: ignore[call-overload]
                 self._mark(args[0], True)
             args, kwargs = self._repeated(args), self._repeated(kwargs)
         call = None if self.scope.suspended else self.kind.read(func, args, kwargs)
         if call is None:
-            out = self._run(func, args, kwargs, sampled)
+            out = self.postponing.take(func, args, kwargs)
+            if out is None:
+                self.postponing.settle(tensors)
+                out = self._run(func, args, kwargs, sampled)
         else:
             rows = call.x.shape[0]
             path, number = self.scope.path, self.scope.next_call()
-            out = self.handler(call, path, number, proceed_with(func, args, kwargs))
+            out = self.handler(call, path, number, self._proceed_with(call, func, args, kwargs))
             sampled = sampled or out.shape[0] != rows
         if sampled or any(state is False for state in states):
             for x in tensors_in(out):
                 self._mark(x, sampled)
         return out
+
+    def finish(self, out: Any) -> None:
+        """Compute what the network returns, if it still waits."""
+        self.postponing.settle(tensors_in(out))
+
+    def _proceed_with(self, call: SiteCall, func: Callable, args: tuple, kwargs: Any) -> Callable[..., Any]:
+        proceed = proceed_with(func, args, kwargs)
+        if not isinstance(call, ReluCall) or self.postponing.work_for(call.x) is None:
+            self.postponing.settle(tensors_in((args, kwargs)))
+            return proceed
+        return lambda: self.postponing.plain_relu(call)
 
     def _run(self, func: Callable, args: tuple, kwargs: Any, sampled: bool) -> Any:
         if self.live is None:

@@ -37,6 +37,7 @@ class _Drawing:
         self.outputs, self.keep, self.report = outputs, keep, report
         self.statistics = RunningStatistics(len(x), x.device)
         self.kept: Tensor | None = None
+        self.looks_like_probs: Tensor | None = None
         self.done = 0
 
     def draw(self, target: int, active: Tensor) -> None:
@@ -44,13 +45,40 @@ class _Drawing:
         numbers = torch.arange(self.done, target, dtype=torch.int32, device=self.x.device)
         for batch, stack, out in self.stream(self.x[active], numbers, self.images[active]):
             if self.outputs == "logits" and batch.start == 0 and self.done + stack.start == 0:
-                _warn_of_probabilities(out)
+                self.looks_like_probs = _looks_like_probs(out)
             probs = probabilities(out, self.outputs)
             self.statistics.add(active[batch], probs)
             self._keep(slice(self.done + stack.start, min(self.done + stack.stop, self.keep)), batch, probs)
             if self.report is not None:
                 self.report.advance(probs.shape[0] * probs.shape[1])
         self.done = target
+
+    def check(self, probs: Tensor) -> None:
+        """Refuse numbers that are none, and warn of probabilities that are taken for logits.
+
+        All answers are fetched at once and at the end: a GPU would stand still for each.
+        """
+        questions = {"finite": torch.isfinite(probs).all()}
+        if self.x.is_cuda:
+            questions["finite images"] = torch.isfinite(self.x).all()
+        if self.looks_like_probs is not None:
+            questions["probabilities"] = self.looks_like_probs
+        answers = dict(zip(questions, torch.stack(list(questions.values())).tolist(), strict=True))
+        if not answers.get("finite images", True):
+            refuse_infinite_images(self.x)
+        if not answers["finite"]:
+            bad = (~torch.isfinite(probs.flatten(1))).any(1).nonzero()[0]
+            raise InvalidInput(
+                f"the network returned NaN or infinity, first for image {int(bad)}; if a clamp(min=0) that keeps "
+                "numbers from being negative was made random too (rbue.sites lists them), leave it out with where=."
+            )
+        if answers.get("probabilities", False):
+            warnings.warn(
+                "the network's outputs look like probabilities, and are taken for logits; use outputs='probs' if it "
+                "ends in a softmax.",
+                RbueWarning,
+                stacklevel=2,
+            )
 
     def _keep(self, places: slice, batch: slice, probs: Tensor) -> None:
         if places.start >= places.stop:
@@ -86,7 +114,7 @@ def collect(
             if len(active) == 0:
                 break
     result = drawing.statistics.prediction(seed, drawing.kept)
-    _check_finite(result.probs)
+    drawing.check(result.probs)
     return result
 
 
@@ -100,7 +128,7 @@ def collect_at(
     for target in counts:
         drawing.draw(target, everything)
         found.append(drawing.statistics.prediction(seed, drawing.kept if target == counts[-1] else None))
-    _check_finite(found[-1].probs)
+    drawing.check(found[-1].probs)
     return found
 
 
@@ -126,24 +154,17 @@ def probabilities(out: Tensor, outputs: str) -> Tensor:
     return out
 
 
-def _warn_of_probabilities(out: Tensor) -> None:
+def _looks_like_probs(out: Tensor) -> Tensor | None:
+    """Whether a network's outputs are positive and sum to one; None where they could not."""
     if out.dim() < 3 or out.shape[2] == 1:
-        return
+        return None
     precision = 1e-2 if out.dtype in (torch.float16, torch.bfloat16) else 1e-4
     sums = out.float().sum(2)
-    if bool((out.min() >= 0) & ((sums - 1).abs().max() < precision)):
-        warnings.warn(
-            "the network's outputs look like probabilities, and are taken for logits; use outputs='probs' if it ends "
-            "in a softmax.",
-            RbueWarning,
-            stacklevel=2,
-        )
+    return (out.min() >= 0) & ((sums - 1).abs().max() < precision)
 
 
-def _check_finite(probs: Tensor) -> None:
-    if not bool(torch.isfinite(probs).all()):
-        bad = (~torch.isfinite(probs.flatten(1))).any(1).nonzero()[0]
-        raise InvalidInput(
-            f"the network returned NaN or infinity, first for image {int(bad)}; if a clamp(min=0) that keeps numbers "
-            "from being negative was made random too (rbue.sites lists them), leave it out with where=."
-        )
+def refuse_infinite_images(x: Tensor) -> None:
+    """Raise an error if an image holds NaN or infinity."""
+    bad = (~torch.isfinite(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1))).any(1).nonzero()
+    if len(bad):
+        raise InvalidInput(f"x holds NaN or infinity, first in image {int(bad[0])}; clean the input.")

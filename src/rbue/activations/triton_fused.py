@@ -1,0 +1,156 @@
+"""Kernels for CUDA devices that run a random activation together with what stands beside it at inference.
+
+Before it BatchNorm and a skip connection, after it the mean over the pixels: each would read and write the whole map
+once more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rbue.activations.definitions import Activation, DropReLU
+from rbue.activations.layout import ElementLayout
+from rbue.activations.triton_kernels import Launch, block_of, mix, row_keys, thresholds, wide_relu, word_of
+
+_BLOCK = 2048
+_SAMPLES, _CHANNELS = 32, 64
+"""Samples and channels of a program that pools: enough of both for its threads to mix an element number once for eight
+samples."""
+
+
+@triton.jit
+def _affine_kernel(
+    mean_ptr, var_ptr, weight_ptr, bias_ptr, out_ptr, channels, eps,
+    WEIGHTED: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < channels
+    scale = 1.0 / tl.sqrt(tl.load(var_ptr + channel, mask=inside, other=1.0).to(tl.float32) + eps)
+    if WEIGHTED:
+        scale *= tl.load(weight_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    shift = -tl.load(mean_ptr + channel, mask=inside, other=0.0).to(tl.float32) * scale
+    if BIASED:
+        shift += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + channel, scale, mask=inside)
+    tl.store(out_ptr + channels + channel, shift, mask=inside)
+
+
+@triton.jit
+def _normalised_kernel(
+    x_ptr, residual_ptr, affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row, all_channels,
+    elements, channels, plane, slabs, across, threshold, scale, middle, cap,
+    REPEATED: tl.constexpr, RESIDUAL: tl.constexpr, RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
+    PLANAR: tl.constexpr, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    row, place, element, inside = block_of(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
+    slab = tl.program_id(0) % slabs
+    channel = slab if PLANAR else slab * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
+    source = (row % x_rows if REPEATED else row).to(tl.int64) * elements + place
+    y = tl.load(x_ptr + source, mask=inside).to(tl.float32)
+    y = y * tl.load(affine_ptr + channel, mask=channel < all_channels)
+    y = y + tl.load(affine_ptr + all_channels + channel, mask=channel < all_channels)
+    if RESIDUAL:
+        y += tl.load(residual_ptr + source, mask=inside).to(tl.float32)
+    if RANDOM:
+        k1, k2 = row_keys(keys_ptr, lane_stride, row, row < rows)
+        y = wide_relu(y, word_of(mix(element.to(tl.uint32)), k1, k2), threshold, scale, middle, DROP)
+    else:
+        y = tl.where(y < 0, 0.0, y)
+    if CAPPED:
+        y = tl.where(y > cap, cap, y)
+    tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pooled_kernel(
+    x_ptr, out_ptr, keys_ptr, lane_stride, images, samples, channels, plane, to_pixel, to_channel,
+    threshold, scale, middle, cap, share,
+    DROP: tl.constexpr, CAPPED: tl.constexpr, SAMPLES: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    sample = tl.program_id(2) * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+    row = sample * images + image
+    k1, k2 = row_keys(keys_ptr, lane_stride, row, sample < samples)
+    start = x_ptr + image * channels * plane + channel * to_channel
+    total = tl.zeros((SAMPLES, CHANNELS), tl.float32)
+    for pixel in range(plane):
+        x = tl.load(start + pixel * to_pixel, mask=channel < channels, other=0.0).to(tl.float32)
+        word = word_of(mix((channel * plane + pixel).to(tl.uint32)), k1, k2)
+        y = wide_relu(x, word, threshold, scale, middle, DROP)
+        if CAPPED:
+            y = tl.where(y > cap, cap, y)
+        total += y
+    inside = (sample < samples) & (channel < channels)
+    tl.store(out_ptr + row * channels + channel, (total * share).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def affine(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """BatchNorm at inference as ``x * scale + shift``: both, ``(2, channels)``."""
+    out = torch.empty((2, len(mean)), dtype=torch.float32, device=mean.device)
+    with torch.cuda.device_of(mean):
+        _affine_kernel[(triton.cdiv(len(mean), 128),)](
+            mean, var, mean if weight is None else weight, mean if bias is None else bias, out, len(mean), eps,
+            WEIGHTED=weight is not None, BIASED=bias is not None, BLOCK=128,
+        )  # fmt: skip
+    return out
+
+
+def normalised_relu(
+    x: Tensor,
+    norm: Tensor,
+    residual: Tensor | None,
+    activation: Activation | None,
+    keys: Tensor | None,
+    layout: ElementLayout,
+    cap: float | None,
+) -> Tensor:
+    """The activation of ``x * scale + shift + residual``; a plain ReLU without an activation."""
+    out = layout.empty_output(x.dtype)
+    launch = _launch(layout)
+    with torch.cuda.device_of(x):
+        for first_row, grid in launch.parts():
+            _normalised_kernel[grid](
+                x, x if residual is None else residual, norm, out, x if keys is None else keys,
+                0 if keys is None else keys.stride(0), launch.rows, launch.rows // layout.repeat, first_row,
+                layout.shape[1], *launch.shape, *((0, 0.0, 0.0) if activation is None else thresholds(activation)),
+                cap or 0.0,
+                REPEATED=layout.repeat > 1, RESIDUAL=residual is not None, RANDOM=activation is not None,
+                DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, PLANAR=launch.channels == 1,
+                **launch.constants,
+            )  # fmt: skip
+    return out
+
+
+def _launch(layout: ElementLayout) -> Launch:
+    """As without BatchNorm where the channels lie last; else programs of one channel, whose numbers they share."""
+    channels, plane = layout.shape[1], math.prod(layout.shape[2:])
+    if layout.memory_format is torch.contiguous_format and plane > 1:
+        pixels = min(_BLOCK, triton.next_power_of_2(plane))
+        together = min(_BLOCK // pixels, triton.next_power_of_2(layout.rows))
+        return Launch(layout.rows, channels * plane, 1, plane, (together, pixels, 1))
+    return Launch.of(replace(layout, memory_format=torch.channels_last), hashed=True)
+
+
+def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:
+    """The mean over the pixels of ``layout.repeat`` random activations of ``x``, ``(rows, channels)``."""
+    images, channels = layout.shape[:2]
+    plane = math.prod(layout.shape[2:])
+    steps = (channels, 1) if layout.memory_format is not torch.contiguous_format else (1, plane)
+    out = torch.empty((layout.rows, channels), dtype=x.dtype, device=x.device)
+    block = min(_CHANNELS, triton.next_power_of_2(channels))
+    stack = min(_SAMPLES, triton.next_power_of_2(layout.repeat))
+    grid = (images, triton.cdiv(channels, block), triton.cdiv(layout.repeat, stack))
+    with torch.cuda.device_of(x):
+        _pooled_kernel[grid](
+            x, out, keys, keys.stride(0), images, layout.repeat, channels, plane, *steps, *thresholds(activation),
+            cap or 0.0, 1.0 / plane,
+            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, SAMPLES=stack, CHANNELS=block,
+        )  # fmt: skip
+    return out

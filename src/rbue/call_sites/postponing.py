@@ -1,0 +1,215 @@
+"""Hold a call of a pass back until the next one is known, since both may run as one.
+
+BatchNorm waits for a sum or a ReLU, the sum for a ReLU, and the ReLU that makes samples of images for the mean over
+their pixels (:mod:`rbue.activations.fused`). What waits is a tensor of the right shape whose numbers are not there yet;
+the next call of the pass that needs them, whichever it is, has them computed first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rbue.activations import Activation, random_relu
+from rbue.activations.fused import Normalised, can_be_fused, normalised_relu, pooled_relu
+from rbue.call_sites.forms import ReluCall
+from rbue.errors import RbueError
+
+_MARK = "_rbue_postponed"
+_LOOKS = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")),
+    *(Tensor.dim, Tensor.size, Tensor.ndimension, Tensor.is_floating_point, Tensor.numel),
+}
+"""Questions that a tensor answers without its numbers."""
+_SUMS = {torch.add, Tensor.add, Tensor.__add__, operator.add}
+_SUMS_IN_PLACE = {Tensor.add_, Tensor.__iadd__, operator.iadd}
+_MEANS = {torch.mean, Tensor.mean}
+_POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
+
+
+@dataclass(frozen=True)
+class SampledRelu:
+    """A random ReLU that makes ``repeat`` samples of each image; not computed."""
+
+    x: Tensor
+    activation: Activation
+    keys: Tensor
+    repeat: int
+    cap: float | None
+
+    def compute(self) -> Tensor:
+        """The samples."""
+        return random_relu(self.x, self.activation, self.keys, repeat=self.repeat, cap=self.cap)
+
+    def inputs(self) -> list[Tensor]:
+        """What it is computed from."""
+        return [self.x]
+
+
+Work = Union[Normalised, SampledRelu]  # noqa: UP007 (isinstance reads it at run time)
+
+
+def is_look(func: Callable) -> bool:
+    """Whether a call asks a tensor about anything but its numbers."""
+    return func in _LOOKS
+
+
+class Postponing:
+    """The calls of one pass that have been held back.
+
+    A call that is run with the next one stays known, for the rare network that needs its result again.
+    """
+
+    def __init__(self, active: bool = True) -> None:
+        self.active = active
+        self.waiting: Tensor | None = None
+
+    def settle(self, tensors: Iterable[Tensor] = ()) -> None:
+        """Compute what waits, and what was run with another call among ``tensors``."""
+        waiting, self.waiting = self.waiting, None
+        for x in (*tensors, *(() if waiting is None else (waiting,))):
+            held = getattr(x, _MARK, None)
+            if held is not None:
+                _fill(x, held)
+
+    def work_for(self, x: Tensor) -> Work | None:
+        """What ``x`` waits for; None if its numbers are there."""
+        return getattr(x, _MARK, (None,))[0] if x is self.waiting else None
+
+    def relu(
+        self, x: Tensor, activation: Activation, keys: Tensor, *, repeat: int, cap: float | None, inplace: bool
+    ) -> Tensor:
+        """A random ReLU, with what waits for it, or itself waiting for a mean."""
+        work = self.work_for(x)
+        if repeat > 1 and self.active and x.dim() > 2 and can_be_fused(x):
+            self.settle()
+            source, held = (_alias(x), x) if inplace else (x, x.new_empty(0))
+            held.set_(source.new_empty(1).expand(repeat * len(source), *source.shape[1:]))  # type: ignore[call-overload]
+            return self._hold(held, SampledRelu(source, activation, keys, repeat, cap))
+        if isinstance(work, Normalised):
+            return self._landed(x, normalised_relu(work, activation, keys, repeat=repeat, cap=cap), inplace)
+        if repeat == 1:
+            return random_relu(x, activation, keys, cap=cap, inplace=inplace)
+        return self._landed(x, random_relu(x, activation, keys, repeat=repeat, cap=cap), inplace)
+
+    def plain_relu(self, call: ReluCall) -> Tensor:
+        """A plain ReLU of what waits."""
+        work = self.work_for(call.x)
+        if isinstance(work, Normalised):
+            return self._landed(call.x, normalised_relu(work, cap=call.cap), call.inplace)
+        self.settle()
+        return self._landed(call.x, call.x.clamp(0, call.cap), call.inplace)
+
+    def _landed(self, x: Tensor, out: Tensor, inplace: bool) -> Tensor:
+        """The result of a call on ``x`` that has been run; in place, the old name sees it too."""
+        self.waiting = None
+        if not inplace:
+            return out
+        if hasattr(x, _MARK):
+            delattr(x, _MARK)
+        return x.set_(out)  # type: ignore[call-overload]
+
+    def take(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
+        """The result of a call that is held back, or that was run with what waited; None if it is neither."""
+        if not self.active:
+            return None
+        if func is F.batch_norm:
+            return self._norm(*args, **kwargs)
+        if self.waiting is None:
+            return None
+        work = self.work_for(self.waiting)
+        if isinstance(work, Normalised) and func in _SUMS | _SUMS_IN_PLACE:
+            return self._sum(work, func in _SUMS_IN_PLACE, args, kwargs)
+        if isinstance(work, SampledRelu):
+            return self._mean(work, func, args, kwargs)
+        return None
+
+    def _norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor | None:
+        if training or running_mean is None or running_var is None:
+            return None
+        self.settle([input])
+        if not can_be_fused(input):
+            return None
+        return self._hold(_alias(input), Normalised(input, running_mean, running_var, weight, bias, eps))
+
+    def _sum(self, work: Normalised, in_place: bool, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
+        if kwargs or len(args) != 2 or work.residual is not None:
+            return None
+        held: Tensor
+        held, other = args if args[0] is self.waiting else args[::-1]
+        if held is not self.waiting or not isinstance(other, Tensor) or (in_place and held is args[1]):
+            return None
+        alike = (other.shape, other.stride(), other.dtype) == (work.x.shape, work.x.stride(), work.x.dtype)
+        if not alike or other.device != work.x.device:
+            return None
+        self.waiting = None
+        self.settle([other])
+        return self._hold(held if in_place else _alias(work.x), replace(work, residual=other))
+
+    def _mean(self, work: SampledRelu, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
+        assert self.waiting is not None
+        rows, channels, *sizes = self.waiting.shape
+        keep = _pools_everything(func, self.waiting, args, kwargs)
+        if keep is None:
+            return None
+        self.waiting = None
+        found = pooled_relu(work.x, work.activation, work.keys, repeat=work.repeat, cap=work.cap)
+        return found.view(rows, channels, *[1] * len(sizes)) if keep else found
+
+    def _hold(self, out: Tensor, work: Work) -> Tensor:
+        setattr(out, _MARK, (work, _versions(work)))
+        self.waiting = out
+        return out
+
+
+def _alias(x: Tensor) -> Tensor:
+    """Another tensor with the memory, the shape and the strides of ``x``."""
+    return x.new_empty(0).set_(x)  # type: ignore[call-overload]
+
+
+def _versions(work: Work) -> list[int]:
+    """How often each input was changed in place, where torch counts that."""
+    return [x._version for x in work.inputs() if not x.is_inference()]
+
+
+def _fill(x: Tensor, held: tuple[Work, list[int]]) -> None:
+    """Give a tensor the numbers it stands for."""
+    work, versions = held
+    if _versions(work) != versions:
+        raise RbueError("the network changed a tensor in place that a call which was held back reads.")
+    delattr(x, _MARK)
+    x.set_(work.compute())  # type: ignore[call-overload]
+
+
+def _pools_everything(func: Callable, x: Tensor, args: tuple, kwargs: dict[str, Any]) -> bool | None:
+    """Whether the mean over all pixels of ``x``, which this call is, keeps their dimensions; None if it is another."""
+    if not args or args[0] is not x:
+        return None
+    pixels = set(range(2, x.dim()))
+    if func in _POOLS:
+        size = args[1] if len(args) == 2 and not kwargs else kwargs.get("output_size")
+        whole = size in (1, (1,) * len(pixels), [1] * len(pixels))
+        return True if whole and _POOLS[func] == len(pixels) and len(args) + len(kwargs) == 2 else None
+    if func in _MEANS and not kwargs.keys() - {"dim", "keepdim"} and len(args) <= 3:
+        named = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
+        dims = named.get("dim")
+        dims = [dims] if isinstance(dims, int) else dims
+        if isinstance(dims, (tuple, list)) and {dim % x.dim() for dim in dims} == pixels:
+            return bool(named.get("keepdim", False))
+    return None

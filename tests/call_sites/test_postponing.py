@@ -1,0 +1,305 @@
+"""Calls that are held back to run as one give what they give one by one, whatever the network does with their results.
+
+The kernels that run them as one are tested in ``tests/activations``; here separate steps stand in for them.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import rbue
+from rbue.activations import fused
+from rbue.call_sites import conversion_of, postponing
+from rbue.models import create
+
+SAMPLES = 6
+
+
+class Block(nn.Module):
+    """A residual block whose end each test spells in its own way."""
+
+    def __init__(self, end, channels=4):
+        super().__init__()
+        self.end = end
+        self.convs = nn.ModuleList(nn.Conv2d(3 if i == 0 else channels, channels, 3, padding=1) for i in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(3))
+        self.head = nn.Linear(channels, 5)
+
+    def forward(self, x):
+        h = F.relu(self.norms[0](self.convs[0](x)))
+        out = self.end(self, h)
+        out = out if out.dim() == 2 else out.mean((2, 3))
+        return self.head(F.layer_norm(out, out.shape[1:]))  # scores of a size whose softmax shows small changes
+
+
+def once(net, h):
+    return F.relu(net.norms[1](net.convs[1](h)))
+
+
+def skip(net, h):
+    return F.relu(net.norms[1](net.convs[1](h)) + h)
+
+
+def skip_before(net, h):
+    return torch.relu(torch.add(h, net.norms[1](net.convs[1](h))))
+
+
+def skip_in_place(net, h):
+    out = net.norms[1](net.convs[1](h))
+    out += h
+    return F.relu(out, inplace=True)
+
+
+def two_norms(net, h):
+    return F.relu(net.norms[1](net.convs[1](h)) + net.norms[2](net.convs[2](h)))
+
+
+def scaled_skip(net, h):
+    return F.relu(torch.add(net.norms[1](net.convs[1](h)), h, alpha=0.5))
+
+
+def broadcast_skip(net, h):
+    return F.relu(net.norms[1](net.convs[1](h)) + h[:, :1])
+
+
+def number_skip(net, h):
+    return F.relu(net.norms[1](net.convs[1](h)) + 0.5)
+
+
+def twice_the_same(net, h):
+    out = net.norms[1](net.convs[1](h))
+    return F.relu(out + out)
+
+
+def twice_in_place(net, h):
+    out = net.norms[1](net.convs[1](h))
+    out += out
+    return F.relu(out)
+
+
+def into_the_skip(net, h):
+    h = same = h.clone()
+    h += net.norms[1](net.convs[1](h))
+    return F.relu(same)
+
+
+def skip_to_one_used_before(net, h):
+    first = net.norms[1](net.convs[1](h))
+    return F.relu(net.norms[2](net.convs[2](F.relu(first))) + first)
+
+
+def two_sums(net, h):
+    return F.relu(net.norms[1](net.convs[1](h)) + h + h)
+
+
+def other_activation(net, h):
+    return F.relu(F.silu(net.norms[1](net.convs[1](h))))
+
+
+def norm_again(net, h):
+    return F.relu(net.norms[2](net.norms[1](net.convs[1](h))))
+
+
+def used_again(net, h):
+    out = net.norms[1](net.convs[1](h))
+    return F.relu(out) - 0.3 * out
+
+
+def sum_used_again(net, h):
+    out = net.norms[1](net.convs[1](h)) + h
+    return F.relu(out) * torch.sigmoid(out)
+
+
+def norm_of_sum_used_again(net, h):
+    norm = net.norms[1](net.convs[1](h))
+    return F.relu(norm + h) + norm
+
+
+def overwritten_input(net, h):
+    raw = net.convs[1](h)
+    out = net.norms[1](raw)
+    raw.mul_(3)
+    return F.relu(out) + raw
+
+
+def input_written_after_use(net, h):
+    raw = net.convs[1](h)
+    out = net.norms[1](raw)
+    first = F.relu(out)
+    raw.zero_()
+    return first + out
+
+
+def cap(net, h):
+    return F.relu6(net.norms[1](net.convs[1](h)) * 1.0) + F.relu6(net.norms[2](net.convs[2](h)))
+
+
+def relu_in_place_and_again(net, h):
+    out = net.norms[1](net.convs[1](h))
+    again = out
+    F.relu_(out)
+    return again + out
+
+
+def looked_at(net, h):
+    out = net.norms[1](net.convs[1](h))
+    assert out.shape == h.shape
+    assert out.dim() == len(out.size()) == 4
+    return F.relu(out.view(out.size(0), -1, *out.shape[2:]))
+
+
+def ends_in_a_norm(net, h):
+    return net.norms[1](net.convs[1](h))
+
+
+def pooled(net, h):
+    return F.adaptive_avg_pool2d(once(net, h), 1)
+
+
+def pooled_in_place(net, h):
+    out = net.norms[1](net.convs[1](h))
+    return F.adaptive_avg_pool2d(F.relu(out, inplace=True), (1, 1)) + out.mean((2, 3), keepdim=True)
+
+
+def pooled_to_four(net, h):
+    return F.adaptive_avg_pool2d(once(net, h), 2)
+
+
+def pooled_and_used_again(net, h):
+    out = once(net, h)
+    return out.mean(dim=[-1, -2]) + out.amax((2, 3))
+
+
+def mean_of_all(net, h):
+    return once(net, h) + h * once(net, h).mean((1, 2, 3), keepdim=True)
+
+
+ENDS = [value for value in list(globals().values()) if callable(value) and getattr(value, "__code__", None)]
+ENDS = [end for end in ENDS if end.__code__.co_varnames[:2] == ("net", "h")]
+
+
+def network(end, activation, where):
+    torch.manual_seed(0)
+    net = Block(end)
+    for norm in net.norms:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    nn.init.normal_(net.head.weight, std=2)
+    return rbue.convert(net.eval(), activation, where=where, example=torch.randn(2, 3, 6, 6))
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Hold calls back on this machine too; notes what ran as one."""
+    ran = []
+
+    def noted(name):
+        run = getattr(fused, name)
+
+        def noting(*words, **settings):
+            ran.append(name)
+            return run(*words, **settings)
+
+        return noting
+
+    monkeypatch.setattr(postponing, "can_be_fused", lambda x: x.dim() > 1)
+    for name in ("normalised_relu", "pooled_relu"):
+        monkeypatch.setattr(postponing, name, noted(name))
+    return ran
+
+
+@pytest.mark.parametrize("where", ["all", "first", "last"])
+@pytest.mark.parametrize("activation", [rbue.DropReLU(0.4), rbue.RReLU(0, 1), rbue.Dropout(0.5)], ids=str)
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+def test_samples_are_those_of_separate_calls(end, activation, where, held, monkeypatch):
+    x = 5 * torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    with monkeypatch.context() as plain:
+        plain.setattr(postponing, "can_be_fused", lambda x: False)
+        expected = rbue.predict(network(end, activation, where), x, samples=SAMPLES, return_samples=True)
+    assert held == []
+    net = network(end, activation, where)
+    found = rbue.predict(net, x, samples=SAMPLES, return_samples=True)
+    (plan,) = conversion_of(net).plans.values()
+    relus = not isinstance(activation, rbue.Dropout)
+    given_up = end is input_written_after_use and relus and where != "last"
+    assert plan.share is not given_up  # or a wrong result would have been noticed, and the plain way taken
+    torch.testing.assert_close(found.samples, expected.samples, rtol=1e-5, atol=5e-6)
+    assert found.samples.std(0).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("end", "where", "expected"),
+    [
+        (once, "all", {"normalised_relu": 1}),
+        (once, "last", {"normalised_relu": 1, "pooled_relu": 1}),
+        (skip, "all", {"normalised_relu": 1}),
+        (skip_before, "all", {"normalised_relu": 1}),
+        (skip_in_place, "all", {"normalised_relu": 1}),
+        (two_norms, "all", {"normalised_relu": 1}),
+        (pooled, "last", {"normalised_relu": 1, "pooled_relu": 1}),
+        (pooled_in_place, "last", {"normalised_relu": 1, "pooled_relu": 1}),
+        (pooled_and_used_again, "last", {"normalised_relu": 1, "pooled_relu": 1}),
+        (pooled_to_four, "last", {"normalised_relu": 1}),
+        (mean_of_all, "last", {"normalised_relu": 2}),
+    ],
+)
+def test_what_runs_as_one(end, where, expected, held):
+    """The first site makes samples of images, so its BatchNorm, which is that of few rows, is not one with it."""
+    net, x = network(end, rbue.DropReLU(0.6), where), torch.randn(4, 3, 6, 6)
+    rbue.predict(net, x, samples=SAMPLES)
+    held.clear()
+    rbue.predict(net, x, samples=SAMPLES)
+    assert {name: held.count(name) for name in held} == expected
+
+
+@pytest.mark.parametrize("name", ["vgg13", "resnet18", "densenet121"])
+def test_the_networks_of_the_paper(name, held, monkeypatch):
+    torch.manual_seed(0)
+    x, found = torch.randn(2, 3, 32, 32), []
+    for holds in (True, False):
+        torch.manual_seed(0)
+        net = create(name, classes=10, width=0.125).eval()
+        rbue.convert(net, rbue.DropReLU(0.8), example=x)
+        monkeypatch.setattr(postponing, "can_be_fused", lambda x, holds=holds: holds and x.dim() > 1)
+        found.append(rbue.predict(net, x, samples=3).probs)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    sites = {"vgg13": 8, "resnet18": 16, "densenet121": 120}
+    assert held.count("normalised_relu") >= sites[name]
+
+
+def test_training_statistics_are_not_held_back(held):
+    net = network(once, rbue.DropReLU(0.6), "all")
+    net.norms[1].track_running_stats = False
+    net.norms[1].running_mean = net.norms[1].running_var = None
+    with pytest.warns(rbue.RbueWarning, match="depend on the batch"):
+        rbue.predict(net, torch.randn(4, 3, 6, 6), samples=SAMPLES)
+    assert "normalised_relu" not in held
+
+
+@pytest.mark.parametrize(
+    "other",
+    [torch.ones(2, 1, 4, 4), torch.ones(2, 3, 4, 4).double(), torch.ones(2, 3, 4, 4).mT, 1.0],
+    ids=["shape", "type", "strides", "number"],
+)
+def test_sums_with_other_tensors_are_not_held_back(other, held):
+    calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
+    out = calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {})
+    assert out is calls.waiting
+    assert calls.take(torch.add, (out, other), {}) is None
+    assert calls.take(torch.add, (out, torch.ones_like(x)), {}) is calls.waiting is not out
+
+
+def test_batch_norm_that_learns_is_not_held_back(held):
+    calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
+    assert calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {"training": True}) is None
+
+
+def test_inference_mode(held):
+    net, x = network(skip, rbue.DropReLU(0.6), "all"), torch.randn(4, 3, 6, 6)
+    expected = rbue.predict(net, x, samples=SAMPLES).probs
+    with torch.inference_mode():
+        torch.testing.assert_close(rbue.predict(net, x, samples=SAMPLES).probs, expected)
+    assert held
