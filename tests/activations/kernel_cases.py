@@ -155,7 +155,7 @@ def test_very_many_rows_take_several_launches(activation, memory_format, monkeyp
     x = draw((11, 5, 3, 3), torch.float32).contiguous(memory_format=memory_format)
     layout, key = ElementLayout.of(x, 11), make_keys(11)
     expected = triton_kernels.forward(x, activation, key, layout, None, False)
-    monkeypatch.setattr(triton_kernels, "_MOST_PROGRAMS_DOWN", 2)
+    monkeypatch.setattr(triton_kernels, "MOST_PROGRAMS_DOWN", 2)
     assert len(list(triton_kernels.Launch.of(layout, True).parts())) == 3
     out = triton_kernels.forward(x, activation, key, layout, None, False)
     assert out.nan_to_num(9).equal(expected.nan_to_num(9))

@@ -17,6 +17,8 @@ from rbue.activations.layout import ElementLayout
 from rbue.activations.operator import plain_eager, random_relu, rounded_cap
 from rbue.activations.triton_support import triton_fused, triton_kernels
 
+_MOST_CHANNELS = 65535  # one program each, in the third dimension of a grid
+
 
 @dataclass(frozen=True)
 class Normalised:
@@ -46,7 +48,9 @@ class Normalised:
 def can_be_fused(x: Tensor) -> bool:
     """Whether there are kernels for maps such as ``x``."""
     kernels = triton_kernels()
-    if kernels is None or triton_fused() is None or x.dim() < 2 or not plain_eager(x):
+    if kernels is None or triton_fused() is None or not plain_eager(x):
+        return False
+    if x.dim() < 2 or x.shape[1] > _MOST_CHANNELS:
         return False
     return bool(kernels.supports(x, ElementLayout.of(x, x.shape[0])))
 

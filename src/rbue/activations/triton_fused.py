@@ -7,7 +7,6 @@ once more.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 import triton
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from rbue.activations.definitions import Activation, DropReLU
 from rbue.activations.layout import ElementLayout
-from rbue.activations.triton_kernels import Launch, block_of, mix, row_keys, thresholds, wide_relu, word_of
+from rbue.activations.triton_kernels import MOST_PROGRAMS_DOWN, mix, row_keys, thresholds, wide_relu, word_of
 
 _BLOCK = 2048
 _SAMPLES, _CHANNELS = 32, 64
@@ -41,33 +40,37 @@ def _affine_kernel(
     tl.store(out_ptr + channels + channel, shift, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "x_rows", "first_row", "lane_stride"))
 def _normalised_kernel(
-    x_ptr, residual_ptr, affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row, all_channels,
-    elements, channels, plane, slabs, across, threshold, scale, middle, cap,
+    x_ptr, residual_ptr, affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row,
+    channels, plane, to_pixel, to_channel, threshold, scale, middle, cap,
     REPEATED: tl.constexpr, RESIDUAL: tl.constexpr, RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
-    PLANAR: tl.constexpr, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    row, place, element, inside = block_of(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
-    slab = tl.program_id(0) % slabs
-    channel = slab if PLANAR else slab * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
-    source = (row % x_rows if REPEATED else row).to(tl.int64) * elements + place
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[None, :, None]
+    row = first_row + tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
+    inside = (row < rows) & (pixel < plane) & (channel < channels)
+    place = pixel * to_pixel + channel * to_channel
+    source = (row % x_rows if REPEATED else row).to(tl.int64) * channels * plane + place
     y = tl.load(x_ptr + source, mask=inside).to(tl.float32)
-    y = y * tl.load(affine_ptr + channel, mask=channel < all_channels)
-    y = y + tl.load(affine_ptr + all_channels + channel, mask=channel < all_channels)
+    y = y * tl.load(affine_ptr + channel, mask=channel < channels)
+    y = y + tl.load(affine_ptr + channels + channel, mask=channel < channels)
     if RESIDUAL:
         y += tl.load(residual_ptr + source, mask=inside).to(tl.float32)
     if RANDOM:
         k1, k2 = row_keys(keys_ptr, lane_stride, row, row < rows)
-        y = wide_relu(y, word_of(mix(element.to(tl.uint32)), k1, k2), threshold, scale, middle, DROP)
+        word = word_of(mix((channel * plane + pixel).to(tl.uint32)), k1, k2)
+        y = wide_relu(y, word, threshold, scale, middle, DROP)
     else:
         y = tl.where(y < 0, 0.0, y)
     if CAPPED:
         y = tl.where(y > cap, cap, y)
-    tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
+    out = out_ptr + row.to(tl.int64) * channels * plane + place
+    tl.store(out, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("lane_stride", "images", "samples"))
 def _pooled_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, images, samples, channels, plane, to_pixel, to_channel,
     threshold, scale, middle, cap, share,
@@ -113,44 +116,51 @@ def normalised_relu(
 ) -> Tensor:
     """The activation of ``x * scale + shift + residual``; a plain ReLU without an activation."""
     out = layout.empty_output(x.dtype)
-    launch = _launch(layout)
+    channels, plane = layout.shape[1], math.prod(layout.shape[2:])
+    steps = _steps(layout)
+    together, pixels, across = block = _block(layout)
     with torch.cuda.device_of(x):
-        for first_row, grid in launch.parts():
-            _normalised_kernel[grid](
+        for first_row in range(0, layout.rows, together * MOST_PROGRAMS_DOWN):
+            down = min(triton.cdiv(layout.rows - first_row, together), MOST_PROGRAMS_DOWN)
+            _normalised_kernel[(triton.cdiv(plane, pixels), down, triton.cdiv(channels, across))](
                 x, x if residual is None else residual, norm, out, x if keys is None else keys,
-                0 if keys is None else keys.stride(0), launch.rows, launch.rows // layout.repeat, first_row,
-                layout.shape[1], *launch.shape, *((0, 0.0, 0.0) if activation is None else thresholds(activation)),
-                cap or 0.0,
+                0 if keys is None else keys.stride(0), layout.rows, layout.rows // layout.repeat, first_row,
+                channels, plane, *steps, *((0, 0.0, 0.0) if activation is None else thresholds(activation)), cap or 0.0,
                 REPEATED=layout.repeat > 1, RESIDUAL=residual is not None, RANDOM=activation is not None,
-                DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, PLANAR=launch.channels == 1,
-                **launch.constants,
+                DROP=isinstance(activation, DropReLU), CAPPED=cap is not None,
+                ROWS=together, PIXELS=pixels, CHANNELS=across, num_warps=max(1, math.prod(block) // 512),
             )  # fmt: skip
     return out
 
 
-def _launch(layout: ElementLayout) -> Launch:
-    """As without BatchNorm where the channels lie last; else programs of one channel, whose numbers they share."""
-    channels, plane = layout.shape[1], math.prod(layout.shape[2:])
-    if layout.memory_format is torch.contiguous_format and plane > 1:
-        pixels = min(_BLOCK, triton.next_power_of_2(plane))
-        together = min(_BLOCK // pixels, triton.next_power_of_2(layout.rows))
-        return Launch(layout.rows, channels * plane, 1, plane, (together, pixels, 1))
-    return Launch.of(replace(layout, memory_format=torch.channels_last), hashed=True)
+def _steps(layout: ElementLayout) -> tuple[int, int]:
+    """How far the next pixel and the next channel of an image are."""
+    if layout.memory_format is not torch.contiguous_format:
+        return layout.shape[1], 1
+    return 1, math.prod(layout.shape[2:])
+
+
+def _block(layout: ElementLayout) -> tuple[int, int, int]:
+    """Rows, pixels and channels of a program: side by side in memory, and few forms, since each is compiled."""
+    channels, plane = layout.shape[1], triton.next_power_of_2(math.prod(layout.shape[2:]))
+    last = _steps(layout)[1] == 1
+    across = min(_CHANNELS, triton.next_power_of_2(channels)) if last else 1
+    pixels = min(_BLOCK // 2 // across, plane)
+    return min(_BLOCK // across // pixels, triton.next_power_of_2(layout.rows)), pixels, across
 
 
 def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:
     """The mean over the pixels of ``layout.repeat`` random activations of ``x``, ``(rows, channels)``."""
     images, channels = layout.shape[:2]
     plane = math.prod(layout.shape[2:])
-    steps = (channels, 1) if layout.memory_format is not torch.contiguous_format else (1, plane)
     out = torch.empty((layout.rows, channels), dtype=x.dtype, device=x.device)
     block = min(_CHANNELS, triton.next_power_of_2(channels))
     stack = min(_SAMPLES, triton.next_power_of_2(layout.repeat))
     grid = (images, triton.cdiv(channels, block), triton.cdiv(layout.repeat, stack))
     with torch.cuda.device_of(x):
         _pooled_kernel[grid](
-            x, out, keys, keys.stride(0), images, layout.repeat, channels, plane, *steps, *thresholds(activation),
-            cap or 0.0, 1.0 / plane,
+            x, out, keys, keys.stride(0), images, layout.repeat, channels, plane, *_steps(layout),
+            *thresholds(activation), cap or 0.0, 1.0 / plane,
             DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, SAMPLES=stack, CHANNELS=block,
         )  # fmt: skip
     return out

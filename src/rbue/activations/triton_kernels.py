@@ -28,7 +28,7 @@ BITS_2 = tl.constexpr(random_stream.BITS_MULTIPLIERS[1])
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _BLOCK, _ROWS, _ELEMENTS_OF_A_WARP = 2048, 2, 512
 _LONGEST_ROW = 1 << 30  # places in a row are counted in 32 bits
-_MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a grid
+MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a grid
 
 
 def supports(x: Tensor, layout: ElementLayout, hashed: bool = True) -> bool:
@@ -47,7 +47,7 @@ def mix(x):
 
 
 @triton.jit
-def block_of(
+def _block(
     rows, first_row, channels, plane, slabs, across, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
 ):
     """The rows of a program, the places in the memory of a row, the elements there, and which of all that exists.
@@ -117,7 +117,7 @@ def _forward_kernel(
     REPEATED: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    row, place, element, inside = block_of(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
+    row, place, element, inside = _block(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
     source = row % x_rows if REPEATED else row
     x = tl.load(x_ptr + source.to(tl.int64) * elements + place, mask=inside)
     word = _word(element, keys_ptr, lane_stride, row, rows)
@@ -137,7 +137,7 @@ def _backward_kernel(
     DROP: tl.constexpr, CAPPED: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    row, place, element, inside = block_of(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
+    row, place, element, inside = _block(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
     offset = row.to(tl.int64) * elements + place
     grad = tl.load(grad_ptr + offset, mask=inside)
     y = tl.load(y_ptr + offset, mask=inside)
@@ -286,9 +286,9 @@ class Launch:
         """The first row and the grid of each launch; one launch, but for very many rows."""
         together, down, _ = self.block
         along = self.shape[3] * triton.cdiv(self.plane, down)
-        for first in range(0, self.rows, together * _MOST_PROGRAMS_DOWN):
+        for first in range(0, self.rows, together * MOST_PROGRAMS_DOWN):
             left = triton.cdiv(self.rows - first, together)
-            yield first, (along, min(left, _MOST_PROGRAMS_DOWN))
+            yield first, (along, min(left, MOST_PROGRAMS_DOWN))
 
     @property
     def constants(self) -> dict[str, int]:

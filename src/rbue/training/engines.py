@@ -116,8 +116,10 @@ class CapturedEngine:
             try:
                 with torch.cuda.stream(self.stream):
                     if compiled:
-                        with kept_tables.keeping():
-                            step(sizes[0])  # as written, for the tables that the compiled step reads
+                        # As written, for the tables that the compiled step reads. cuDNN is asked here already: what it
+                        # chose once, it does not search for again.
+                        with kept_tables.keeping(), _cudnn_search(True):
+                            step(sizes[0])
                     for rows in sizes:
                         # One small batch an epoch is worth neither a second compilation nor a search for kernels.
                         full = rows == sizes[0]
