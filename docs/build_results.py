@@ -9,11 +9,11 @@ import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.experiment import SAMPLE_COUNTS
-from rbue.files import read_json
 from rbue.paper.experiments import METHODS
 from rbue.paper.numbers import paper_value
 from rbue.paper.settings import Settings
@@ -21,9 +21,9 @@ from rbue.runs import RunConfig, RunFolder
 
 ROOT = Path(__file__).parent.parent
 RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
-WHOLE = ROOT / "results" / "full_training.json"
 START, END = "<!-- results -->", "<!-- /results -->"
 DATA, MODEL, SAMPLES = "cifar10", "resnet18", 100
+SEEDS = range(10)
 KEY = f"samples={SAMPLES},seed=0"
 SHIFTED_SCORES = ("accuracy", "ece", "nll", "brier", "aurc")
 
@@ -136,6 +136,7 @@ def shifted(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
     if not rows:
         return []
     common = set.intersection(*(set(sets) for sets in rows.values()))
+    every = len(CORRUPTIONS) * len(SEVERITIES)
     asked = sorted({row["samples_asked"] for sets in rows.values() for row in sets.values() if row["samples_asked"]})
     lines = [
         "",
@@ -147,24 +148,36 @@ def shifted(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for method, sets in rows.items():
-        mean = {name: sum(sets[one][name] for one in common) / len(common) for name in SHIFTED_SCORES}
-        cells = [f"`{method}`", f"{len(sets)} of {len(CORRUPTIONS) * len(SEVERITIES)}", f"{100 * mean['accuracy']:.2f}"]
-        lines.append(f"| {' | '.join([*cells, *(f'{mean[name]:.3f}' for name in SHIFTED_SCORES[1:])])} |")
+        means = {name: mean(sets[one][name] for one in common) for name in SHIFTED_SCORES}
+        scores = [f"{100 * means['accuracy']:.2f}", *(f"{means[name]:.3f}" for name in SHIFTED_SCORES[1:])]
+        lines.append(f"| {' | '.join([f'`{method}`', f'{len(sets)} of {every}', *scores])} |")
     return lines
+
+
+def other_seeds() -> str:
+    """Mean and deviation of methods that were trained with several seeds; empty if none was."""
+    texts = []
+    for method in METHODS:
+        results = [RunFolder.of(Settings().config(DATA, MODEL, method, seed), RUNS).read("results") for seed in SEEDS]
+        found = [one[KEY] for one in results if one is not None and KEY in one]
+        if len(found) > 1:
+            accuracy, ece = ([one[name] for one in found] for name in ("accuracy", "ece"))
+            texts.append(
+                f"`{method}` over {len(found)} seeds {100 * mean(accuracy):.2f} ± {100 * stdev(accuracy):.2f} % and "
+                f"{mean(ece):.3f} ± {stdev(ece):.3f}"
+            )
+    return f" With other seeds: {', '.join(texts)} (mean and standard deviation)." if texts else ""
 
 
 def reruns() -> str:
     """What rows of the table gave when they were trained again; empty if none was."""
     again = {method: result for method, (_, result) in measured(RERUNS).items()}
-    whole = read_json(WHOLE).get("whole_run")
-    if whole is not None:
-        again["mc-droprelu:0.9"] = whole
     if not again:
         return ""
     texts = [f"`{method}` {100 * one['accuracy']:.2f} % and {one['ece']:.3f}" for method, one in again.items()]
     return (
-        f" Trained again with the same seed, by later code: {', '.join(texts)} (`results/reruns` and "
-        "`results/full_training.json`). Sums on a GPU have no fixed order; one seed is not one outcome."
+        f" Trained once more with the same seed: {', '.join(texts)} (`results/reruns`). Sums on a GPU have no fixed "
+        "order; one seed is not one outcome."
     )
 
 
@@ -180,7 +193,8 @@ def section() -> str:
         START,
         f"CIFAR-10, ResNet-18, {recipe.epochs} epochs, batch {recipe.batch}, the paper's recipe in bfloat16 autocast, "
         f"seed 0, {SAMPLES} samples in float16: ours, with the paper's value and the difference in brackets. One run a "
-        f"row; the standard error of an accuracy from {images:,} test images is {error:.2f} points.{reruns()}",
+        f"row; the standard error of an accuracy from {images:,} test images is {error:.2f} points.{other_seeds()}"
+        f"{reruns()}",
         "",
         *comparison(found),
         "",

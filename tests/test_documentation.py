@@ -53,10 +53,10 @@ def test_readme_shows_every_calibrated_run_apart_from_the_papers_rows():
     assert len(files) == len(sorted((ROOT / "results" / "runs" / "cifar10").rglob("results.json"))) > 0
     for file in files:
         entry = json.loads(file.read_text())["samples=100,seed=0"]
-        method = json.loads(file.with_name("config.json").read_text())["method"]
+        config = json.loads(file.with_name("config.json").read_text())
         scaled = f"{entry['before']['ece']:.3f} → {entry['after']['ece']:.3f}"
-        (row,) = (line for line in after.splitlines() if line.startswith(f"| `{method}` |"))
-        assert scaled in row
+        (row,) = (line for line in after.splitlines() if line.startswith(f"| `{config['method']}` |"))
+        assert scaled in row or config["seed"] > 0  # a row is the run with seed 0
         assert scaled not in before
         assert entry["before"]["accuracy"] == entry["after"]["accuracy"]
         assert hashlib.sha256(file.with_name("probs.npy").read_bytes()).hexdigest() == entry["probs"]["sha256"]
