@@ -206,6 +206,7 @@ def held(monkeypatch):
         return noting
 
     monkeypatch.setattr(postponing, "can_be_fused", lambda x: x.dim() > 1)
+    monkeypatch.setattr(postponing, "can_be_pooled", lambda x: x.dim() > 2)
     for name in ("normalised_relu", "pooled_relu"):
         monkeypatch.setattr(postponing, name, noted(name))
     return ran
@@ -217,7 +218,8 @@ def held(monkeypatch):
 def test_samples_are_those_of_separate_calls(end, activation, where, held, monkeypatch):
     x = 5 * torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     with monkeypatch.context() as plain:
-        plain.setattr(postponing, "can_be_fused", lambda x: False)
+        for question in ("can_be_fused", "can_be_pooled"):
+            plain.setattr(postponing, question, lambda x: False)
         expected = rbue.predict(network(end, activation, where), x, samples=SAMPLES, return_samples=True)
     assert held == []
     net = network(end, activation, where)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
+from rbue.activations import native
 from rbue.activations.definitions import Activation, DropReLU
 from rbue.activations.layout import ElementLayout
 from rbue.activations.operator import plain_eager, random_relu, rounded_cap
@@ -55,6 +56,13 @@ def can_be_fused(x: Tensor) -> bool:
     return bool(kernels.supports(x, ElementLayout.of(x, x.shape[0])))
 
 
+def can_be_pooled(x: Tensor) -> bool:
+    """Whether a kernel takes the mean over the pixels of ``x`` with its activation."""
+    if x.dim() < 3 or not plain_eager(x):
+        return False
+    return can_be_fused(x) or native.supports_pooling(x, ElementLayout.of(x, x.shape[0]))
+
+
 def normalised_relu(
     before: Normalised,
     activation: Activation | None = None,
@@ -82,10 +90,10 @@ def pooled_relu(
 ) -> Tensor:
     """The mean over the pixels of a random activation of ``x``, ``(rows, channels)``."""
     cap = rounded_cap(cap, x.dtype)
-    kernels = triton_fused()
+    layout = ElementLayout.of(x, x.shape[0] * repeat, repeat)
+    kernels = triton_fused() if x.is_cuda else native if native.supports_pooling(x, layout) else None
     if kernels is None or _passes_everything(activation):
         return random_relu(x, activation, keys, repeat=repeat, cap=cap).flatten(2).mean(2)
-    layout = ElementLayout.of(x, x.shape[0] * repeat, repeat)
     out: Tensor = kernels.pooled_relu(x, activation, keys, layout, cap)
     return out
 

@@ -20,6 +20,7 @@ from rbue.activations.layout import ElementLayout
 from rbue.activations.native_library import Function, Rows, native_library
 
 _WORTH_THREADS = 1 << 15  # elements, as in torch
+_MOST_CHANNELS = 1 << 14  # of a pixel that is pooled
 
 
 def supports(x: Tensor, keys: Tensor | None, layout: ElementLayout) -> bool:
@@ -67,6 +68,20 @@ def forward(
     return out
 
 
+def supports_pooling(x: Tensor, layout: ElementLayout) -> bool:
+    """Whether :func:`pooled_relu` handles the tensor."""
+    return supports(x, None, layout) and layout.patches == 1 and x.dim() > 2 and 0 < x.shape[1] <= _MOST_CHANNELS
+
+
+def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:
+    """The mean over the pixels of ``layout.repeat`` random activations of ``x``, ``(rows, channels)``."""
+    kernels = library()
+    assert kernels is not None
+    out = torch.empty((layout.rows, layout.shape[1]), dtype=torch.float32)
+    _pooled(kernels, x, out, activation, keys, layout, cap)
+    return out
+
+
 def backward(
     grad: Tensor,
     out: Tensor,
@@ -106,6 +121,22 @@ def _forward(
     kernels.rbue_forward(
         x.data_ptr(), out.data_ptr(), table.data_ptr(), *_lanes(keys), rows, _function(activation, cap), _threads(out)
     )
+
+
+def _pooled(
+    kernels: ctypes.CDLL,
+    x: Tensor,
+    out: Tensor,
+    activation: Activation,
+    keys: Tensor,
+    layout: ElementLayout,
+    cap: float | None,
+) -> None:
+    table, rows = layout.table(), Rows(layout.rows, layout.rows // layout.repeat, layout.row_elements)
+    keys, last = _plain_rows(keys), layout.memory_format is not torch.contiguous_format
+    tensors = x.data_ptr(), out.data_ptr(), table.data_ptr()
+    threads = torch.get_num_threads() if layout.rows * layout.row_elements >= _WORTH_THREADS else 1
+    kernels.rbue_pooled(*tensors, *_lanes(keys), rows, _function(activation, cap), layout.shape[1], int(last), threads)
 
 
 def _backward(
@@ -161,7 +192,8 @@ def _agrees(kernels: ctypes.CDLL) -> bool:
         x[:, :8] = torch.tensor(special, dtype=torch.float32)
         grad = torch.randn(4, 257, generator=generator, dtype=torch.float32)
         keys = random_stream.signed32(0x9E3779B9) * torch.arange(8, dtype=torch.int32).view(2, 4)
-        if not _agrees_on_keys(kernels):
+        maps = x[:, 8:248].contiguous().view(4, 20, 3, 4)
+        if not _agrees_on_keys(kernels) or not _agrees_on_means(kernels, maps, keys):
             return False
         layout = ElementLayout.of(x, 4)
         words = random_stream.bits(layout.traced_table(), *layout.broadcast_keys(keys)).view(4, 257)
@@ -186,6 +218,14 @@ def _agrees_on_keys(kernels: ctypes.CDLL) -> bool:
         if not _site_keys(kernels, state, samples, images, numbers).equal(expected):
             return False
     return True
+
+
+def _agrees_on_means(kernels: ctypes.CDLL, x: Tensor, keys: Tensor) -> bool:
+    """Sums may be rounded in another order."""
+    layout, out = ElementLayout.of(x, len(x)), torch.empty(x.shape[:2], dtype=torch.float32)
+    words = random_stream.bits(layout.traced_table(), *layout.broadcast_keys(keys)).view(x.shape)
+    _pooled(kernels, x, out, RReLU(), keys, layout, None)
+    return torch.allclose(out, reference.forward(x, RReLU(), words, None).mean((2, 3)), rtol=1e-5, atol=1e-6)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -58,6 +58,15 @@ static void cap_at(float *out, int64_t count, float cap) {
     for (int64_t i = 0; i < count; i++) out[i] = out[i] > cap ? cap : out[i];
 }
 
+static void forward(const float *x, float *out, const uint32_t *table, uint32_t k1, uint32_t k2, int64_t count,
+                    struct activation f) {
+    if (f.drop)
+        drop_forward(x, out, table, k1, k2, count, f.threshold);
+    else
+        rrelu_forward(x, out, table, k1, k2, count, f.scale, f.middle);
+    if (f.cap == f.cap) cap_at(out, count, f.cap);
+}
+
 static void drop_backward(const float *grad, const float *y, float *out, int64_t count, float cap) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
@@ -122,11 +131,53 @@ void rbue_forward(const float *x, float *out, const uint32_t *table, const uint3
         struct piece p = piece_of(task, rows);
         const float *from = x + p.row % rows.x_count * rows.elements + p.start;
         float *to = out + p.row * rows.elements + p.start;
-        if (f.drop)
-            drop_forward(from, to, table + p.start, k1[p.row], k2[p.row], p.count, f.threshold);
-        else
-            rrelu_forward(from, to, table + p.start, k1[p.row], k2[p.row], p.count, f.scale, f.middle);
-        if (f.cap == f.cap) cap_at(to, p.count, f.cap);
+        forward(from, to, table + p.start, k1[p.row], k2[p.row], p.count, f);
+    }
+}
+
+/* Add up the pixels of a block: of whole channels one after the other, or of pixels whose channels lie side by side. */
+static void add_planes(const float *block, float *sums, int64_t channels, int64_t pixels) {
+    for (int64_t channel = 0; channel < channels; channel++) {
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < pixels; i++) sum += block[channel * pixels + i];
+        sums[channel] += sum;
+    }
+}
+
+static void add_pixels(const float *block, float *sums, int64_t channels, int64_t pixels) {
+    for (int64_t pixel = 0; pixel < pixels; pixel++) {
+#pragma omp simd
+        for (int64_t i = 0; i < channels; i++) sums[i] += block[pixel * channels + i];
+    }
+}
+
+/* The mean over the pixels of the activation, (rows, channels): its values never leave the cache. A block has planes of
+ * some channels, part of a long plane, or some pixels with all channels, of which there are at most BLOCK. */
+void rbue_pooled(const float *x, float *out, const uint32_t *table, const uint32_t *k1, const uint32_t *k2,
+                 struct rows rows, struct activation f, int64_t channels, int channels_last, int threads) {
+    int64_t pixels = rows.elements / channels;
+    int64_t wide = channels_last ? channels : pixels, many = channels_last ? pixels : channels;
+    int64_t together = wide < BLOCK ? BLOCK / wide : 1;
+    if (threads > rows.count) threads = (int)rows.count;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t row = 0; row < rows.count; row++) {
+        float block[BLOCK];
+        float *sums = out + row * channels;
+        for (int64_t i = 0; i < channels; i++) sums[i] = 0.0f;
+        for (int64_t first = 0; first < many; first += together) {
+            int64_t end = (many - first < together ? many : first + together) * wide;
+            for (int64_t at = first * wide; at < end; at += BLOCK) {
+                int64_t count = end - at < BLOCK ? end - at : BLOCK, plane = wide < count ? wide : count;
+                const float *from = x + row % rows.x_count * rows.elements + at;
+                forward(from, block, table + at, k1[row], k2[row], count, f);
+                if (channels_last)
+                    add_pixels(block, sums, channels, count / channels);
+                else
+                    add_planes(block, sums + first, count / plane, plane);
+            }
+        }
+        for (int64_t i = 0; i < channels; i++) sums[i] /= (float)pixels;
     }
 }
 

@@ -151,8 +151,10 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, tail = ctypes.c_void_p, ctypes.c_int64, [Rows, Function, ctypes.c_int]
     library.rbue_keys.argtypes = [pointer, pointer, number, pointer, pointer, number, number, pointer]
     library.rbue_forward.argtypes = [pointer] * 5 + tail
+    library.rbue_pooled.argtypes = [pointer] * 5 + tail[:-1] + [number, ctypes.c_int] + tail[-1:]
     library.rbue_backward.argtypes = [pointer] * 6 + tail
-    library.rbue_keys.restype = library.rbue_forward.restype = library.rbue_backward.restype = None
+    for function in (library.rbue_keys, library.rbue_forward, library.rbue_pooled, library.rbue_backward):
+        function.restype = None
     return library
 
 

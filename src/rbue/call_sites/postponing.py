@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rbue.activations import Activation, random_relu
-from rbue.activations.fused import Normalised, can_be_fused, normalised_relu, pooled_relu
+from rbue.activations.fused import Normalised, can_be_fused, can_be_pooled, normalised_relu, pooled_relu
 from rbue.call_sites.forms import ReluCall
 from rbue.errors import RbueError
 
@@ -87,7 +87,7 @@ class Postponing:
     ) -> Tensor:
         """A random ReLU, with what waits for it, or itself waiting for a mean."""
         work = self.work_for(x)
-        if repeat > 1 and self.active and x.dim() > 2 and can_be_fused(x):
+        if repeat > 1 and self.active and can_be_pooled(x):
             self.settle()
             source, held = (_alias(x), x) if inplace else (x, x.new_empty(0))
             held.set_(source.new_empty(1).expand(repeat * len(source), *source.shape[1:]))  # type: ignore[call-overload]
