@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader, Dataset
 from peers import rand_formula, with_relu
 from rbue import data
 from rbue.environment import default_device, facts
-from rbue.experiment import batches_for, evaluate_run, train_run, training_images
+from rbue.evaluation import evaluate_run
+from rbue.experiment import batches_for, train_run, training_images
 from rbue.files import write_json
 from rbue.models.resnet18 import ResNet18
 from rbue.networks import fresh_network

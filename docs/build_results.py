@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
-from rbue.experiment import SAMPLE_COUNTS
+from rbue.evaluation import SAMPLE_COUNTS
 from rbue.paper.experiments import METHODS
 from rbue.paper.numbers import paper_value
 from rbue.paper.settings import Settings

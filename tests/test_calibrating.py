@@ -14,7 +14,8 @@ from rbue import data, metrics
 from rbue.calibrating import at_a_bound, calibrate_run, lacks_calibration
 from rbue.calibration import Temperature
 from rbue.errors import RbueError
-from rbue.experiment import evaluate_run, train_run
+from rbue.evaluation import evaluate_run
+from rbue.experiment import train_run
 from rbue.report.of_runs import answers
 from rbue.report.of_runs.reading import read_records
 from rbue.runs import RunConfig, RunFolder

@@ -12,7 +12,8 @@ from PIL import Image
 
 from rbue import data, random_stream
 from rbue.errors import RbueError, RbueWarning
-from rbue.experiment import evaluate_run, train_run, train_runs
+from rbue.evaluation import evaluate_run
+from rbue.experiment import train_run, train_runs
 from rbue.measuring import diversity, measure, predict_images, predict_images_at
 from rbue.networks import NoWeights, load_networks
 from rbue.runs import RunConfig, RunFolder

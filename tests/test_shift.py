@@ -17,7 +17,8 @@ from PIL import Image
 from rbue import data, metrics
 from rbue.data.corruptions import CORRUPTIONS, corrupt, frost, generated
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.experiment import evaluate_run, train_run
+from rbue.evaluation import evaluate_run
+from rbue.experiment import train_run
 from rbue.measuring import predict_images
 from rbue.networks import load_networks
 from rbue.paper.shift_results import shift_is_done, shift_rows

@@ -1,13 +1,11 @@
-"""Train a run and measure it: the two things a comparison is made of."""
+"""Train the networks of runs and keep them in their folders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from rbue import data, models
@@ -15,11 +13,8 @@ from rbue.call_sites import innermost
 from rbue.environment import facts
 from rbue.errors import RbueError
 from rbue.fitting import draws_from_torch
-from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images, predict_images_at
-from rbue.networks import fresh_network, load_networks
-from rbue.prediction import Prediction, RunningStatistics
-from rbue.runs import RunConfig, RunFolder, other_stream
-from rbue.stored_probs import read_probs, write_probs
+from rbue.networks import fresh_network
+from rbue.runs import RunConfig, RunFolder
 from rbue.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
 from rbue.training.distribution import is_first, joined, own_device, shared
 from rbue.training.logs import EpochLog
@@ -27,8 +22,6 @@ from rbue.training.step import Share
 from rbue.training.weights import save_weights
 
 Report = Callable[[RunConfig, EpochReport], None]
-SAMPLE_COUNTS = (1, 4, 10, 30)
-"""Numbers of samples at which a stochastic method is measured on the way to all of them."""
 
 
 def train_run(
@@ -226,135 +219,3 @@ def batches_for(config: RunConfig, images: data.ImageSet, device: torch.device) 
         seed=config.seed,
         device=device,
     )
-
-
-def evaluate_run(
-    config: RunConfig, root: Path, device: torch.device, samples: int = 100, seed: int = 0
-) -> dict[str, Any]:
-    """Measure a trained run on the test images and keep the result in its folder.
-
-    What was measured before is given again, unless another version of the random stream drew it or a folder of images
-    has other test images by now. An ensemble some of whose members' weights are elsewhere is combined from stored
-    probabilities.
-    """
-    refuse_other_images(config, root)
-    folder = RunFolder.of(config, root)
-    key = _key(samples, seed)
-    known = folder.read("results") or {}
-    if key in known:
-        outdated = _outdated(config, known[key])
-        if not outdated:
-            return dict(known[key])
-        if not folder.has_weights and config.parsed.networks == 1:
-            raise RbueError(
-                f"{folder.path} was measured {outdated}; its weights are not kept in this folder to measure it again."
-            )
-    return _measured(config, root, device, samples, seed)
-
-
-def _outdated(config: RunConfig, result: dict[str, Any]) -> str:
-    """Why a measurement is not the one that would be made now, in words; empty if it is."""
-    streams = other_stream(config, result)
-    if streams:
-        return f"with {streams}"
-    if config.data.startswith("folder:") and _other_images(result, data.load(config.data, "test")):
-        return f"on other test images than {config.data} holds now"
-    return ""
-
-
-def _other_images(result: dict[str, Any], images: data.ImageSet) -> bool:
-    """Whether a measurement is about other test images or labels; one that does not say is taken for the same."""
-    noted = dict(result.get("data") or {}).get("sha256")
-    return noted is not None and noted != images.record()["sha256"]
-
-
-def _measured(config: RunConfig, root: Path, device: torch.device, samples: int, seed: int) -> dict[str, Any]:
-    folder = RunFolder.of(config, root)
-    images = data.load(config.data, "test")
-    labels = torch.from_numpy(images.labels).to(device)
-    stored = _from_members(config, root, device, samples, seed, images)
-    if stored is not None:
-        first, prediction = stored
-        curve: list[dict[str, float]] = []
-    else:
-        networks = load_networks(config, root, device)
-        limit = config.parsed.limit
-        counts = [*(count for count in SAMPLE_COUNTS if count < samples and limit is None), samples]
-        compared = limit or DIVERSITY_SAMPLES
-        *fewer, prediction = predict_images_at(config, networks, images, counts, seed, device, keep=compared)
-        first = prediction
-        if samples < compared:
-            first = predict_images(config, networks, images, compared, seed, device, return_samples=True)
-        curve = [{"samples": int(one.samples_used[0]), **measure(one, labels)} for one in fewer]
-    training = [RunFolder.of(member, root).read("training") for member in config.members()]
-    result = {
-        **measure(prediction, labels),
-        **diversity(first),
-        "parameters": sum(entry["parameters"] for entry in training),
-        "training_seconds": sum(entry["seconds"] for entry in training),
-        "samples": int(prediction.samples_used[0]),
-        "by_samples": curve,
-        "combined_from": "networks" if stored is None else "stored probabilities",
-        "seed": seed,
-        "device": device.type,
-        "stream_version": prediction.stream_version,
-        "data": images.record(),
-        "environment": facts(),
-    }
-    folder.open(config, facts())
-    result["probs_sha256"] = write_probs(folder.probs, prediction.probs.cpu().numpy())
-    key = _key(samples, seed)
-    now = folder.read("results") or {}  # another process may have added to it
-    others = {name: one for name, one in now.items() if name != key}
-    folder.write("results", {**others, key: result})  # the last one is that of the stored probabilities
-    return result
-
-
-def _key(samples: int, seed: int) -> str:
-    return f"samples={samples},seed={seed}"
-
-
-def _from_members(
-    config: RunConfig, root: Path, device: torch.device, samples: int, seed: int, images: data.ImageSet
-) -> tuple[Prediction, Prediction] | None:
-    """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
-
-    Members whose weights are here are measured first, which stores theirs.
-
-    Returns:
-        The prediction of all members, and that of as many as samples are asked for.
-
-    Raises:
-        RbueError: a member was measured on other images, and its weights to measure it again are elsewhere.
-    """
-    members = [(member, RunFolder.of(member, root)) for member in config.members()]
-    folders = [folder for _, folder in members]
-    if len(folders) == 1 or all(folder.has_weights for folder in folders):
-        return None
-    if not all(folder.has_weights or folder.probs.exists() for folder in folders):
-        return None
-    for member, folder in members:
-        if not _has_answers(folder, images):
-            if not folder.has_weights:
-                raise RbueError(
-                    f"{folder.path} was measured on other test images than {config.data} holds here; its weights are "
-                    f"not kept in this folder to measure it again for {config.method}."
-                )
-            _measured(member, root, device, samples, seed)
-    probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
-    return _mean_of(probs), _mean_of(probs[:samples])
-
-
-def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
-    """Whether the probabilities stored in a folder are about these images, as far as it says."""
-    if not folder.probs.exists():
-        return False
-    results = folder.read("results") or {}
-    last = list(results.values())[-1] if results else {}
-    return not _other_images(last, images) and read_probs(folder.probs).shape == (len(images), len(images.classes))
-
-
-def _mean_of(probs: torch.Tensor) -> Prediction:
-    statistics = RunningStatistics(probs.shape[1], probs.device)
-    statistics.add(torch.arange(probs.shape[1], device=probs.device), probs)
-    return statistics.prediction(0, probs)

@@ -226,7 +226,8 @@ def test_samples_are_drawn_against_what_they_bring(made_runs):
 
 
 def test_several_settings_get_a_section_each(own_runs):
-    from rbue.experiment import evaluate_run, train_run
+    from rbue.evaluation import evaluate_run
+    from rbue.experiment import train_run
 
     longer = config("single", epochs=2)
     train_run(longer, own_runs, CPU)

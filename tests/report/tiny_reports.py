@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rbue.environment import facts
-from rbue.experiment import evaluate_run, train_run
+from rbue.evaluation import evaluate_run
+from rbue.experiment import train_run
 from rbue.runs import RunConfig, RunFolder
 from rbue.training import recipe_for
 

@@ -23,7 +23,7 @@ from rbue.cli.progress import working
 from rbue.cli.runs import is_readable
 from rbue.cli.train import trained
 from rbue.errors import InvalidInput, RbueError
-from rbue.experiment import evaluate_run
+from rbue.evaluation import evaluate_run
 from rbue.files import write_bytes
 from rbue.methods import list_methods
 from rbue.runs import RunFolder

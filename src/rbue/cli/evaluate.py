@@ -11,7 +11,7 @@ from rbue.cli.options import MethodName, Samples, Selection, device_named, given
 from rbue.cli.output import AsJson, duration, facts, number, percent, print_json, say
 from rbue.cli.progress import working
 from rbue.errors import InvalidInput
-from rbue.experiment import evaluate_run
+from rbue.evaluation import evaluate_run
 from rbue.runs import RunFolder
 
 EXAMPLE = (

@@ -18,8 +18,8 @@ from rbue.cli.progress import working
 from rbue.data.folder import middle_square, scaled_side
 from rbue.data.images import Bytes
 from rbue.errors import InvalidInput
-from rbue.experiment import load_networks, predict_images
-from rbue.networks import trained_on
+from rbue.measuring import predict_images
+from rbue.networks import load_networks, trained_on
 
 EXAMPLE = "Example: rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png"
 MODES = ("1", "L", "P", "RGB")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from rbue import data, models
 from rbue.environment import facts
-from rbue.experiment import DIVERSITY_SAMPLES
+from rbue.measuring import DIVERSITY_SAMPLES
 from rbue.paper.jobs import Step, is_measured
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import CORRUPTION_COUNT

@@ -15,8 +15,9 @@ import torch
 from rbue import data, variance
 from rbue.environment import facts
 from rbue.errors import RbueError
-from rbue.experiment import load_networks, predict_images
 from rbue.files import read_json, write_json
+from rbue.measuring import predict_images
+from rbue.networks import load_networks
 from rbue.paper.definitions import Experiment, Illustration
 from rbue.paper.settings import SEVERITIES, Settings
 from rbue.runs import RunConfig, other_stream

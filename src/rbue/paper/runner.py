@@ -12,7 +12,8 @@ import torch
 from rbue import data
 from rbue.calibrating import calibrate_run
 from rbue.errors import RbueError
-from rbue.experiment import Report, evaluate_run, train_runs
+from rbue.evaluation import evaluate_run
+from rbue.experiment import Report, train_runs
 from rbue.files import write_json
 from rbue.paper.budget import TimeBudget
 from rbue.paper.definitions import Experiment
