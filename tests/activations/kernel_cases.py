@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rbue import random_stream
-from rbue.activations import DropReLU, RReLU, keys, reference, triton_fused, triton_kernels
+from rbue.activations import DropReLU, RReLU, fused, keys, random_relu, reference, triton_fused, triton_kernels
 from rbue.activations.layout import ElementLayout
 from rbue.activations.operator import expanded, random_words
 
@@ -269,3 +269,22 @@ def test_a_relu_and_the_mean_over_its_pixels_in_one(activation, cap, dtype):
                 shape,
                 channels_last,
             )
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_images_cut_into_patches(repeat, monkeypatch):
+    """The frames of a video along the batch, say: there are fewer keys than rows."""
+    monkeypatch.setattr(fused, "triton_fused", lambda: triton_fused)
+    x, key, activation = draw((6, 3, 2, 4), torch.float32).nan_to_num(0.5), make_keys(3 * repeat), DropReLU(0.6)
+    before = fused.Normalised(x, *batch_norm(3))
+    expected = random_relu(before.compute(), activation, key, repeat=repeat)
+    assert nearly(fused.normalised_relu(before, activation, key, repeat=repeat), expected, x.dtype)
+    expected = random_relu(x, activation, key, repeat=repeat).mean((2, 3))
+    assert nearly(fused.pooled_relu(x, activation, key, repeat=repeat), expected, x.dtype)
+
+
+def test_parameters_that_are_slices_of_one():
+    mean, var, weight, bias = torch.rand((5, 4), generator=torch.Generator().manual_seed(0)).to(DEVICE).unbind(1)
+    found = triton_fused.affine(mean, var, weight, bias, 1e-5)
+    scale = weight / (var + 1e-5).sqrt()
+    torch.testing.assert_close(found, torch.stack([scale, bias - mean * scale]))

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rbue.activations import DropReLU, RReLU, native, random_relu
 from rbue.activations.fused import Normalised, can_be_fused, can_be_pooled, normalised_relu, pooled_relu
@@ -45,6 +47,21 @@ def test_what_is_pooled_here(make_x):
     assert not can_be_fused(x)
 
 
+def test_a_sum_in_steps_takes_one_map(make_x):
+    x, other, norm = make_x(3, 4, 5, 5), torch.ones(3, 4, 5, 5), (torch.randn(4), torch.ones(4), None, None, 1e-3)
+    made = []
+
+    class Making(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            made.extend(y for y in tree_leaves(out) if y.nbytes >= x.nbytes)
+            return out
+
+    with Making():
+        Normalised(x, *norm, other).compute()
+    assert len({y.data_ptr() for y in made}) == 1
+
+
 @pytest.mark.parametrize("cap", [None, 0.5])
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS], ids=str)
 def test_batch_norm_a_sum_and_a_relu_in_steps(activation, cap, make_x, make_keys):
@@ -54,3 +71,11 @@ def test_batch_norm_a_sum_and_a_relu_in_steps(activation, cap, make_x, make_keys
     before = F.batch_norm(x, mean, var, weight, bias, eps=1e-3) + other
     expected = before.clamp(0, cap) if activation is None else random_relu(before, activation, keys, cap=cap)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("repeat", [1, 3])
+def test_the_mean_over_the_pixels_of_images_cut_into_patches(repeat, make_x, make_keys):
+    """The frames of a video along the batch, say: there are fewer keys than rows."""
+    x, keys = make_x(6, 5, 4, 4), make_keys(2 * repeat)
+    found = pooled_relu(x, DropReLU(0.5), keys, repeat=repeat)
+    torch.testing.assert_close(found, random_relu(x, DropReLU(0.5), keys, repeat=repeat).mean((2, 3)))

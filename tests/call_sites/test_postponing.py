@@ -153,6 +153,19 @@ def ends_in_a_norm(net, h):
     return net.norms[1](net.convs[1](h))
 
 
+def gradient_inside(net, h):
+    with torch.enable_grad():
+        x = h.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(net.norms[1](net.convs[1](x)).square().sum(), x)
+    return F.relu(net.norms[2](net.convs[2](h)) + 0.1 * grad)
+
+
+def inference_inside(net, h):
+    with torch.inference_mode():
+        out = net.norms[1](net.convs[1](h))
+    return F.relu(net.convs[2](out))
+
+
 def pooled(net, h):
     return F.adaptive_avg_pool2d(once(net, h), 1)
 
@@ -227,7 +240,8 @@ def test_samples_are_those_of_separate_calls(end, activation, where, held, monke
     (plan,) = conversion_of(net).plans.values()
     relus = not isinstance(activation, rbue.Dropout)
     given_up = end is input_written_after_use and relus and where != "last"
-    assert plan.share is not given_up  # or a wrong result would have been noticed, and the plain way taken
+    assert plan.share
+    assert plan.hold is not given_up  # or a wrong result would have been noticed, and nothing held back
     torch.testing.assert_close(found.samples, expected.samples, rtol=1e-5, atol=5e-6)
     assert found.samples.std(0).max() > 1e-4
 
@@ -272,6 +286,67 @@ def test_the_networks_of_the_paper(name, held, monkeypatch):
     assert held.count("normalised_relu") >= sites[name]
 
 
+@pytest.mark.parametrize("where", ["all", "last"])
+def test_results_that_are_kept_have_their_numbers(where, held, monkeypatch):
+    """By a hook, say, that puts an output aside as it is."""
+    x, kept = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1)), []
+    for holds in (True, False):
+        for question, most in (("can_be_fused", 1), ("can_be_pooled", 2)):
+            monkeypatch.setattr(postponing, question, lambda x, most=most, holds=holds: holds and x.dim() > most)
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]
+        net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
+        net[3].running_mean.fill_(0.5)
+        rbue.convert(net, rbue.DropReLU(0.6), where=where, example=x)
+        rbue.predict(net, x, samples=SAMPLES)
+        kept.append([])
+        for layer in net:
+            layer.register_forward_hook(lambda module, inputs, out: kept[-1].append(out))
+        rbue.predict(net, x, samples=SAMPLES)
+    assert held
+    for found, expected in zip(*kept, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_scores_in_an_object_of_the_network_s_own(held):
+    class Scores:
+        def __init__(self, logits):
+            self.logits, self.positive = logits, F.relu(logits)
+
+    class Net(nn.Sequential):
+        def forward(self, x):
+            return Scores(super().forward(x))
+
+    net = Net(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5), nn.BatchNorm1d(5)).eval()
+    net[-1].running_mean.fill_(3)
+    rbue.convert(net, rbue.DropReLU(0.5))
+    rbue.predict(net, torch.randn(4, 3), samples=SAMPLES)
+    assert all(plan.share for plan in conversion_of(net).plans.values())
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_random_relu_of_what_waits_for_a_mean(inplace, held):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ReLU(inplace), nn.Flatten(), nn.Linear(64, 5)).eval()
+    rbue.convert(net, rbue.DropReLU(0.5))
+    rbue.predict(net, torch.randn(4, 3, 6, 6), samples=SAMPLES)
+    assert all(plan.share for plan in conversion_of(net).plans.values())  # or it was noticed to be wrong
+
+
+def test_code_that_torch_does_not_show(held):
+    """It reads numbers that are not there yet; sharing goes on without them waiting."""
+
+    def unseen(net, h):
+        out = net.norms[1](net.convs[1](h))
+        return F.relu(torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(out)))
+
+    net = network(unseen, rbue.DropReLU(0.4), "all")
+    rbue.predict(net, torch.randn(4, 3, 6, 6), samples=SAMPLES)
+    (plan,) = conversion_of(net).plans.values()
+    assert plan.share
+    assert not plan.hold
+
+
 def test_training_statistics_are_not_held_back(held):
     net = network(once, rbue.DropReLU(0.6), "all")
     net.norms[1].track_running_stats = False
@@ -286,6 +361,7 @@ def test_training_statistics_are_not_held_back(held):
     [torch.ones(2, 1, 4, 4), torch.ones(2, 3, 4, 4).double(), torch.ones(2, 3, 4, 4).mT, 1.0],
     ids=["shape", "type", "strides", "number"],
 )
+@torch.no_grad()
 def test_sums_with_other_tensors_are_not_held_back(other, held):
     calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
     out = calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {})
@@ -294,6 +370,20 @@ def test_sums_with_other_tensors_are_not_held_back(other, held):
     assert calls.take(torch.add, (out, torch.ones_like(x)), {}) is calls.waiting is not out
 
 
+@torch.no_grad()
+def test_sums_with_tensors_of_another_class_are_not_held_back(monkeypatch):
+    """They may have a sum of their own."""
+
+    class Other(torch.Tensor):
+        pass
+
+    monkeypatch.setattr(postponing, "can_be_fused", lambda x: type(x) is torch.Tensor)
+    calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
+    out = calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {})
+    assert calls.take(torch.add, (out, torch.ones_like(x).as_subclass(Other)), {}) is None
+
+
+@torch.no_grad()
 def test_batch_norm_that_learns_is_not_held_back(held):
     calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
     assert calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {"training": True}) is None

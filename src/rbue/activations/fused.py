@@ -39,7 +39,7 @@ class Normalised:
     def compute(self) -> Tensor:
         """The same in separate steps."""
         found = F.batch_norm(self.x, self.mean, self.var, self.weight, self.bias, eps=self.eps)
-        return found if self.residual is None else found + self.residual
+        return found if self.residual is None else found.add_(self.residual)  # no third map while x is there
 
     def inputs(self) -> list[Tensor]:
         """What it is computed from, but for the parameters."""
@@ -73,14 +73,14 @@ def normalised_relu(
 ) -> Tensor:
     """A random activation of what BatchNorm makes, as :func:`.random_relu`; a plain ReLU without an activation."""
     x, cap = before.x, rounded_cap(cap, before.x.dtype)
+    layout = ElementLayout.of(x, x.shape[0] * repeat if keys is None else keys.shape[-1], repeat)
     kernels = triton_fused()
-    if kernels is None or _passes_everything(activation):
+    if kernels is None or layout.patches > 1 or _passes_everything(activation):
         whole = before.compute()
         if activation is None or keys is None:
             return whole.clamp(0, cap)
         return random_relu(whole, activation, keys, repeat=repeat, cap=cap)
     norm = kernels.affine(before.mean, before.var, before.weight, before.bias, before.eps)
-    layout = ElementLayout.of(x, x.shape[0] * repeat, repeat)
     out: Tensor = kernels.normalised_relu(x, norm, before.residual, activation, keys, layout, cap)
     return out
 
@@ -90,9 +90,9 @@ def pooled_relu(
 ) -> Tensor:
     """The mean over the pixels of a random activation of ``x``, ``(rows, channels)``."""
     cap = rounded_cap(cap, x.dtype)
-    layout = ElementLayout.of(x, x.shape[0] * repeat, repeat)
+    layout = ElementLayout.of(x, keys.shape[-1], repeat)
     kernels = triton_fused() if x.is_cuda else native if native.supports_pooling(x, layout) else None
-    if kernels is None or _passes_everything(activation):
+    if kernels is None or layout.patches > 1 or _passes_everything(activation):
         return random_relu(x, activation, keys, repeat=repeat, cap=cap).flatten(2).mean(2)
     out: Tensor = kernels.pooled_relu(x, activation, keys, layout, cap)
     return out

@@ -96,6 +96,8 @@ def _pooled_kernel(
 
 def affine(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """BatchNorm at inference as ``x * scale + shift``: both, ``(2, channels)``."""
+    mean, var = mean.contiguous(), var.contiguous()
+    weight, bias = (None if x is None else x.contiguous() for x in (weight, bias))
     out = torch.empty((2, len(mean)), dtype=torch.float32, device=mean.device)
     with torch.cuda.device_of(mean):
         _affine_kernel[(triton.cdiv(len(mean), 128),)](

@@ -55,7 +55,7 @@ class Conversion:
         else:
             draw = self._direct_draw(network, args, kwargs) if given is None else given
             if draw.repeat > 1:
-                postponing = Postponing(active=draw.live is None)
+                postponing = Postponing(active=draw.hold and draw.live is None)
                 handler = _RandomSites(self, network, draw, postponing.relu)
                 mode = SharingMode(place, self.kind, handler, draw, (args, kwargs), postponing)
             else:
@@ -63,7 +63,7 @@ class Conversion:
         with scope.suspended(outer), mode:
             out = forward(network, *args, **kwargs)
         if isinstance(mode, SharingMode):
-            mode.finish(out)
+            mode.postponing.finish()
         if outer is not None:
             outer.holds_converted = True
         if not place.counts and not place.holds_converted and not self.sites:

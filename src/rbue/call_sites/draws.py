@@ -27,6 +27,7 @@ class Draw:
         images: image number of each row, shape ``(rows,)``.
         repeat: how many samples share each input row until the first random site (1: none do).
         live: where a pass that shares rows notes the tensors it holds.
+        hold: whether such a pass may hold calls back, to run them with the next.
     """
 
     state: Tensor
@@ -34,6 +35,7 @@ class Draw:
     images: Tensor
     repeat: int = 1
     live: LiveRows | None = None
+    hold: bool = True
 
     @property
     def rows(self) -> int:

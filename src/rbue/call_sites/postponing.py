@@ -8,7 +8,9 @@ the next call of the pass that needs them, whichever it is, has them computed fi
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Union
 
@@ -69,6 +71,7 @@ class Postponing:
     def __init__(self, active: bool = True) -> None:
         self.active = active
         self.waiting: Tensor | None = None
+        self._held: list[weakref.ref[Tensor]] = []
 
     def settle(self, tensors: Iterable[Tensor] = ()) -> None:
         """Compute what waits, and what was run with another call among ``tensors``."""
@@ -78,9 +81,18 @@ class Postponing:
             if held is not None:
                 _fill(x, held)
 
+    def finish(self) -> None:
+        """Compute whatever of this pass outlives it: what the network returns, or keeps, or a hook does."""
+        self.settle([x for x in (held() for held in self._held) if x is not None])
+        self._held.clear()
+
     def work_for(self, x: Tensor) -> Work | None:
         """What ``x`` waits for; None if its numbers are there."""
         return getattr(x, _MARK, (None,))[0] if x is self.waiting else None
+
+    def waits_for_relu(self, x: Tensor) -> bool:
+        """Whether ``x`` is computed with a ReLU of it."""
+        return isinstance(self.work_for(x), Normalised)
 
     def relu(
         self, x: Tensor, activation: Activation, keys: Tensor, *, repeat: int, cap: float | None, inplace: bool
@@ -101,10 +113,8 @@ class Postponing:
     def plain_relu(self, call: ReluCall) -> Tensor:
         """A plain ReLU of what waits."""
         work = self.work_for(call.x)
-        if isinstance(work, Normalised):
-            return self._landed(call.x, normalised_relu(work, cap=call.cap), call.inplace)
-        self.settle()
-        return self._landed(call.x, call.x.clamp(0, call.cap), call.inplace)
+        assert isinstance(work, Normalised)
+        return self._landed(call.x, normalised_relu(work, cap=call.cap), call.inplace)
 
     def _landed(self, x: Tensor, out: Tensor, inplace: bool) -> Tensor:
         """The result of a call on ``x`` that has been run; in place, the old name sees it too."""
@@ -117,7 +127,7 @@ class Postponing:
 
     def take(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
         """The result of a call that is held back, or that was run with what waited; None if it is neither."""
-        if not self.active:
+        if not self.active or torch.is_grad_enabled():  # a network may want gradients inside
             return None
         if func is F.batch_norm:
             return self._norm(*args, **kwargs)
@@ -156,7 +166,7 @@ class Postponing:
         if held is not self.waiting or not isinstance(other, Tensor) or (in_place and held is args[1]):
             return None
         alike = (other.shape, other.stride(), other.dtype) == (work.x.shape, work.x.stride(), work.x.dtype)
-        if not alike or other.device != work.x.device:
+        if not alike or other.device != work.x.device or not can_be_fused(other):
             return None
         self.waiting = None
         self.settle([other])
@@ -174,6 +184,7 @@ class Postponing:
 
     def _hold(self, out: Tensor, work: Work) -> Tensor:
         setattr(out, _MARK, (work, _versions(work)))
+        self._held.append(weakref.ref(out))
         self.waiting = out
         return out
 
@@ -194,7 +205,8 @@ def _fill(x: Tensor, held: tuple[Work, list[int]]) -> None:
     if _versions(work) != versions:
         raise RbueError("the network changed a tensor in place that a call which was held back reads.")
     delattr(x, _MARK)
-    x.set_(work.compute())  # type: ignore[call-overload]
+    with torch.inference_mode() if x.is_inference() else nullcontext():  # part of a network may run in it
+        x.set_(work.compute())  # type: ignore[call-overload]
 
 
 def _pools_everything(func: Callable, x: Tensor, args: tuple, kwargs: dict[str, Any]) -> bool | None:

@@ -103,13 +103,9 @@ class SharingMode(SiteMode):
                 self._mark(x, sampled)
         return out
 
-    def finish(self, out: Any) -> None:
-        """Compute what the network returns, if it still waits."""
-        self.postponing.settle(tensors_in(out))
-
     def _proceed_with(self, call: SiteCall, func: Callable, args: tuple, kwargs: Any) -> Callable[..., Any]:
         proceed = proceed_with(func, args, kwargs)
-        if not isinstance(call, ReluCall) or self.postponing.work_for(call.x) is None:
+        if not isinstance(call, ReluCall) or not self.postponing.waits_for_relu(call.x):
             self.postponing.settle(tensors_in((args, kwargs)))
             return proceed
         return lambda: self.postponing.plain_relu(call)

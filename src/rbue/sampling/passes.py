@@ -49,12 +49,14 @@ class PassPlan:
         for_image: bytes that a pass takes for each image.
         for_row: bytes that it takes for each sample of each image.
         shared_work: what part of a pass's products comes before the first random site; 0 where that decides nothing.
+        hold: whether calls may be held back (:mod:`rbue.call_sites.postponing`).
     """
 
     share: bool
     for_image: float
     for_row: float
     shared_work: float = 0
+    hold: bool = True
 
     def cost(self, images: int, samples: int) -> float:
         """Bytes of activations that a pass holds at once, roughly."""
@@ -129,7 +131,8 @@ class StackedPasses:
             batch, stack, out = piece.batch, piece.stack, None
             fill = piece.size if self.compiled else 0
             try:
-                out = self._pass(_filled(x[batch], fill), samples[stack], _filled(images[batch], fill), self.plan.share)
+                rows, numbers = _filled(x[batch], fill), _filled(images[batch], fill)
+                out = self._pass(rows, samples[stack], numbers, self.plan.share, hold=self.plan.hold)
             except NotFoldable:
                 if piece.samples == 1:
                     raise
@@ -161,6 +164,7 @@ class StackedPasses:
         share: bool,
         live: LiveRows | None = None,
         model: Callable[[Tensor], Any] | None = None,
+        hold: bool = True,
     ) -> Tensor:
         stack, batch = len(samples), len(x)
         draw = Draw(
@@ -169,6 +173,7 @@ class StackedPasses:
             images.repeat(stack),
             repeat=stack if share and stack > 1 else 1,
             live=live,
+            hold=hold,
         )
         # The network gets rows of its own: one that works in place must not change the caller's tensor.
         rows = x.clone() if draw.repeat > 1 else repeat_rows(x, stack)
@@ -215,8 +220,9 @@ class StackedPasses:
         Compiled code does not share. It is given up where sharing saves more: where most of the work comes before the
         first random site.
         """
-        stacked, shared = (self._pass(x, numbers, numbers, share) for share in (False, True))
-        if not _agree(shared, stacked):
+        stacked = self._pass(x, numbers, numbers, share=False)
+        hold = next((hold for hold in (True, False) if self._shares(x, numbers, stacked, hold)), None)
+        if hold is None:
             return None
         shared_work = self._shared_work(x, numbers) if self.compiled or x.is_cuda else 0
         if self.compiled and shared_work < 0.5:
@@ -224,7 +230,13 @@ class StackedPasses:
         live = LiveRows()
         self._pass(x, numbers, numbers, share=True, live=live)
         for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
-        return PassPlan(True, for_image, for_row, shared_work)
+        return PassPlan(True, for_image, for_row, shared_work, hold)
+
+    def _shares(self, x: Tensor, numbers: Tensor, stacked: Tensor, hold: bool) -> bool:
+        """Whether sharing gives what stacking gave; code that torch does not show can read what is held back."""
+        with suppress(Exception):
+            return _agree(self._pass(x, numbers, numbers, share=True, hold=hold), stacked)
+        return False
 
     def _shared_work(self, x: Tensor, numbers: Tensor) -> float:
         """What part of a pass's products two samples do once if they share it, and twice if not; 0 if nobody knows."""
