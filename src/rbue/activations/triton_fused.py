@@ -30,14 +30,16 @@ def _affine_kernel(
 ):  # fmt: skip
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
+    mean = tl.load(mean_ptr + channel, mask=inside, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.load(var_ptr + channel, mask=inside, other=1.0).to(tl.float32) + eps)
+    shift = tl.zeros((BLOCK,), tl.float32)
     if WEIGHTED:
         scale *= tl.load(weight_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    shift = -tl.load(mean_ptr + channel, mask=inside, other=0.0).to(tl.float32) * scale
     if BIASED:
         shift += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + channel, scale, mask=inside)
-    tl.store(out_ptr + channels + channel, shift, mask=inside)
+    tl.store(out_ptr + channel, mean, mask=inside)
+    tl.store(out_ptr + channels + channel, scale, mask=inside)
+    tl.store(out_ptr + 2 * channels + channel, shift, mask=inside)
 
 
 @triton.jit(do_not_specialize=("rows", "x_rows", "first_row", "lane_stride"))
@@ -53,9 +55,10 @@ def _normalised_kernel(
     inside = (row < rows) & (pixel < plane) & (channel < channels)
     place = pixel * to_pixel + channel * to_channel
     source = (row % x_rows if REPEATED else row).to(tl.int64) * channels * plane + place
-    y = tl.load(x_ptr + source, mask=inside).to(tl.float32)
-    y = y * tl.load(affine_ptr + channel, mask=channel < channels)
-    y = y + tl.load(affine_ptr + channels + channel, mask=channel < channels)
+    # The mean is taken off first: both may be large.
+    y = tl.load(x_ptr + source, mask=inside).to(tl.float32) - tl.load(affine_ptr + channel, mask=channel < channels)
+    y = y * tl.load(affine_ptr + channels + channel, mask=channel < channels)
+    y = y + tl.load(affine_ptr + 2 * channels + channel, mask=channel < channels)
     if RESIDUAL:
         y += tl.load(residual_ptr + source, mask=inside).to(tl.float32)
     if RANDOM:
@@ -95,10 +98,10 @@ def _pooled_kernel(
 
 
 def affine(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """BatchNorm at inference as ``x * scale + shift``: both, ``(2, channels)``."""
+    """BatchNorm at inference as ``(x - mean) * scale + shift``: the three, ``(3, channels)``."""
     mean, var = mean.contiguous(), var.contiguous()
     weight, bias = (None if x is None else x.contiguous() for x in (weight, bias))
-    out = torch.empty((2, len(mean)), dtype=torch.float32, device=mean.device)
+    out = torch.empty((3, len(mean)), dtype=torch.float32, device=mean.device)
     with torch.cuda.device_of(mean):
         _affine_kernel[(triton.cdiv(len(mean), 128),)](
             mean, var, mean if weight is None else weight, mean if bias is None else bias, out, len(mean), eps,
@@ -116,7 +119,7 @@ def normalised_relu(
     layout: ElementLayout,
     cap: float | None,
 ) -> Tensor:
-    """The activation of ``x * scale + shift + residual``; a plain ReLU without an activation."""
+    """The activation of ``(x - mean) * scale + shift + residual``; a plain ReLU without an activation."""
     out = layout.empty_output(x.dtype)
     channels, plane = layout.shape[1], math.prod(layout.shape[2:])
     steps = _steps(layout)

@@ -15,7 +15,7 @@ from rbue import random_stream
 from rbue.activations import Dropout, DropReLU, Randomness, RReLU, mean_relu, random_dropout, random_relu
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
 from rbue.call_sites.interception import SiteMode
-from rbue.call_sites.kinds import LayerCall, SiteCall, kind_for
+from rbue.call_sites.kinds import RELUS, LayerCall, SiteCall, kind_for
 from rbue.call_sites.postponing import Postponing
 from rbue.call_sites.prefix import SharingMode, is_unsampled
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
@@ -55,7 +55,7 @@ class Conversion:
         else:
             draw = self._direct_draw(network, args, kwargs) if given is None else given
             if draw.repeat > 1:
-                postponing = Postponing(active=draw.hold and draw.live is None)
+                postponing = Postponing(active=draw.hold and draw.live is None and self.kind is RELUS)
                 handler = _RandomSites(self, network, draw, postponing.relu)
                 mode = SharingMode(place, self.kind, handler, draw, (args, kwargs), postponing)
             else:

@@ -7,12 +7,11 @@ the next call of the pass that needs them, whichever it is, has them computed fi
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch import Tensor
@@ -26,11 +25,11 @@ from rbue.errors import RbueError
 _MARK = "_rbue_postponed"
 _LOOKS = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")),
-    *(Tensor.dim, Tensor.size, Tensor.ndimension, Tensor.is_floating_point, Tensor.numel),
+    *(Tensor.dim, Tensor.size, Tensor.ndimension, Tensor.is_floating_point, Tensor.numel, Tensor.__len__),
 }
 """Questions that a tensor answers without its numbers."""
-_SUMS = {torch.add, Tensor.add, Tensor.__add__, operator.add}
-_SUMS_IN_PLACE = {Tensor.add_, Tensor.__iadd__, operator.iadd}
+_SUMS = {torch.add: False, Tensor.add: False, Tensor.add_: True}
+"""Whether they write into their first argument; ``+`` and ``+=`` arrive as these too."""
 _MEANS = {torch.mean, Tensor.mean}
 _POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 
@@ -55,6 +54,14 @@ class SampledRelu:
 
 
 Work = Union[Normalised, SampledRelu]  # noqa: UP007 (isinstance reads it at run time)
+
+
+class _Held(NamedTuple):
+    """A call that is held back, how often its inputs had been changed by then, and where it would have been run."""
+
+    work: Work
+    versions: list[int]
+    stream: torch.cuda.Stream | None
 
 
 def is_look(func: Callable) -> bool:
@@ -87,8 +94,9 @@ class Postponing:
         self._held.clear()
 
     def work_for(self, x: Tensor) -> Work | None:
-        """What ``x`` waits for; None if its numbers are there."""
-        return getattr(x, _MARK, (None,))[0] if x is self.waiting else None
+        """What ``x`` waits for; None if its numbers are there, or another stream of the GPU is to have them."""
+        held: _Held | None = getattr(x, _MARK, None) if x is self.waiting else None
+        return None if held is None or held.stream != _stream(x) else held.work
 
     def waits_for_relu(self, x: Tensor) -> bool:
         """Whether ``x`` is computed with a ReLU of it."""
@@ -134,8 +142,8 @@ class Postponing:
         if self.waiting is None:
             return None
         work = self.work_for(self.waiting)
-        if isinstance(work, Normalised) and func in _SUMS | _SUMS_IN_PLACE:
-            return self._sum(work, func in _SUMS_IN_PLACE, args, kwargs)
+        if isinstance(work, Normalised) and func in _SUMS:
+            return self._sum(work, _SUMS[func], args, kwargs)
         if isinstance(work, SampledRelu):
             return self._mean(work, func, args, kwargs)
         return None
@@ -183,7 +191,7 @@ class Postponing:
         return found.view(rows, channels, *[1] * len(sizes)) if keep else found
 
     def _hold(self, out: Tensor, work: Work) -> Tensor:
-        setattr(out, _MARK, (work, _versions(work)))
+        setattr(out, _MARK, _Held(work, _versions(work), _stream(out)))
         self._held.append(weakref.ref(out))
         self.waiting = out
         return out
@@ -199,14 +207,17 @@ def _versions(work: Work) -> list[int]:
     return [x._version for x in work.inputs() if not x.is_inference()]
 
 
-def _fill(x: Tensor, held: tuple[Work, list[int]]) -> None:
-    """Give a tensor the numbers it stands for."""
-    work, versions = held
-    if _versions(work) != versions:
+def _stream(x: Tensor) -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream(x.device) if x.is_cuda else None
+
+
+def _fill(x: Tensor, held: _Held) -> None:
+    """Give a tensor the numbers it stands for, where the call would have been run: part of a network may infer."""
+    if _versions(held.work) != held.versions:
         raise RbueError("the network changed a tensor in place that a call which was held back reads.")
     delattr(x, _MARK)
-    with torch.inference_mode() if x.is_inference() else nullcontext():  # part of a network may run in it
-        x.set_(work.compute())  # type: ignore[call-overload]
+    with torch.inference_mode() if x.is_inference() else nullcontext(), torch.cuda.stream(held.stream):
+        x.set_(held.work.compute())  # type: ignore[call-overload]
 
 
 def _pools_everything(func: Callable, x: Tensor, args: tuple, kwargs: dict[str, Any]) -> bool | None:
