@@ -9,6 +9,7 @@ import ctypes
 import math
 from functools import cache
 from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,15 @@ from rbue.activations.native_library import Function, Rows, native_library
 
 _WORTH_THREADS = 1 << 15  # elements, as in torch
 _MOST_CHANNELS = 1 << 14  # of a pixel that is pooled
+
+
+class _Draw(NamedTuple):
+    """What to apply to which elements, under which keys."""
+
+    activation: Activation
+    keys: Tensor
+    layout: ElementLayout
+    cap: float | None
 
 
 def supports(x: Tensor, keys: Tensor | None, layout: ElementLayout) -> bool:
@@ -62,7 +72,7 @@ def forward(
     out = x if inplace else layout.empty_output(torch.float32)
     kernels = library()
     assert kernels is not None
-    _forward(kernels, x, out, activation, keys, layout, cap)
+    _forward(kernels, x, out, _Draw(activation, keys, layout, cap))
     if inplace:
         torch.autograd.graph.increment_version(x)
     return out
@@ -78,7 +88,7 @@ def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: Element
     kernels = library()
     assert kernels is not None
     out = torch.empty((layout.rows, layout.shape[1]), dtype=torch.float32)
-    _pooled(kernels, x, out, activation, keys, layout, cap)
+    _pooled(kernels, x, out, _Draw(activation, keys, layout, cap))
     return out
 
 
@@ -107,36 +117,23 @@ def _site_keys(kernels: ctypes.CDLL, state: Tensor, samples: Tensor, images: Ten
     return out
 
 
-def _forward(
-    kernels: ctypes.CDLL,
-    x: Tensor,
-    out: Tensor,
-    activation: Activation,
-    keys: Tensor,
-    layout: ElementLayout,
-    cap: float | None,
-) -> None:
-    table, rows = layout.table(), Rows(layout.rows, layout.rows // layout.repeat, layout.row_elements)
-    keys = _plain_rows(keys)
-    kernels.rbue_forward(
-        x.data_ptr(), out.data_ptr(), table.data_ptr(), *_lanes(keys), rows, _function(activation, cap), _threads(out)
-    )
+def _forward(kernels: ctypes.CDLL, x: Tensor, out: Tensor, draw: _Draw) -> None:
+    _run(kernels.rbue_forward, x, out, draw, _threads(out.numel()))
 
 
-def _pooled(
-    kernels: ctypes.CDLL,
-    x: Tensor,
-    out: Tensor,
-    activation: Activation,
-    keys: Tensor,
-    layout: ElementLayout,
-    cap: float | None,
-) -> None:
-    table, rows = layout.table(), Rows(layout.rows, layout.rows // layout.repeat, layout.row_elements)
-    keys, last = _plain_rows(keys), layout.memory_format is not torch.contiguous_format
+def _pooled(kernels: ctypes.CDLL, x: Tensor, out: Tensor, draw: _Draw) -> None:
+    layout = draw.layout
+    last = layout.memory_format is not torch.contiguous_format
+    threads = _threads(layout.rows * layout.row_elements)
+    _run(kernels.rbue_pooled, x, out, draw, layout.shape[1], int(last), threads)
+
+
+def _run(function: Any, x: Tensor, out: Tensor, draw: _Draw, *more: int) -> None:
+    activation, keys, layout, cap = draw
+    table, keys = layout.table(), _plain_rows(keys)
+    rows = Rows(layout.rows, layout.rows // layout.repeat, layout.row_elements)
     tensors = x.data_ptr(), out.data_ptr(), table.data_ptr()
-    threads = torch.get_num_threads() if layout.rows * layout.row_elements >= _WORTH_THREADS else 1
-    kernels.rbue_pooled(*tensors, *_lanes(keys), rows, _function(activation, cap), layout.shape[1], int(last), threads)
+    function(*tensors, *_lanes(keys), rows, _function(activation, cap), *more)
 
 
 def _backward(
@@ -149,7 +146,7 @@ def _backward(
     layout: ElementLayout,
     cap: float | None,
 ) -> None:
-    function, threads = _function(activation, cap), _threads(out)
+    function, threads = _function(activation, cap), _threads(out.numel())
     tensors = grad.data_ptr(), out.data_ptr(), result.data_ptr()
     if keys is None:  # every element is treated alike
         kernels.rbue_backward(*tensors, None, None, None, Rows(1, 1, out.numel()), function, threads)
@@ -179,8 +176,8 @@ def _lanes(keys: Tensor) -> tuple[int, int]:
     return first, first + keys.stride(0) * keys.element_size()
 
 
-def _threads(out: Tensor) -> int:
-    return torch.get_num_threads() if out.numel() >= _WORTH_THREADS else 1
+def _threads(elements: int) -> int:
+    return torch.get_num_threads() if elements >= _WORTH_THREADS else 1
 
 
 def _agrees(kernels: ctypes.CDLL) -> bool:
@@ -200,7 +197,7 @@ def _agrees(kernels: ctypes.CDLL) -> bool:
         activations: tuple[Activation, ...] = (DropReLU(0.6), RReLU())
         for activation, cap in product(activations, (None, 2.0)):
             out, result = torch.empty_like(x), torch.empty_like(x)
-            _forward(kernels, x, out, activation, keys, layout, cap)
+            _forward(kernels, x, out, _Draw(activation, keys, layout, cap))
             _backward(kernels, grad, out, result, activation, keys, layout, cap)
             expected = reference.forward(x, activation, words, cap)
             slopes = reference.backward(grad, expected, activation, words, cap)
@@ -224,7 +221,7 @@ def _agrees_on_means(kernels: ctypes.CDLL, x: Tensor, keys: Tensor) -> bool:
     """Sums may be rounded in another order."""
     layout, out = ElementLayout.of(x, len(x)), torch.empty(x.shape[:2], dtype=torch.float32)
     words = random_stream.bits(layout.traced_table(), *layout.broadcast_keys(keys)).view(x.shape)
-    _pooled(kernels, x, out, RReLU(), keys, layout, None)
+    _pooled(kernels, x, out, _Draw(RReLU(), keys, layout, None))
     return torch.allclose(out, reference.forward(x, RReLU(), words, None).mean((2, 3)), rtol=1e-5, atol=1e-6)
 
 
