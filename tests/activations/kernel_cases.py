@@ -274,13 +274,30 @@ def test_a_relu_and_the_mean_over_its_pixels_in_one(activation, cap, dtype):
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_images_cut_into_patches(repeat, monkeypatch):
     """The frames of a video along the batch, say: there are fewer keys than rows."""
-    monkeypatch.setattr(fused, "triton_fused", lambda: triton_fused)
+    monkeypatch.setattr(fused, "_gpu_kernels", lambda x: triton_fused)
     x, key, activation = draw((6, 3, 2, 4), torch.float32).nan_to_num(0.5), make_keys(3 * repeat), DropReLU(0.6)
     before = fused.Normalised(x, *batch_norm(3))
     expected = random_relu(before.compute(), activation, key, repeat=repeat)
     assert nearly(fused.normalised_relu(before, activation, key, repeat=repeat), expected, x.dtype)
     expected = random_relu(x, activation, key, repeat=repeat).mean((2, 3))
     assert nearly(fused.pooled_relu(x, activation, key, repeat=repeat), expected, x.dtype)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_very_many_rows_take_several_fused_launches(memory_format, monkeypatch):
+    x = draw((5, 64, 4, 8), torch.float32).nan_to_num(0.5).contiguous(memory_format=memory_format)
+    arguments = (
+        x,
+        triton_fused.affine(*batch_norm(64)),
+        None,
+        DropReLU(0.6),
+        make_keys(5),
+        ElementLayout.of(x, 5),
+        None,
+    )
+    expected = triton_fused.normalised_relu(*arguments)
+    monkeypatch.setattr(triton_fused, "MOST_PROGRAMS_DOWN", 1)
+    assert triton_fused.normalised_relu(*arguments).equal(expected)
 
 
 def test_parameters_that_are_slices_of_one():

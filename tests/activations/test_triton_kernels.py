@@ -31,15 +31,16 @@ def test_kernels_equal_the_formula(settings):
 COMPILED = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rbue.activations import triton_kernels
+from rbue.activations import triton_fused, triton_kernels
 
-def ptx(kernel, block, drop):
-    constants = dict(zip(("ROWS", "PIXELS", "CHANNELS"), block), DROP=drop, CAPPED=False)
+def ptx(kernel, block, drop, **more):
+    constants = dict(zip(("ROWS", "PIXELS", "CHANNELS"), block), DROP=drop, CAPPED=False) | more
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     kinds = {"keys_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
-    kinds |= dict.fromkeys(("scale", "middle", "cap"), "fp32")
+    kinds |= dict.fromkeys(("scale", "middle", "cap", "share", "eps"), "fp32") | {"affine_ptr": "*fp32"}
     names = kernel.arg_names
     signature = {name: kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32") for name in names}
-    even = [name for name in names if name.endswith("_ptr") or name in ("elements", "channels", "plane")]
+    even = [name for name in names if name.endswith("_ptr") or name in ("elements", "channels", "plane", "to_pixel")]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in even}
     source = ASTSource(kernel, signature, constants, attributes)
     return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
@@ -50,6 +51,12 @@ for drop in (True, False):
         backward = ptx(triton_kernels._backward_kernel, block, drop)
         print(*(code.count(move) for code in (forward, backward) for move in ("ld.global.v4", "st.global.v4")))
         assert "bar.sync" not in forward + backward
+    for residual in (True, False):
+        flags = {"REPEATED": False, "RESIDUAL": residual, "RANDOM": True, "to_channel": 1}
+        fused = ptx(triton_fused._normalised_kernel, (2, 16, 64), drop, **flags)
+        assert "bar.sync" not in fused and fused.count("st.global.v4") == 2
+    ptx(triton_fused._pooled_kernel, (), drop, SAMPLES=32, CHANNELS=64, to_channel=1)
+ptx(triton_fused._affine_kernel, (), False, WEIGHTED=True, BIASED=True, BLOCK=128)
 """
 
 

@@ -384,6 +384,19 @@ def test_sums_with_tensors_of_another_class_are_not_held_back(monkeypatch):
 
 
 @torch.no_grad()
+def test_what_waits_on_one_stream_is_not_run_on_another(held, monkeypatch):
+    """That stream may be told to wait for the first one only after this call."""
+    calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
+    out = calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {})
+    assert calls.waits_for_relu(out)
+    monkeypatch.setattr(postponing, "_stream", lambda x: "another")
+    assert not calls.waits_for_relu(out)
+    assert calls.take(torch.add, (out, torch.ones_like(x)), {}) is None
+    calls.settle()
+    torch.testing.assert_close(out, norm(x))
+
+
+@torch.no_grad()
 def test_batch_norm_that_learns_is_not_held_back(held):
     calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
     assert calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {"training": True}) is None

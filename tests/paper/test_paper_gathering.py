@@ -47,12 +47,19 @@ def test_runs_of_other_settings_do_not_count(measured):
         assert Measured(measured, other).value("cifar10", "vgg13", "single", "accuracy") is None
 
 
-def test_results_of_another_random_stream_do_not_count(tmp_path, monkeypatch):
+@pytest.fixture
+def one_run(tmp_path, monkeypatch):
+    """The settings of a measured run, its config and its folder."""
     FakeWork(monkeypatch)
     settings = Settings(models=("vgg13",), methods=("mc-rrelu",))
     run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
     config = settings.config("cifar10", "vgg13", "mc-rrelu", 0)
     folder = RunFolder.of(config, tmp_path)
+    return settings, config, folder
+
+
+def test_results_of_another_random_stream_do_not_count(tmp_path, one_run):
+    settings, config, folder = one_run
     assert Measured(tmp_path, settings).result(config) is not None
     assert is_measured(config, tmp_path, 100)
     folder.write("results", {key: {**entry, "stream_version": 0} for key, entry in folder.read("results").items()})
@@ -61,12 +68,8 @@ def test_results_of_another_random_stream_do_not_count(tmp_path, monkeypatch):
     assert not is_measured(config, tmp_path, 100)
 
 
-def test_a_calibration_of_other_probabilities_does_not_count(tmp_path, monkeypatch):
-    FakeWork(monkeypatch)
-    settings = Settings(models=("vgg13",), methods=("mc-rrelu",))
-    run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
-    config = settings.config("cifar10", "vgg13", "mc-rrelu", 0)
-    folder = RunFolder.of(config, tmp_path)
+def test_a_calibration_of_other_probabilities_does_not_count(tmp_path, one_run):
+    settings, config, folder = one_run
     for made_from, counts in (("b", False), ("a", True)):
         for name, noted in (("results", {"probs_sha256": "a"}), ("calibration", {"probs": {"sha256": made_from}})):
             folder.write(name, {key: {**entry, **noted} for key, entry in folder.read(name).items()})

@@ -1,6 +1,7 @@
 """The training loop: deterministic, resumable, and it learns."""
 
 import threading
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -326,3 +327,37 @@ def test_a_batch_of_one_that_batch_norm_cannot_take_is_explained():
     network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(1, 2))
     with pytest.raises(InvalidInput, match="use a batch of at least 2"):
         train(Job(network, method, batches(batch=1), Recipe(epochs=1, batch=1), 0), "plain")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rows", [20, 60])
+def test_cudnn_searches_in_the_first_step_of_all(rows, compiled, monkeypatch):
+    """torch keeps the first kernel it got for a convolution, so a step without the search would settle it for good.
+
+    An epoch may have fewer batches than there are steps before it.
+    """
+
+    class Recorded(TrainingStep):
+        def __call__(self, rows):
+            if not capturing:  # which takes steps down and runs none
+                searched.append((rows, torch.backends.cudnn.benchmark))
+                super().__call__(rows)
+
+    @contextmanager
+    def capture(*_, **__):
+        capturing.append(True)
+        yield
+        capturing.clear()
+
+    searched, capturing = [], []
+    for name in ("Stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    for name in ("stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(engines, "_compiled", lambda function: function)
+    method = parse("mc-droprelu:0.8")
+    before = torch.backends.cudnn.benchmark
+    engines.CapturedEngine(Recorded(fresh(method), method, batches(batch=rows), Recipe(batch=rows), 0), compiled)
+    assert set(searched) == {(rows, True), (96 % rows, False)}  # the one small batch of an epoch is not worth a search
+    assert torch.backends.cudnn.benchmark is before

@@ -8,6 +8,7 @@ kept in ``float32`` on the way, so in half precision the result is a little fine
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -74,7 +75,7 @@ def normalised_relu(
     """A random activation of what BatchNorm makes, as :func:`.random_relu`; a plain ReLU without an activation."""
     x, cap = before.x, rounded_cap(cap, before.x.dtype)
     layout = ElementLayout.of(x, x.shape[0] * repeat if keys is None else keys.shape[-1], repeat)
-    kernels = triton_fused()
+    kernels = _gpu_kernels(x)
     if kernels is None or layout.patches > 1 or _passes_everything(activation):
         whole = before.compute()
         if activation is None or keys is None:
@@ -91,11 +92,15 @@ def pooled_relu(
     """The mean over the pixels of a random activation of ``x``, ``(rows, channels)``."""
     cap = rounded_cap(cap, x.dtype)
     layout = ElementLayout.of(x, keys.shape[-1], repeat)
-    kernels = triton_fused() if x.is_cuda else native if native.supports_pooling(x, layout) else None
+    kernels = _gpu_kernels(x) or (native if native.supports_pooling(x, layout) else None)
     if kernels is None or layout.patches > 1 or _passes_everything(activation):
         return random_relu(x, activation, keys, repeat=repeat, cap=cap).flatten(2).mean(2)
     out: Tensor = kernels.pooled_relu(x, activation, keys, layout, cap)
     return out
+
+
+def _gpu_kernels(x: Tensor) -> ModuleType | None:
+    return triton_fused() if x.is_cuda else None
 
 
 def _passes_everything(activation: Activation | None) -> bool:

@@ -212,7 +212,7 @@ def _stream(x: Tensor) -> torch.cuda.Stream | None:
 
 
 def _fill(x: Tensor, held: _Held) -> None:
-    """Give a tensor the numbers it stands for, where the call would have been run: part of a network may infer."""
+    """Give a tensor the numbers it stands for, in the stream and the mode in which the call would have been run."""
     if _versions(held.work) != held.versions:
         raise RbueError("the network changed a tensor in place that a call which was held back reads.")
     delattr(x, _MARK)

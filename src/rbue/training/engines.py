@@ -119,25 +119,29 @@ class CapturedEngine:
                         # As written, for the tables that the compiled step reads. cuDNN is asked here already: what it
                         # chose once, it does not search for again.
                         with kept_tables.keeping(), _cudnn_search(True):
-                            step(sizes[0])
+                            self._practise(sizes[0])
                     for rows in sizes:
                         # One small batch an epoch is worth neither a second compilation nor a search for kernels.
                         full = rows == sizes[0]
                         step.forward = _compiled(step.loss_at) if compiled and full else step.loss_at
                         with _cudnn_search(full):
-                            self.graphs[rows] = self._capture(lambda rows=rows: step(rows))  # type: ignore[misc]
+                            self.graphs[rows] = self._capture(rows)
             finally:
                 step.forward = step.loss_at
                 torch.cuda.synchronize(step.device)
         torch.cuda.synchronize(step.device)
 
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _practise(self, rows: int) -> None:
+        self.step.done.zero_()  # later in a short epoch there may be fewer rows than that
+        self.step(rows)
+
+    def _capture(self, rows: int) -> torch.cuda.CUDAGraph:
         for _ in range(3):  # lets libraries choose their kernels and the allocator settle
-            work()
+            self._practise(rows)
         torch.cuda.synchronize(self.step.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
-            work()
+            self.step(rows)
         return graph
 
     def run_epoch_part(self, rows: int) -> None:
