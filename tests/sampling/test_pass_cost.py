@@ -9,9 +9,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import rbue
+from rbue.call_sites import postponing
 from rbue.call_sites.live_rows import LiveRows
 from rbue.models.resnet18 import ResNet18
-from rbue.sampling.passes import GPU_BUDGET, GPU_BUDGET_OF_FEW, PassPlan, StackedPasses, _default_budget
+from rbue.sampling.passes import GPU_BUDGET, StackedPasses, _default_budget
 from rbue.sampling.products import Products
 
 
@@ -72,6 +73,16 @@ def test_the_estimate_is_near(network, make, where):
     assert 0.4 < passes.plan.cost(6, 12) / peak.live.peak[True] < 2.5
 
 
+@pytest.mark.parametrize("pool", [nn.AdaptiveAvgPool2d(1), nn.AdaptiveMaxPool2d(1)], ids=["mean", "maximum"])
+def test_samples_count_unless_they_are_pooled_as_they_are_made(monkeypatch, pool):
+    monkeypatch.setattr(postponing, "can_be_pooled", lambda x: x.dim() == 4)
+    network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), pool, nn.Flatten(), nn.Linear(16, 10))
+    model = rbue.convert(network.eval(), rbue.DropReLU(0.9), example=images(2))
+    map_bytes = 4 * 16 * 32 * 32
+    counted = StackedPasses(model, images(2), seed=0).plan.for_row >= map_bytes
+    assert counted is isinstance(pool, nn.AdaptiveMaxPool2d)
+
+
 def test_shared_memory_counts_once_and_until_the_last_owner_is_gone():
     live = LiveRows()
     x = torch.zeros(4, 10)
@@ -116,10 +127,7 @@ def test_a_network_that_cannot_be_watched_counts_as_sharing_nothing(monkeypatch)
     assert passes._shared_work(x, torch.arange(2, dtype=torch.int32)) == 0
 
 
-def test_gpu_passes_hold_more_where_most_work_is_shared(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100 << 30, 140 << 30))
-    gpu = torch.device("cuda")
-    few, many = (_default_budget(gpu, PassPlan(True, 1, 1, shared)) for shared in (0.9, 0.1))
-    assert (few, many) == (GPU_BUDGET_OF_FEW, GPU_BUDGET)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (4 << 30, 8 << 30))
-    assert {_default_budget(gpu, PassPlan(True, 1, 1, shared)) for shared in (0.9, 0.1)} == {1 << 30}
+def test_gpu_passes_hold_no_more_than_a_share_of_what_is_free(monkeypatch):
+    for free, expected in ((100 << 30, GPU_BUDGET), (4 << 30, 1 << 30)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 140 << 30))
+        assert _default_budget(torch.device("cuda")) == expected

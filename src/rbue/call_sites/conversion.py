@@ -55,7 +55,7 @@ class Conversion:
         else:
             draw = self._direct_draw(network, args, kwargs) if given is None else given
             if draw.repeat > 1:
-                postponing = Postponing(active=draw.hold and draw.live is None and self.kind is RELUS)
+                postponing = Postponing(active=draw.hold and self.kind is RELUS)
                 handler = _RandomSites(self, network, draw, postponing.relu)
                 mode = SharingMode(place, self.kind, handler, draw, (args, kwargs), postponing)
             else:

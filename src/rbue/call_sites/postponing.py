@@ -73,11 +73,17 @@ class Postponing:
     """The calls of one pass that have been held back.
 
     A call that is run with the next one stays known, for the rare network that needs its result again.
+
+    Attributes:
+        active: whether calls are held back.
+        waiting: the tensor whose numbers the next call may compute.
+        when_filled: called with each tensor that has been given its numbers after all.
     """
 
     def __init__(self, active: bool = True) -> None:
         self.active = active
         self.waiting: Tensor | None = None
+        self.when_filled: Callable[[Tensor], None] = lambda x: None
         self._held: list[weakref.ref[Tensor]] = []
 
     def settle(self, tensors: Iterable[Tensor] = ()) -> None:
@@ -87,6 +93,7 @@ class Postponing:
             held = getattr(x, _MARK, None)
             if held is not None:
                 _fill(x, held)
+                self.when_filled(x)
 
     def finish(self) -> None:
         """Compute whatever of this pass outlives it: what the network returns, or keeps, or a hook does."""

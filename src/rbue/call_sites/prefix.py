@@ -11,7 +11,7 @@ against the plain way before it relies on it: see :mod:`rbue.sampling.passes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -56,6 +56,8 @@ class SharingMode(SiteMode):
         self.live = draw.live
         self.images = draw.rows // draw.repeat
         self.serial = next(_serial)
+        if self.live is not None:
+            postponing.when_filled = self._note_again
         for x in tensors_in(inputs):
             if x.dim() and x.shape[0] == self.images:
                 self._mark(x, False)
@@ -64,6 +66,12 @@ class SharingMode(SiteMode):
         setattr(x, _MARK, (self.serial, sampled))
         if self.live is not None:
             self.live.note(x, self._rows(sampled), sampled)
+
+    def _note_again(self, x: Tensor) -> None:
+        """Count the memory that a tensor has been given since it was marked."""
+        sampled = self._sampled(x)
+        if sampled is not None:
+            self._mark(x, sampled)
 
     def _rows(self, sampled: bool) -> int:
         return self.images * (self.repeat if sampled else 1)
@@ -78,7 +86,7 @@ class SharingMode(SiteMode):
         if is_look(func):
             return func(*args, **kwargs)
         keep_in_sight(func)
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
         states = [self._sampled(x) for x in tensors]
         sampled = any(state is True for state in states)
         if sampled and any(state is False for state in states):
@@ -127,16 +135,17 @@ class SharingMode(SiteMode):
         return value
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in nested arguments."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
+        return [value]
+    found: list[Tensor] = []
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ():
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list, dict)):  # asked here, as this is done at every call of a pass
+            found += tensors_in(item)
+    return found
 
 
 def _writes_first(func: Callable) -> bool:

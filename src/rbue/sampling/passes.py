@@ -29,11 +29,9 @@ from rbue.errors import RbueError, RbueWarning
 from rbue.sampling.products import Products
 
 CPU_BUDGET = 256 << 20
-GPU_BUDGET, GPU_SHARE = 2 << 30, 0.25
-"""Enough rows to keep a large GPU busy; more would only be held in memory. Never more than a share of what is free."""
-GPU_BUDGET_OF_FEW = 8 << 30
-"""The same where few sites are random, the last ones: their many rows are cheap, the images before them are not."""
-_MOSTLY_SHARED = 0.8
+GPU_BUDGET, GPU_SHARE = 8 << 30, 0.25
+"""Enough rows that a large GPU takes longer for them than Python for starting their operations; more would only be held
+in memory. Never more than a share of what is free."""
 _LIVE_TENSORS = 4
 """A pass holds about this many tensors of the largest size at once, where they cannot be followed."""
 _UNSEEN = 1.5
@@ -48,14 +46,12 @@ class PassPlan:
         share: whether what comes before the first random site runs once for all samples.
         for_image: bytes that a pass takes for each image.
         for_row: bytes that it takes for each sample of each image.
-        shared_work: what part of a pass's products comes before the first random site; 0 where that decides nothing.
         hold: whether calls may be held back (:mod:`rbue.call_sites.postponing`).
     """
 
     share: bool
     for_image: float
     for_row: float
-    shared_work: float = 0
     hold: bool = True
 
     def cost(self, images: int, samples: int) -> float:
@@ -116,7 +112,7 @@ class StackedPasses:
         self.plan: PassPlan = self.conversion.plans[key]
         if self.compiled and self.plan.share:
             self.model, self.compiled = self.network._call_impl, False
-        self.budget = _default_budget(x.device, self.plan) if memory is None else memory
+        self.budget = _default_budget(x.device) if memory is None else memory
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
@@ -224,13 +220,12 @@ class StackedPasses:
         hold = next((hold for hold in (True, False) if self._shares(x, numbers, stacked, hold)), None)
         if hold is None:
             return None
-        shared_work = self._shared_work(x, numbers) if self.compiled or x.is_cuda else 0
-        if self.compiled and shared_work < 0.5:
+        if self.compiled and self._shared_work(x, numbers) < 0.5:
             return None
         live = LiveRows()
-        self._pass(x, numbers, numbers, share=True, live=live)
+        self._pass(x, numbers, numbers, share=True, live=live, hold=hold)
         for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
-        return PassPlan(True, for_image, for_row, shared_work, hold)
+        return PassPlan(True, for_image, for_row, hold)
 
     def _shares(self, x: Tensor, numbers: Tensor, stacked: Tensor, hold: bool) -> bool:
         """Whether sharing gives what stacking gave; code that torch does not show can read what is held back."""
@@ -324,10 +319,10 @@ def _as_written() -> Iterator[None]:
         yield
 
 
-def _default_budget(device: torch.device, plan: PassPlan) -> float:
+def _default_budget(device: torch.device) -> float:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return min(GPU_BUDGET_OF_FEW if plan.shared_work >= _MOSTLY_SHARED else GPU_BUDGET, GPU_SHARE * free)
+        return min(GPU_BUDGET, GPU_SHARE * free)
     return CPU_BUDGET
 
 

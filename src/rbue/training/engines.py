@@ -7,9 +7,11 @@ is a step: the same batches, masks and rates as in the plain loop.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -78,6 +80,17 @@ def _room_for_networks() -> AbstractContextManager:
     return torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True)
 
 
+@contextmanager
+def _compiler_loading() -> Iterator[None]:
+    """Load torch's compiler, and start the processes that it compiles in, beside what is done inside."""
+    loading = threading.Thread(target=import_module, args=("torch._inductor.async_compile",))
+    loading.start()
+    try:
+        yield
+    finally:
+        loading.join()
+
+
 def _compiled(function: Callable) -> Callable:
     """The function compiled, with small independent kernels (the casts of all weights) combined into one."""
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})
@@ -118,7 +131,7 @@ class CapturedEngine:
                     if compiled:
                         # As written, for the tables that the compiled step reads. cuDNN is asked here already: what it
                         # chose once, it does not search for again.
-                        with kept_tables.keeping(), _cudnn_search(True):
+                        with kept_tables.keeping(), _cudnn_search(True), _compiler_loading():
                             self._practise(sizes[0])
                     for rows in sizes:
                         # One small batch an epoch is worth neither a second compilation nor a search for kernels.
