@@ -189,7 +189,7 @@ def peak_memory(device: str, samples: int) -> int:
 
 
 def measure_memory(device: torch.device, samples: int) -> None:
-    network, x = example(device, ROWS[device.type] // 4)
+    network, x = example(device, ROWS[device.type])  # enough that ten samples fill a pass too
     rbue.convert(network, rbue.DropReLU(0.9), example=x[:2])
     sampled(network, x, samples)
     on_gpu = device.type == "cuda"

@@ -126,13 +126,15 @@ def scaled(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
     return lines
 
 
+def corrupted_sets(config: RunConfig, root: Path = RUNS) -> dict[tuple[str, int], dict[str, Any]]:
+    """What a run was measured to be on each corrupted test set."""
+    kept = RunFolder.of(config, root).read("shift") or {"rows": []}
+    return {(row["corruption"], row["severity"]): row for row in kept["rows"]}
+
+
 def shifted(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
     """Means over the corrupted test sets that all of the methods measured so far have in common."""
-    rows = {}
-    for method, (config, _) in found.items():
-        kept = RunFolder.of(config, RUNS).read("shift")
-        if kept is not None:
-            rows[method] = {(row["corruption"], row["severity"]): row for row in kept["rows"]}
+    rows = {method: sets for method, (config, _) in found.items() if (sets := corrupted_sets(config))}
     if not rows:
         return []
     common = set.intersection(*(set(sets) for sets in rows.values()))
@@ -142,7 +144,7 @@ def shifted(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
         "",
         f"Under corruptions ({len(CORRUPTIONS)} kinds in {len(SEVERITIES)} severities, "
         f"{', '.join(map(str, asked))} samples): means over the "
-        f"{len(common)} sets that all of these rows have.",
+        f"{len(common)} sets that all of these rows have.{shifted_again(rows, common)}",
         "",
         "| method | sets measured | accuracy, % | ECE | NLL | Brier | AURC |",
         "|---|---|---|---|---|---|---|",
@@ -152,6 +154,23 @@ def shifted(found: dict[str, tuple[RunConfig, dict[str, Any]]]) -> list[str]:
         scores = [f"{100 * means['accuracy']:.2f}", *(f"{means[name]:.3f}" for name in SHIFTED_SCORES[1:])]
         lines.append(f"| {' | '.join([f'`{method}`', f'{len(sets)} of {every}', *scores])} |")
     return lines
+
+
+def shifted_again(methods: Iterable[str], common: set[tuple[str, int]]) -> str:
+    """The same means over all runs of a method, whatever their seed; empty if no method has several."""
+    texts = []
+    for method in methods:
+        configs = [Settings().config(DATA, MODEL, method, seed) for seed in SEEDS]
+        runs = [corrupted_sets(config, root) for root in (RUNS, *sorted(RERUNS.glob("*"))) for config in configs]
+        runs = [sets for sets in runs if common <= sets.keys()]
+        if len(runs) > 1:
+            means = {name: sorted(mean(sets[one][name] for one in common) for sets in runs) for name in SHIFTED_SCORES}
+            accuracy, ece, nll = ((means[name][0], means[name][-1]) for name in ("accuracy", "ece", "nll"))
+            texts.append(
+                f" The {len(runs)} runs of `{method}` range from {100 * accuracy[0]:.2f} to {100 * accuracy[1]:.2f} % "
+                f"of accuracy, from {ece[0]:.3f} to {ece[1]:.3f} of ECE, and from {nll[0]:.3f} to {nll[1]:.3f} of NLL."
+            )
+    return "".join(texts)
 
 
 def other_seeds() -> str:
@@ -171,13 +190,17 @@ def other_seeds() -> str:
 
 def reruns() -> str:
     """What rows of the table gave when they were trained again; empty if none was."""
-    again = {method: result for method, (_, result) in measured(RERUNS).items()}
+    again: dict[str, list[str]] = {}
+    for folder in sorted(RERUNS.glob("*")):
+        for method, (_, one) in measured(folder).items():
+            again.setdefault(method, []).append(f"{100 * one['accuracy']:.2f} % and {one['ece']:.3f}")
     if not again:
         return ""
-    texts = [f"`{method}` {100 * one['accuracy']:.2f} % and {one['ece']:.3f}" for method, one in again.items()]
+    texts = [f"`{method}` {'; '.join(ones)}" for method, ones in again.items()]
     return (
-        f" Trained once more with the same seed: {', '.join(texts)} (`results/reruns`). Sums on a GPU have no fixed "
-        "order; one seed is not one outcome."
+        f" Trained again with the same seed: {', '.join(texts)} (`results/reruns`). Sums on a GPU have no fixed order; "
+        "one seed is not one outcome. The table has the runs whose weights were still there when the corrupted images "
+        "were measured."
     )
 
 

@@ -48,8 +48,8 @@ def predict(
         adaptive: stop early for images whose answer has settled.
         return_samples: keep the raw probabilities ``(S, B, C, ...)`` in ``prediction.samples``.
         progress: show a progress bar.
-        memory: budget in bytes for activations. Default: 256 MiB on a CPU; on a GPU 2 GiB (8 where only the last sites
-            are random) or a quarter of the free memory, whichever is less; less after an out-of-memory error.
+        memory: budget in bytes for activations. Default: 256 MiB on a CPU; on a GPU 8 GiB or a quarter of the
+            free memory, whichever is less; less after an out-of-memory error.
 
     >>> from rbue import DropReLU, convert
     >>> _ = torch.manual_seed(0)
