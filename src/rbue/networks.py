@@ -115,5 +115,5 @@ def _check_trained(folder: RunFolder, was_measured: bool) -> None:
     if (was_measured or folder.has_results) and not folder.has_weights:
         raise NoWeights(
             f"the weights of {folder.path} are not kept in this folder: what was measured can be used, but no new "
-            "samples can be drawn."
+            "samples can be drawn; train it again with another --runs for that."
         )

@@ -51,9 +51,14 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "no ReLU": (
         convert(lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Tanh()), example=x),
         ConversionError,
-        ["Sequential", "gelu", "tanh"],
+        ["Sequential", "gelu", "tanh", "rbue.Dropout(p)"],
     ),
-    "no activation": (convert(lambda: nn.Linear(4, 4), example=x), ConversionError, ["Linear", "no other"]),
+    "no activation": (
+        convert(lambda: nn.Linear(4, 4), example=x),
+        ConversionError,
+        ["Linear", "no other", "rbue.Dropout(p)"],
+    ),
+    "example in the place of where": (convert(where=x), InvalidInput, ["tensor of shape", "give example=x."]),
     "scripted": (convert(lambda: torch.jit.script(mlp())), ConversionError, ["the network", "scripted"]),
     "traced": (convert(lambda: torch.jit.trace(mlp(), x)), ConversionError, ["the network", "traced"]),
     "scripted part": (

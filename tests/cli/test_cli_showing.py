@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -230,3 +232,13 @@ def test_as_a_module(monkeypatch, capsys):
         runpy.run_module("rbue", run_name="__main__")
     assert end.value.code == 0
     assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["train"], ["calibrate"], ["paper", "run"]])
+def test_paragraphs_of_help_fill_the_lines(words, command, monkeypatch):
+    """A line ends early only where its paragraph ends or the next word would not fit."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = command(*words, "--help").stdout.partition("╭")[0]
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = [line.strip() for line in paragraph.strip().splitlines()]
+        assert all(len(a) + 1 + len(b.split()[0]) > 78 for a, b in pairwise(lines)), lines

@@ -115,3 +115,9 @@ def test_folders_that_give_nothing_are_named(tree, tmp_path):
     (tree / "test").rename(tree / "val")
     with pytest.raises(data.DataError, match="rename val to test"):
         data.load(f"folder:{tree}", "train")
+
+
+def test_a_folder_without_a_name_is_not_the_current_one(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    with pytest.raises(data.DataError, match="'folder:' names no folder; give folder:PATH"):
+        data.load("folder:", "train")

@@ -156,7 +156,7 @@ def test_a_counterexample_decides_even_when_numbers_are_missing():
     [
         ([True, False, None], "false, 2 of 3 cases"),
         ([True], "true, 1 of 1 case"),
-        ([True, None, None], "not measured (2 of 3 cases)"),
+        ([True, None, None], "not measured (2 of 3 cases lack numbers)"),
         ([None, None], "not measured"),
     ],
 )

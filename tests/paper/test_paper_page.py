@@ -221,11 +221,17 @@ def test_partial_results_say_what_is_missing(tmp_path):
     text = page_of(tmp_path, asked, wanted)
     assert "vgg13 single: 2 of 3 repetitions; vgg13 mc-dropout:0.2; " in text
     assert "<code>fig-q-sweep</code>: nothing has been measured yet." in text
-    assert "<code>rbue paper run fig-q-sweep</code> does it." in text
+    assert f"<code>rbue paper run fig-q-sweep --seeds 0,1,2 --runs {tmp_path}</code> does it." in text
     other = page_of(tmp_path, Settings(models=("vgg13",)), chosen(["fig-shift-cifar10"]))
-    assert "<code>rbue paper run fig-shift-cifar10 --models vgg13</code> continues." in other
+    assert f"<code>rbue paper run fig-shift-cifar10 --models vgg13 --runs {tmp_path}</code> continues." in other
     assert "0 of 2 tables and figures are complete" in text
     assert "paper 95.32" in text
+
+
+def test_the_command_that_continues_asks_for_the_same_runs(tmp_path):
+    settings = Settings(quick=True, seeds=(2,), epochs=7, samples=5)
+    text = page_of(tmp_path, settings, chosen(["table1-cifar10"]))
+    assert f"--quick --seeds 2, --epochs 7 --samples 5 --runs {tmp_path}" in text
 
 
 def test_corruptions_that_are_missing_are_counted(tmp_path):

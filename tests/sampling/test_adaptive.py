@@ -133,3 +133,9 @@ def test_rounds_end_at_the_limit_and_grow(limit):
 def test_bad_settings(settings, message):
     with pytest.raises(InvalidInput, match=message):
         rbue.Adaptive(**settings)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tolerance", "a"), ("confidence", None), ("first", 8.5)])
+def test_settings_that_are_no_numbers_are_named(name, value):
+    with pytest.raises(rbue.InvalidInput, match=f"{name} must be .*, not {value!r}"):
+        rbue.Adaptive(**{name: value})

@@ -525,3 +525,23 @@ def test_votes_and_label_of_a_known_mixture():
     assert abs(float(kept.mean()) - q) < 4 * error
     # each image is a binomial of its own
     assert abs(float(kept.var()) - q * (1 - q) / 100) < 4 * np.sqrt(2 / 2000) * q * (1 - q) / 100
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Conv1d(4, 4, 1)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64, torch.float16])
+def test_an_input_of_another_type_is_named(layer, dtype):
+    x = torch.ones((3, 4) if isinstance(layer, nn.Linear) else (3, 4, 2))
+    net = rbue.convert(nn.Sequential(layer, nn.ReLU()), rbue.DropReLU(0.5), example=x)
+    with pytest.raises(rbue.InvalidInput, match=rf"x is {dtype} but the network is torch.float32.*x.to\("):
+        rbue.predict(net, x.to(dtype), samples=2)
+
+
+class Summed(nn.Module):
+    def forward(self, x):
+        return x.relu().sum()
+
+
+def test_one_number_for_a_batch_is_refused():
+    net = rbue.convert(Summed(), rbue.DropReLU(0.5))
+    with pytest.raises(rbue.RbueError, match="one number for the whole batch"):
+        rbue.predict(net, torch.ones(3, 4), samples=2)

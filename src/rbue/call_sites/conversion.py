@@ -199,6 +199,8 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     """
     if not isinstance(activation, (DropReLU, RReLU, Dropout)):
         raise InvalidInput(f"activation must be DropReLU(q), RReLU(lower, upper) or Dropout(p), not {activation!r}.")
+    if isinstance(where, Tensor):
+        raise InvalidInput(f"where is a tensor of shape {tuple(where.shape)}; if it is the example, give example=x.")
     network = tracing.innermost(model)
     tracing.refuse_unseen_parts(network)
     everything = isinstance(where, str) and where == "all"

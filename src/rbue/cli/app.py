@@ -15,17 +15,17 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from typer.core import TyperGroup
 
 from rbue._version import __version__
 from rbue.cli import calibrate, compare, corrupt, data, demo, evaluate, paper, predict, report, runs, shift, show, train
 from rbue.cli.output import complain, remark
+from rbue.cli.paragraphs import Flowing
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 
 DEBUG = "--debug"
 
 
-class Verbs(TyperGroup):
+class Verbs(Flowing):
     """The verbs, with errors turned into one sentence and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

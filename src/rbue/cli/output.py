@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -77,15 +78,34 @@ def _plain(value: Any) -> Any:
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Print a table; columns named in ``right`` hold numbers. Cells are shown as they are, without markup."""
+    console, rows = stdout(), [tuple(row) for row in rows]
+    widths = _whole_words(headings, rows, console.width - 3 * len(headings) - 1)
     shown = Table(header_style="bold")
-    for heading in headings:
+    for heading, width in zip(headings, widths, strict=True):
         side = "right" if heading in right else "left"
-        shown.add_column(heading, justify=side, overflow="fold", no_wrap=heading == headings[0])  # type: ignore[arg-type]
+        first = heading == headings[0]
+        shown.add_column(heading, justify=side, overflow="fold", no_wrap=first, width=width)  # type: ignore[arg-type]
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
-    console = stdout()
     console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
     console.print(shown)
+
+
+def _whole_words(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[int | None]:
+    """Widths of columns that break no word, if a table is too wide and there are such; the first is never broken.
+
+    >>> _whole_words(("id", "text"), [("a b", "one two three")], 12)
+    [3, 9]
+    """
+    columns = list(zip(headings, *rows, strict=True))
+    wanted = [max(cell_len(cell) for cell in column) for column in columns]
+    least = [max((cell_len(word) for cell in column for word in cell.split()), default=1) for column in columns]
+    least = [max(few, min(many, 8)) for few, many in zip(least, wanted, strict=True)]  # keeps "0.7 s" together
+    least[0] = wanted[0]
+    spare, asked = room - sum(least), sum(wanted) - sum(least)
+    if spare < 0 or spare >= asked:
+        return [None] * len(columns)
+    return [few + spare * (many - few) // asked for few, many in zip(least, wanted, strict=True)]
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> None:

@@ -12,6 +12,7 @@ import typer
 from rbue.cli.compare import split_methods
 from rbue.cli.options import DeviceName, RunsFolder, check_engine, device_named, was_typed
 from rbue.cli.output import AsJson, complain, duration, print_json, remark, say, table
+from rbue.cli.paragraphs import Flowing
 from rbue.cli.progress import data_progress, training_progress, working
 from rbue.errors import InvalidInput
 from rbue.paper.budget import TimeBudget, parse_duration
@@ -31,6 +32,7 @@ from rbue.paper.settings import Settings, parse_seeds
 from rbue.training.engines import ENGINES
 
 app = typer.Typer(
+    cls=Flowing,
     no_args_is_help=True,
     help="Rerun the paper: list, plan, run and report its tables and figures, and check its claims.",
     epilog="Example: rbue paper run --quick --all",

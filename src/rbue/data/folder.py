@@ -82,6 +82,10 @@ def middle_square(image: Image.Image, mode: str, side: int) -> Image.Image:
 
 def _place(name: str) -> tuple[Path, int | None]:
     text = name.removeprefix(FOLDER_PREFIX)
+    if not text:
+        raise DataError(
+            f"{name!r} names no folder; give folder:PATH with one folder a class inside, or folder:. for here."
+        )
     base = Path(text).expanduser()
     if base.is_dir():
         return base, None

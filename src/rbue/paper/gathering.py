@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -68,6 +69,7 @@ class ExperimentData:
         illustration: data that comes from no comparison.
         trained: how the networks behind its rows were trained, if that is known.
         missing: what has not been measured yet, in words.
+        options: what `rbue paper run` needs beside the id and the networks to go on with these runs.
     """
 
     experiment: Experiment
@@ -79,6 +81,7 @@ class ExperimentData:
     illustration: dict[str, Any] | None = None
     trained: Trained | None = None
     missing: tuple[str, ...] = ()
+    options: str = ""
 
     @property
     def has_something(self) -> bool:
@@ -95,6 +98,7 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
     """Collect what there is of an experiment; what is missing is listed, never an error."""
     measured = Measured(root, settings)
     wanted = settings.measures(experiment)
+    options = settings.typed + (f" --runs {shlex.quote(str(root))}" if root != Path("runs") else "")
     missing: list[str] = []
     illustration = None
     if experiment.illustration is not None:
@@ -103,7 +107,9 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
             missing.append(f"the data to draw {experiment.id} from")
     grid = experiment.grid
     if grid is None:
-        return ExperimentData(experiment, settings.scale.name, illustration=illustration, missing=tuple(missing))
+        return ExperimentData(
+            experiment, settings.scale.name, illustration=illustration, missing=tuple(missing), options=options
+        )
     cells = list(dict.fromkeys((config.model, config.method) for config in settings.configs(experiment)))
     rows = tuple(_row(experiment, measured, *cell, diversity="diversity" in wanted) for cell in cells)
     if not cells:
@@ -122,6 +128,7 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
         illustration=illustration,
         trained=how_trained((one for one in settings.configs(experiment) if measured.result(one)), root),
         missing=tuple(missing),
+        options=options,
     )
 
 

@@ -153,6 +153,23 @@ class Settings:
             asked.add("shift")
         return frozenset(asked)
 
+    @property
+    def typed(self) -> str:
+        """The options that ask for the same on the command line, but for the networks and ``--quick``.
+
+        >>> Settings(seeds=(2,), epochs=3).typed
+        ' --seeds 2, --epochs 3'
+        """
+        words = []
+        if self.methods is not None:
+            words.append(f"--methods '{' '.join(self.methods)}'")
+        if self.seeds is not None:
+            words.append(f"--seeds {','.join(map(str, self.seeds))}{',' if len(self.seeds) == 1 else ''}")
+        words += [f"--{name} {value}" for name in ("epochs", "samples") if (value := getattr(self, name)) is not None]
+        if self.shift is not None:
+            words.append("--shift" if self.shift else "--no-shift")
+        return "".join(f" {word}" for word in words)
+
     def as_json(self) -> dict[str, Any]:
         """To be kept beside the runs."""
         return asdict(self)

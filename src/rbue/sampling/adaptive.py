@@ -32,6 +32,11 @@ class Adaptive:
     first: int = 16
 
     def __post_init__(self) -> None:
+        for name in ("tolerance", "confidence", "first"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int if name == "first" else (int, float)):
+                kind = "an integer" if name == "first" else "a number"
+                raise InvalidInput(f"{name} must be {kind}, not {value!r}.")
         if not 0 < self.tolerance < 1:
             raise InvalidInput(f"tolerance must lie in (0, 1), not {self.tolerance}.")
         if not 0 < self.confidence < 1:

@@ -179,6 +179,11 @@ class StackedPasses:
                 out = class_scores((self.model if model is None else model)(rows))
         finally:
             running.draws = before
+        if out.dim() == 0:
+            raise RbueError(
+                "the network returned one number for the whole batch; rbue needs outputs of shape (B, C, ...), before "
+                "any loss or mean over the images."
+            )
         if out.shape[0] != stack * batch:
             raise RbueError(
                 f"the network returned {out.shape[0]} rows for {stack * batch} inputs; rbue needs one row for each."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rbue import random_stream
 from rbue.call_sites import conversion_of, evaluating, innermost
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, RbueError
 from rbue.prediction import Prediction, concatenate
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import collect, refuse_infinite_images
@@ -69,17 +69,18 @@ def predict(
         for batch in _batches(x):
             _check_batch(batch, network)
             numbers = _image_numbers(index, start, batch, whole=isinstance(x, Tensor))
-            prediction = collect(
-                StackedPasses(model, batch, seed, memory),
-                batch,
-                numbers,
-                samples,
-                seed=seed,
-                outputs=outputs,
-                adaptive=adaptive,
-                return_samples=return_samples,
-                report=report,
-            )
+            with _types_named(batch, network):
+                prediction = collect(
+                    StackedPasses(model, batch, seed, memory),
+                    batch,
+                    numbers,
+                    samples,
+                    seed=seed,
+                    outputs=outputs,
+                    adaptive=adaptive,
+                    return_samples=return_samples,
+                    report=report,
+                )
             parts.append(prediction)
             start += len(batch)
     if not parts:
@@ -147,3 +148,18 @@ def _check_batch(x: Tensor, network: nn.Module) -> None:
         raise InvalidInput(f"x is on {x.device} but the network is on {parameter.device}; move one to the other.")
     if x.is_floating_point() and not x.is_cuda:  # on a GPU, collect looks when it has to wait anyway
         refuse_infinite_images(x)
+
+
+@contextmanager
+def _types_named(x: Tensor, network: nn.Module) -> Iterator[None]:
+    """Say which types do not fit where torch refuses them; a network may also convert its input by itself."""
+    try:
+        yield
+    except RuntimeError as error:
+        wanted = next((one.dtype for one in network.parameters() if one.is_floating_point()), x.dtype)
+        if isinstance(error, RbueError) or x.dtype == wanted or "type" not in str(error):
+            raise
+        raise InvalidInput(
+            f"x is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted}) or convert the "
+            "network."
+        ) from error

@@ -36,7 +36,7 @@ def check_size(images: data.ImageSet) -> None:
     if min(height, width) < SMALLEST_SIDE:
         raise InvalidInput(
             f"the images of {images.name} have {height}x{width} pixels, but corruptions need at least "
-            f"{SMALLEST_SIDE}x{SMALLEST_SIDE}; choose a run on another data set, such as fashion-mnist or cifar10."
+            f"{SMALLEST_SIDE}x{SMALLEST_SIDE}; choose another data set, such as colour-digits or cifar10."
         )
 
 

@@ -75,12 +75,12 @@ class Verdict:
         """The word with the cases that have numbers: ``false, 4 of 24 cases``; without one, with those that lack some.
 
         >>> print(Verdict(None, known=4, cases=24).covered_word)
-        not measured (20 of 24 cases)
+        not measured (20 of 24 cases lack numbers)
         """
         if not self.known:
             return self.word
         if self.holds is None:
-            return f"{self.word} ({self.cases - self.known} of {self.cases} cases)"
+            return f"{self.word} ({self.cases - self.known} of {self.cases} cases lack numbers)"
         return f"{self.word}, {self.known} of {self.cases} case{'s' if self.cases != 1 else ''}"
 
     def as_json(self) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def how_to_run(gathered: ExperimentData) -> str:
     """The command that does what is missing."""
     grid, models = gathered.experiment.grid, dict.fromkeys(row.model for row in gathered.rows)
     only = f" --models {','.join(models)}" if grid is not None and models and tuple(models) != grid.models else ""
-    return f"`rbue paper run {gathered.experiment.id}{only}{' --quick' if gathered.scale == QUICK.name else ''}`"
+    quick = " --quick" if gathered.scale == QUICK.name else ""
+    return f"`rbue paper run {gathered.experiment.id}{only}{quick}{gathered.options}`"
 
 
 def _missing_notice(gathered: ExperimentData) -> Notice:
