@@ -216,9 +216,7 @@ def test_what_is_said_of_a_run_without_weights(own):
     run = config("mc-droprelu:0.8")
     evaluate_run(run, own, CPU, samples=2)
     take_weights(RunFolder.of(run, own))
-    with pytest.raises(
-        NoWeights, match=r"not kept in this folder: .* train it again with another --runs"
-    ) as raised:
+    with pytest.raises(NoWeights, match=r"not kept in this folder: .* train it again with another --runs") as raised:
         evaluate_run(run, own, CPU, samples=3)
     assert "remove" not in str(raised.value)
     (RunFolder.of(run, own).path / "results.json").unlink()

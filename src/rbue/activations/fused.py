@@ -7,8 +7,8 @@ kept in ``float32`` on the way, so in half precision the result is a little fine
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,8 +22,7 @@ from rbue.activations.triton_support import triton_fused, triton_kernels
 _MOST_CHANNELS = 65535  # one program each, in the third dimension of a grid
 
 
-@dataclass(frozen=True)
-class Normalised:
+class Normalised(NamedTuple):
     """What BatchNorm makes of ``x`` at inference, and what is added to that; not computed.
 
     ``(x - mean) / sqrt(var + eps) * weight + bias + residual``, channel by channel.

@@ -69,13 +69,15 @@ class ElementLayout:
 
     def empty_output(self, dtype: torch.dtype) -> Tensor:
         """An uninitialised output in the memory format of the input."""
-        return self.as_output(self.empty_rows(self.repeat, self.rows // self.repeat, dtype))
+        return self._empty(self.rows, dtype)
 
     def empty_rows(self, samples: int, rows: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised memory for some rows of some samples, shaped and ordered like the output's rows."""
-        shape = (samples * rows * self.patches, *self.shape[1:])
-        flat = torch.empty(shape, dtype=dtype, device=self.device, memory_format=self.memory_format)
-        return flat.unflatten(0, (samples, rows, self.patches))
+        return self._empty(samples * rows, dtype).unflatten(0, (samples, rows, self.patches))
+
+    def _empty(self, rows: int, dtype: torch.dtype) -> Tensor:
+        shape = (rows * self.patches, *self.shape[1:])
+        return torch.empty(shape, dtype=dtype, device=self.device, memory_format=self.memory_format)
 
     def broadcast_keys(self, keys: Tensor) -> Tensor:
         """Keys ``(2, rows)`` shaped to broadcast against the output's rows."""

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from rbue.activations.definitions import Activation, DropReLU
 from rbue.activations.layout import ElementLayout
-from rbue.activations.triton_kernels import MOST_PROGRAMS_DOWN, mix, row_keys, thresholds, wide_relu, word_of
+from rbue.activations.triton_kernels import (
+    MOST_PROGRAMS_DOWN,
+    cdiv,
+    mix,
+    next_power_of_2,
+    row_keys,
+    thresholds,
+    wide_relu,
+    word_of,
+)
 
 _BLOCK = 2048
 _SAMPLES, _CHANNELS = 32, 64
@@ -101,10 +110,11 @@ def affine(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None
     """BatchNorm at inference as ``(x - mean) * scale + shift``: the three, ``(3, channels)``."""
     mean, var = mean.contiguous(), var.contiguous()
     weight, bias = (None if x is None else x.contiguous() for x in (weight, bias))
-    out = torch.empty((3, len(mean)), dtype=torch.float32, device=mean.device)
+    channels = mean.shape[0]
+    out = torch.empty((3, channels), dtype=torch.float32, device=mean.device)
     with torch.cuda.device_of(mean):
-        _affine_kernel[(triton.cdiv(len(mean), 128),)](
-            mean, var, mean if weight is None else weight, mean if bias is None else bias, out, len(mean), eps,
+        _affine_kernel[(cdiv(channels, 128),)](
+            mean, var, mean if weight is None else weight, mean if bias is None else bias, out, channels, eps,
             WEIGHTED=weight is not None, BIASED=bias is not None, BLOCK=128,
         )  # fmt: skip
     return out
@@ -126,8 +136,8 @@ def normalised_relu(
     together, pixels, across = block = _block(layout)
     with torch.cuda.device_of(x):
         for first_row in range(0, layout.rows, together * MOST_PROGRAMS_DOWN):
-            down = min(triton.cdiv(layout.rows - first_row, together), MOST_PROGRAMS_DOWN)
-            _normalised_kernel[(triton.cdiv(plane, pixels), down, triton.cdiv(channels, across))](
+            down = min(cdiv(layout.rows - first_row, together), MOST_PROGRAMS_DOWN)
+            _normalised_kernel[(cdiv(plane, pixels), down, cdiv(channels, across))](
                 x, x if residual is None else residual, norm, out, x if keys is None else keys,
                 0 if keys is None else keys.stride(0), layout.rows, layout.rows // layout.repeat, first_row,
                 channels, plane, *steps, *((0, 0.0, 0.0) if activation is None else thresholds(activation)), cap or 0.0,
@@ -147,11 +157,11 @@ def _steps(layout: ElementLayout) -> tuple[int, int]:
 
 def _block(layout: ElementLayout) -> tuple[int, int, int]:
     """Rows, pixels and channels of a program: side by side in memory, and few forms, since each is compiled."""
-    channels, plane = layout.shape[1], triton.next_power_of_2(math.prod(layout.shape[2:]))
+    channels, plane = layout.shape[1], next_power_of_2(math.prod(layout.shape[2:]))
     last = _steps(layout)[1] == 1
-    across = min(_CHANNELS, triton.next_power_of_2(channels)) if last else 1
+    across = min(_CHANNELS, next_power_of_2(channels)) if last else 1
     pixels = min(_BLOCK // 2 // across, plane)
-    return min(_BLOCK // across // pixels, triton.next_power_of_2(layout.rows)), pixels, across
+    return min(_BLOCK // across // pixels, next_power_of_2(layout.rows)), pixels, across
 
 
 def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:
@@ -159,9 +169,9 @@ def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: Element
     images, channels = layout.shape[:2]
     plane = math.prod(layout.shape[2:])
     out = torch.empty((layout.rows, channels), dtype=x.dtype, device=x.device)
-    block = min(_CHANNELS, triton.next_power_of_2(channels))
-    stack = min(_SAMPLES, triton.next_power_of_2(layout.repeat))
-    grid = (images, triton.cdiv(channels, block), triton.cdiv(layout.repeat, stack))
+    block = min(_CHANNELS, next_power_of_2(channels))
+    stack = min(_SAMPLES, next_power_of_2(layout.repeat))
+    grid = (images, cdiv(channels, block), cdiv(layout.repeat, stack))
     with torch.cuda.device_of(x):
         _pooled_kernel[grid](
             x, out, keys, keys.stride(0), images, layout.repeat, channels, plane, *_steps(layout),

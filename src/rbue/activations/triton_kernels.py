@@ -31,6 +31,16 @@ _LONGEST_ROW = 1 << 30  # places in a row are counted in 32 bits
 MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a grid
 
 
+def cdiv(x: int, y: int) -> int:
+    """``x / y``, rounded up; Triton's own, which its kernels may call too, takes ten times as long."""
+    return -(-x // y)
+
+
+def next_power_of_2(x: int) -> int:
+    """The smallest power of two that is not below ``x``."""
+    return 1 << (x - 1).bit_length()
+
+
 def supports(x: Tensor, layout: ElementLayout, hashed: bool = True) -> bool:
     """Whether the kernels handle this tensor; the reference handles the rest."""
     longest = layout.row_elements if hashed else _even_split(x.numel())[0]
@@ -182,7 +192,7 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
     if sites and rows:
         stride = 0 if samples.shape[0] == 1 else 1
         with torch.cuda.device_of(images):
-            _keys_kernel[(triton.cdiv(rows, 128), sites)](
+            _keys_kernel[(cdiv(rows, 128), sites)](
                 state.contiguous(), samples.contiguous(), stride, images.contiguous(), numbers, out, rows, sites,
                 BLOCK=128,
             )  # fmt: skip
@@ -272,22 +282,22 @@ class Launch:
             channels, plane = layout.shape[1], math.prod(layout.shape[2:])
         together = min(_ROWS, rows) if hashed else 1
         across = min(_BLOCK // together, _tile_width(channels))
-        down = min(_BLOCK // together // across, triton.next_power_of_2(plane))
+        down = min(_BLOCK // together // across, next_power_of_2(plane))
         return cls(rows, elements, channels, plane, (together, down, across))
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
         """Elements, channels and pixels of a row, and how many tiles of channels a row and a patch have."""
-        across = triton.cdiv(self.channels, self.block[2])
+        across = cdiv(self.channels, self.block[2])
         slabs = self.elements // (self.channels * self.plane) * across
         return self.elements, self.channels, self.plane, slabs, across
 
     def parts(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """The first row and the grid of each launch; one launch, but for very many rows."""
         together, down, _ = self.block
-        along = self.shape[3] * triton.cdiv(self.plane, down)
+        along = self.shape[3] * cdiv(self.plane, down)
         for first in range(0, self.rows, together * MOST_PROGRAMS_DOWN):
-            left = triton.cdiv(self.rows - first, together)
+            left = cdiv(self.rows - first, together)
             yield first, (along, min(left, MOST_PROGRAMS_DOWN))
 
     @property
@@ -301,7 +311,7 @@ class Launch:
 def _tile_width(channels: int) -> int:
     """A power of two that divides the channels if a large one does, else one that covers them."""
     divisor = channels & -channels
-    return divisor if divisor >= 16 else triton.next_power_of_2(channels)
+    return divisor if divisor >= 16 else next_power_of_2(channels)
 
 
 def _even_split(total: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
 import torch
@@ -89,7 +89,7 @@ class Postponing:
     def settle(self, tensors: Iterable[Tensor] = ()) -> None:
         """Compute what waits, and what was run with another call among ``tensors``."""
         waiting, self.waiting = self.waiting, None
-        for x in (*tensors, *(() if waiting is None else (waiting,))):
+        for x in tensors if waiting is None else (*tensors, waiting):
             held = getattr(x, _MARK, None)
             if held is not None:
                 _fill(x, held)
@@ -185,7 +185,7 @@ class Postponing:
             return None
         self.waiting = None
         self.settle([other])
-        return self._hold(held if in_place else _alias(work.x), replace(work, residual=other))
+        return self._hold(held if in_place else _alias(work.x), work._replace(residual=other))
 
     def _mean(self, work: SampledRelu, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
         assert self.waiting is not None
@@ -206,7 +206,7 @@ class Postponing:
 
 def _alias(x: Tensor) -> Tensor:
     """Another tensor with the memory, the shape and the strides of ``x``."""
-    return x.new_empty(0).set_(x)  # type: ignore[call-overload]
+    return x.data
 
 
 def _versions(work: Work) -> list[int]:

@@ -86,10 +86,10 @@ class SharingMode(SiteMode):
         if is_look(func):
             return func(*args, **kwargs)
         keep_in_sight(func)
-        tensors = tensors_in((args, kwargs))
+        tensors = tensors_in(args) + tensors_in(kwargs)
         states = [self._sampled(x) for x in tensors]
-        sampled = any(state is True for state in states)
-        if sampled and any(state is False for state in states):
+        sampled, unsampled = True in states, False in states
+        if sampled and unsampled:
             self.postponing.settle(tensors)
             if _writes_first(func) and isinstance(args[0], Tensor) and self._sampled(args[0]) is False:
                 args[0].set_(repeat_rows(args[0], self.repeat))  # type: ignore[call-overload]
@@ -104,19 +104,20 @@ class SharingMode(SiteMode):
         else:
             rows = call.x.shape[0]
             path, number = self.scope.path, self.scope.next_call()
-            out = self.handler(call, path, number, self._proceed_with(call, func, args, kwargs))
+            out = self.handler(call, path, number, self._proceed_with(call, func, args, kwargs, tensors))
             sampled = sampled or out.shape[0] != rows
-        if sampled or any(state is False for state in states):
+        if sampled or unsampled:
             for x in tensors_in(out):
                 self._mark(x, sampled)
         return out
 
-    def _proceed_with(self, call: SiteCall, func: Callable, args: tuple, kwargs: Any) -> Callable[..., Any]:
-        proceed = proceed_with(func, args, kwargs)
-        if not isinstance(call, ReluCall) or not self.postponing.waits_for_relu(call.x):
-            self.postponing.settle(tensors_in((args, kwargs)))
-            return proceed
-        return lambda: self.postponing.plain_relu(call)
+    def _proceed_with(
+        self, call: SiteCall, func: Callable, args: tuple, kwargs: Any, tensors: list[Tensor]
+    ) -> Callable[..., Any]:
+        if isinstance(call, ReluCall) and self.postponing.waits_for_relu(call.x):
+            return lambda: self.postponing.plain_relu(call)
+        self.postponing.settle(tensors)
+        return proceed_with(func, args, kwargs)
 
     def _run(self, func: Callable, args: tuple, kwargs: Any, sampled: bool) -> Any:
         if self.live is None:
