@@ -94,6 +94,13 @@ def test_claims(command, as_json):
     assert "93.37 % against 93.78 %" in command("paper", "claims", "--why").stdout
 
 
+@pytest.mark.parametrize(("columns", "room"), [(80, False), (140, True)])
+def test_sentences_are_shown_where_there_is_room(command, monkeypatch, columns, room):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert ("cannot be calculated" in command("paper", "claims").stdout) is room
+    assert "“This cannot be calculated”, read as:" in command("paper", "claims", "--why").stdout.replace("\n", " ")
+
+
 @pytest.mark.parametrize("verb", ["report", "claims"])
 def test_a_named_folder_of_runs_must_be_there(verb, command, fails):
     assert "there is no folder nowhere" in fails("paper", verb, "--runs", "nowhere", code=2)

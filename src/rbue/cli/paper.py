@@ -11,7 +11,7 @@ import typer
 
 from rbue.cli.compare import split_methods
 from rbue.cli.options import DeviceName, RunsFolder, check_engine, device_named, was_typed
-from rbue.cli.output import AsJson, complain, duration, print_json, remark, say, table
+from rbue.cli.output import AsJson, complain, duration, print_json, remark, say, stdout, table
 from rbue.cli.paragraphs import Flowing
 from rbue.cli.progress import data_progress, training_progress, working
 from rbue.errors import InvalidInput
@@ -30,6 +30,8 @@ from rbue.paper.reporting import last_settings, plain_files, write_report
 from rbue.paper.runner import KINDS, Outcome, Place, Watch, run_experiments
 from rbue.paper.settings import Settings, parse_seeds
 from rbue.training.engines import ENGINES
+
+_ROOM_FOR_SENTENCES = 110  # columns of a terminal
 
 app = typer.Typer(
     cls=Flowing,
@@ -215,20 +217,25 @@ def claims(
     if json:
         print_json({"scale": settings.scale.name, "claims": [one.as_json() for one in judged]})
         return
-    rows = [
-        (one.claim.id, one.claim.section, f"“{one.claim.quote}”", one.paper.covered_word, one.measured.covered_word)
-        for one in judged
-    ]
     here = "here (quick: no evidence)" if settings.quick else "here"
-    table("Claims of the paper", ("claim", "§", "sentence", "by its own numbers", here), rows)
+    columns = {
+        "claim": [one.claim.id for one in judged],
+        "§": [one.claim.section for one in judged],
+        "sentence": [f"“{one.claim.quote}”" for one in judged],
+        "by its own numbers": [one.paper.covered_word for one in judged],
+        here: [one.measured.covered_word for one in judged],
+    }
+    if stdout().width < _ROOM_FOR_SENTENCES:
+        del columns["sentence"]
+    table("Claims of the paper", tuple(columns), zip(*columns.values(), strict=True))
     for note in (CASES, single_runs_note(judged)):
         if note:
             say(note)
     if not why:
-        remark("--why tells how each sentence is read and what decides it; --json too.")
+        remark("--why tells each sentence, how it is read and what decides it; --json too.")
         return
     for one in judged:
-        say(f"\n{one.claim.id}: read as: {one.claim.reading}")
+        say(f"\n{one.claim.id}: “{one.claim.quote}”, read as: {one.claim.reading}")
         say(f"  by the paper's own numbers: {one.paper}")
         say(f"  {here}: {one.measured}")
 
