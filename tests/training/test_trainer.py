@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -361,3 +362,17 @@ def test_cudnn_searches_in_the_first_step_of_all(rows, compiled, monkeypatch):
     engines.CapturedEngine(Recorded(fresh(method), method, batches(batch=rows), Recipe(batch=rows), 0), compiled)
     assert set(searched) == {(rows, True), (96 % rows, False)}  # the one small batch of an epoch is not worth a search
     assert torch.backends.cudnn.benchmark is before
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_weight_decay_leaves_deviations_alone(spec):
+    method = parse(spec)
+    network = fresh(method)
+    step = TrainingStep(network, method, batches(), replace(RECIPE, weight_decay=0.1), 0)
+    before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step.optimiser.step()
+    for name, parameter in network.named_parameters():
+        decays = not name.endswith("weight_rho") and bool(before[name].any())
+        assert parameter.equal(before[name]) is not decays, name

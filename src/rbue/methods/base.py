@@ -51,6 +51,9 @@ class Method(Protocol):
     trains_alone: ClassVar[bool]
     """Whether its training draws from torch's one generator, which networks trained side by side would share."""
 
+    undecayed: ClassVar[tuple[str, ...]]
+    """Names of its own parameters, such as ``weight_rho`` of any layer, that weight decay has nothing to say about."""
+
     @property
     def limit(self) -> int | None:
         """How many different samples there are; None if there is no end to them."""
@@ -74,8 +77,9 @@ def register(name: str, shown: int = 0) -> Callable[[_Class], _Class]:
 
     def add(method: _Class) -> _Class:
         method.name, method.shown = name, shown  # type: ignore[attr-defined]
-        if not hasattr(method, "trains_alone"):
-            method.trains_alone = False  # type: ignore[attr-defined]
+        for attribute, default in (("trains_alone", False), ("undecayed", ())):
+            if not hasattr(method, attribute):
+                setattr(method, attribute, default)
         _methods[name] = method
         return method
 

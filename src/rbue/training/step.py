@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ class TrainingStep:
                 f"a batch of {batches.batch} cannot be shared by {self.share.processes} processes; use a larger one."
             )
         self.device = batches.images.device
-        self.optimiser = _optimiser(network, recipe, self.device)
+        self.optimiser = _optimiser(network, method, recipe, self.device)
         self.plan = batches.plan(0)
         self.planned = 0, self.plan
         self.rows = torch.arange(batches.batch, device=self.device)
@@ -156,10 +157,13 @@ def restart_randomness(network: nn.Module, run_seed: int, epoch: int, rank: int 
         seed(network, fresh)
 
 
-def _optimiser(network: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.SGD:
+def _optimiser(network: nn.Module, method: Method, recipe: Recipe, device: torch.device) -> torch.optim.SGD:
     on_gpu = device.type == "cuda"
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
+    for name, parameter in network.named_parameters():
+        groups[name.rpartition(".")[2] in method.undecayed]["params"].append(parameter)
     optimiser = torch.optim.SGD(
-        network.parameters(),
+        [group for group in groups if group["params"]],
         lr=torch.tensor(recipe.rate, device=device) if on_gpu else recipe.rate,
         momentum=recipe.momentum,
         nesterov=recipe.nesterov and recipe.momentum > 0,
