@@ -199,7 +199,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
                     module.training = flag
 
 
-OTHERWISE = "give it ReLUs, or use rbue.Dropout(p), which needs none."
+_WAY_OUT = "give it ReLUs, or use rbue.Dropout(p), which needs none."
 
 
 def _no_site_message(network: nn.Module, kind: SiteKind, others: list[str]) -> str:
@@ -207,5 +207,5 @@ def _no_site_message(network: nn.Module, kind: SiteKind, others: list[str]) -> s
     if kind is not RELUS:
         return f"{name} has no {kind.noun} whose input could be random."
     if others:
-        return f"{name} has no ReLU call site to make random; it uses {', '.join(others)} instead; {OTHERWISE}"
-    return f"{name} has no ReLU call site to make random, and no other known activation either; {OTHERWISE}"
+        return f"{name} has no ReLU call site to make random; it uses {', '.join(others)} instead; {_WAY_OUT}"
+    return f"{name} has no ReLU call site to make random, and no other known activation either; {_WAY_OUT}"

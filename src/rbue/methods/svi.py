@@ -8,8 +8,8 @@ learnt anything.
 The prior's mean is tied to the posterior's, as is common for large networks: with a mean of 0 the divergence pulls each
 weight to 0 with a force of ``fan_in / (2 N)``, hundreds of times the paper's weight decay in a deep layer of ResNet-18,
 and the network underfits. Tied, the divergence decides about the deviations, and weight decay about the means, as for
-every other method. The deviations are not decayed: that would draw ``rho`` to 0, a deviation of 0.7, with 35 times the
-force of the divergence under the paper's recipe.
+every other method. The deviations are not decayed: that would draw ``rho`` to 0, a deviation of 0.7, with thirty times
+the force of the divergence under the paper's recipe.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -32,11 +33,13 @@ class Adaptive:
     first: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("tolerance", "confidence", "first"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int if name == "first" else (int, float)):
-                kind = "an integer" if name == "first" else "a number"
-                raise InvalidInput(f"{name} must be {kind}, not {value!r}.")
+        for name, kind, words in (
+            ("tolerance", Real, "a number"),
+            ("confidence", Real, "a number"),
+            ("first", Integral, "an integer"),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidInput(f"{name} must be {words}, not {getattr(self, name)!r}.")
         if not 0 < self.tolerance < 1:
             raise InvalidInput(f"tolerance must lie in (0, 1), not {self.tolerance}.")
         if not 0 < self.confidence < 1:
