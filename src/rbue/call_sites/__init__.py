@@ -5,10 +5,11 @@ from rbue.call_sites.conversion import (
     NotFoldable,
     conversion_of,
     convert,
-    counted_ahead,
+    count_call,
     mode,
     revert,
     seed,
+    uncounted,
 )
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.scope import running
@@ -24,7 +25,7 @@ __all__ = [
     "SiteTable",
     "conversion_of",
     "convert",
-    "counted_ahead",
+    "count_call",
     "evaluating",
     "innermost",
     "mode",
@@ -32,4 +33,5 @@ __all__ = [
     "running",
     "seed",
     "sites",
+    "uncounted",
 ]

@@ -246,23 +246,36 @@ def seed(model: nn.Module, value: int) -> None:
 
 
 @contextmanager
-def counted_ahead(model: nn.Module, rows: int, device: torch.device, first: int | None = None) -> Iterator[None]:
-    """Count one call of a network before it is made, so that a compiled or captured call has nothing to count.
+def uncounted(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """The call of a network inside draws the bits of its next call, for rows with these numbers, and is not counted.
 
-    The call inside draws the bits it would have drawn anyway; ``first`` is the number of its first row in a batch that
-    processes share. A network without random sites is left alone.
+    A compiled or captured call has nothing to count then. Call :func:`count_call` after its backward, which may read
+    what it drew from again. A network without random sites is left alone.
     """
-    network = tracing.innermost(model)
-    conversion = network.__dict__.get(following.CONVERSION)
-    if conversion is None or conversion.mode != "random":
+    network = _drawing(model)
+    if network is None:
         yield
         return
     before = scope.running.draws
-    scope.running.draws = conversion.token, draws.direct_draw(network, rows, device, first)
+    scope.running.draws = conversion_of(network).token, draws.standing_draw(network, images)
     try:
         yield
     finally:
         scope.running.draws = before
+
+
+def count_call(model: nn.Module) -> None:
+    """Count the call that was made in :func:`uncounted`."""
+    network = _drawing(model)
+    if network is not None:
+        draws.count(network)
+
+
+def _drawing(model: nn.Module) -> nn.Module | None:
+    """The converted network that a call of ``model`` draws for; None if it does not draw."""
+    network = tracing.innermost(model)
+    conversion = network.__dict__.get(following.CONVERSION)
+    return None if conversion is None or conversion.mode != "random" else network
 
 
 @contextmanager

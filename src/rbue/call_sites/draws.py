@@ -52,14 +52,14 @@ class Draw:
 
     def renumbered(self, rows: int) -> Draw:
         """The same sample for ``rows`` rows that are not the images of the batch."""
-        return Draw(self.state, self.samples[:1], _count(rows, self.images.device))
+        return Draw(self.state, self.samples[:1], _rows(rows, self.images.device))
 
 
-def _count(rows: int, device: torch.device) -> Tensor:
+def _rows(rows: int, device: torch.device) -> Tensor:
     return torch.arange(rows, dtype=torch.int32, device=device)
 
 
-def direct_draw(network: nn.Module, rows: int, device: torch.device, first: int | None = None) -> Draw:
+def direct_draw(network: nn.Module, rows: int, device: torch.device) -> Draw:
     """The draw of a plain call: the sample number counts calls, the image number counts rows.
 
     Processes of a distributed run, and replicas of ``DataParallel``, number their rows apart. With equal shares of a
@@ -67,15 +67,18 @@ def direct_draw(network: nn.Module, rows: int, device: torch.device, first: int 
     """
     step = network.get_buffer(STEP)
     sample = _snapshot(step).reshape(1)
-    _add_one(step)
-    images = _count(rows, device)
-    if first is not None:
-        images = images + first
-    elif torch.distributed.is_available() and torch.distributed.is_initialized():
+    count(network)
+    images = _rows(rows, device)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         images = images + torch.distributed.get_rank() * rows
     if getattr(network, "_is_replica", False):
         images = images + ((device.index or 0) << 24)
     return Draw(_snapshot(network.get_buffer(SEED)), sample, images)
+
+
+def standing_draw(network: nn.Module, images: Tensor) -> Draw:
+    """The draw of the next plain call, for rows with these numbers; it stands until that call is counted."""
+    return Draw(network.get_buffer(SEED), network.get_buffer(STEP).reshape(1), images)
 
 
 def _snapshot(buffer: Tensor) -> Tensor:
@@ -99,7 +102,9 @@ def _(buffer: Tensor) -> Tensor:
     return torch.empty_like(buffer)
 
 
-def _add_one(step: Tensor) -> None:
+def count(network: nn.Module) -> None:
+    """Count a plain call."""
+    step = network.get_buffer(STEP)
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(step):
         step.add_(1)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbue.call_sites import counted_ahead, innermost, seed
+from rbue.call_sites import count_call, innermost, seed, uncounted
 from rbue.call_sites.following import CONVERSION
 from rbue.errors import InvalidInput
 from rbue.methods.base import Loss, Method, TrainingProgress
@@ -56,6 +56,7 @@ class TrainingStep:
         self.plan = batches.plan(0)
         self.planned = 0, self.plan
         self.rows = torch.arange(batches.batch, device=self.device)
+        self.numbers = self.rows.to(torch.int32)
         self.done = torch.zeros((), dtype=torch.int64, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
         self.correct = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -94,7 +95,7 @@ class TrainingStep:
         """Train on the next ``rows`` images of the epoch."""
         share = self.share.of(rows)
         start = self.done % len(self.batches) * self.batches.batch + share.start
-        with counted_ahead(self.network, len(share), self.device, first=share.start):
+        with uncounted(self.network, self.numbers[share.start : share.stop]):
             try:
                 (loss, logits), y = self.forward(start + self.rows[: len(share)])
             except ValueError as error:
@@ -106,6 +107,7 @@ class TrainingStep:
                 ) from error
         self.optimiser.zero_grad(set_to_none=True)
         (loss * (len(share) * self.share.processes / rows)).backward()
+        count_call(self.network)
         self.optimiser.step()
         self.loss_sum += loss.detach() * len(share)
         self.correct += (logits.detach().argmax(1) == y).sum()
