@@ -15,7 +15,7 @@ test-all: $(VENV)/.ready lint  ## the slow tests too
 	$(PYTEST) -n 2 -m "not gpu" --doctest-modules --doctest-ignore-import-errors src tests
 
 test-gpu:  ## kernels against the reference; needs a CUDA device and no installation
-	PYTHONPATH=src:. $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
+	PYTHONPATH=src:. $(PYTHON) -m pytest -c tests/gpu.ini --rootdir . -m gpu $$(grep -rl --include='*.py' mark.gpu tests)
 	PYTHONPATH=src:. $(PYTHON) benchmarks/kernel_check.py
 
 lint: $(VENV)/.ready
