@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rbue import data, random_stream
+from rbue import data, measuring, random_stream
 from rbue.errors import RbueError, RbueWarning
 from rbue.evaluation import evaluate_run
 from rbue.experiment import train_run, train_runs
@@ -82,6 +82,19 @@ def test_a_network_may_change_its_input_in_place(root, method):
     on_the_way = predict_images_at(run, networks, images, [1, 3], 0, CPU, keep=0)[-1]
     for found in (at_once, on_the_way):
         torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["single", "mc-droprelu:0.8", "svi"])
+def test_small_batches_give_the_same(root, method, monkeypatch):
+    run = config(method)
+    networks, images = load_networks(run, root, CPU), data.load("digits", "test")
+    expected = predict_images(run, networks, images, 3, 0, CPU)
+    calls = []
+    networks[0].register_forward_hook(lambda _, inputs, out: calls.append(len(inputs[0])))
+    monkeypatch.setitem(measuring.BATCH_PIXELS, "cpu", 100 * 8 * 8)
+    found = predict_images(run, networks, images, 3, 0, CPU)
+    assert len(calls) >= len(images) / 100
+    torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
 
 
 def test_probabilities_taken_for_logits_are_mentioned(root):

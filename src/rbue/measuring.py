@@ -17,7 +17,9 @@ from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleStream, collect, collect_at
 from rbue.training import Normalise
 
-EVALUATION_BATCH = {"cpu": 500, "cuda": 2000}
+BATCH_PIXELS = {"cpu": 500 << 10, "cuda": 10_000 << 10}
+"""Pixels of the images that are predicted at once: 500 of CIFAR's on a CPU; all 10,000 on a GPU, so that one draw of
+weights serves them all. Streams make smaller passes of them."""
 DIVERSITY_SAMPLES = 4
 """JSD and DIS compare the first four samples, or the members of an ensemble (paper §4.4)."""
 
@@ -80,7 +82,8 @@ def _streams(
 ) -> Iterator[tuple[SampleStream, torch.Tensor, torch.Tensor]]:
     """For each batch of the images: what draws samples, the normalised batch, and the numbers of its images."""
     normalise = Normalise(images.mean, images.std, device)
-    rows = EVALUATION_BATCH.get(device.type, 500)
+    height, width = images.images.shape[1:3]
+    rows = max(1, BATCH_PIXELS.get(device.type, BATCH_PIXELS["cpu"]) // (height * width))
     for start in range(0, len(images), rows):
         block = np.ascontiguousarray(images.images[start : start + rows])
         x = normalise(torch.from_numpy(block).to(device))

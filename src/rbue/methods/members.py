@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -9,6 +10,16 @@ from torch import Tensor, nn
 
 from rbue.errors import InvalidInput
 from rbue.sampling.passes import class_scores
+
+PASS_PIXELS = {"cpu": 500 << 10, "cuda": 2000 << 10}
+"""Pixels of the images in one pass of a whole network: 2,000 of CIFAR's on a GPU, or 40 photographs of 224x224."""
+
+
+def outputs_of(network: nn.Module, x: Tensor) -> Tensor:
+    """The class scores of a batch, in as many passes as its size needs; each has rows of its own, to change at will."""
+    rows = max(1, PASS_PIXELS.get(x.device.type, PASS_PIXELS["cpu"]) // math.prod(x.shape[2:]))
+    with torch.no_grad():
+        return torch.cat([class_scores(network(piece.clone())) for piece in x.split(rows)])
 
 
 class MemberStream:
@@ -18,10 +29,8 @@ class MemberStream:
         self.networks = networks
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield the outputs of one member at a time; each gets rows of its own, which it may change."""
+        """Yield the outputs of one member at a time."""
         for place, number in enumerate(samples.tolist()):
             if number >= len(self.networks):
                 raise InvalidInput(f"there is no sample {number}: the ensemble has {len(self.networks)} members.")
-            with torch.no_grad():
-                out = class_scores(self.networks[number](x.clone()))
-            yield slice(0, len(x)), slice(place, place + 1), out.unsqueeze(0)
+            yield slice(0, len(x)), slice(place, place + 1), outputs_of(self.networks[number], x).unsqueeze(0)

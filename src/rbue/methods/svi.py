@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from rbue.errors import InvalidInput
 from rbue.methods.base import Loss, TrainingProgress, register
 from rbue.methods.gaussian_layers import gaussian_layers, make_gaussian, weight_draw
+from rbue.methods.members import outputs_of
 from rbue.sampling.collect import SampleStream
-from rbue.sampling.passes import class_scores
 
 
 @register("svi")
@@ -79,8 +79,8 @@ class WeightDraws:
         self.network, self.seed = network, seed
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield the outputs of one weight draw at a time; each gets rows of its own, which the network may change."""
+        """Yield the outputs of one weight draw at a time."""
         for place, number in enumerate(samples.tolist()):
-            with torch.no_grad(), weight_draw(self.network, self.seed, number):
-                out = class_scores(self.network(x.clone()))
+            with weight_draw(self.network, self.seed, number):
+                out = outputs_of(self.network, x)
             yield slice(0, len(x)), slice(place, place + 1), out.unsqueeze(0)
