@@ -37,7 +37,7 @@ def test_a_table_and_a_file_a_run(runs, command):
     for name, method in (("single", "single"), ("mc-droprelu-0.9", "mc-droprelu:0.9")):
         file = runs[name] / "calibration.json"
         entry = json.loads(file.read_text())["samples=4,seed=0"]
-        (row,) = (line for line in shown.splitlines() if line.startswith(f"│ {method} "))
+        (row,) = (line for line in shown.splitlines() if line.startswith(f"{method} "))
         assert f"{entry['temperatures'][0]:.3f}, {entry['temperatures'][1]:.3f}" in row
         assert f"{100 * entry['before']['accuracy']:.2f} %" in row
         for score in ("ece", "nll", "brier"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
@@ -76,11 +77,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+_GAP = 2  # between columns, one of which is their border
+
+
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Print a table; columns named in ``right`` hold numbers. Cells are shown as they are, without markup."""
     console, rows = stdout(), [tuple(row) for row in rows]
-    widths = _whole_words(headings, rows, console.width - 3 * len(headings) - 1)
-    shown = Table(header_style="bold")
+    widths = _whole_words(headings, rows, console.width - _GAP * (len(headings) - 1))
+    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
     for heading, width in zip(headings, widths, strict=True):
         side = "right" if heading in right else "left"
         first = heading == headings[0]
