@@ -200,7 +200,6 @@ def fused_check(device: str) -> Iterator[Check]:
 
 def prediction_error(network: nn.Module, x: Tensor, device: str) -> float:
     """The largest difference between a probability on the CPU and on the GPU."""
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     here = rbue.predict(network, x, samples=20, seed=1).probs
     there = rbue.predict(network.to(device), x.to(device), samples=20, seed=1).probs.cpu()
     return (here - there).abs().max().item()
@@ -234,6 +233,7 @@ def training_peak(variant: str) -> int:
 
 
 def run_checks(device: str) -> list[Check]:
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     checks: list[Check] = []
     for check in (bits_check, large_check, compiled_check, graph_check, network_check, fused_check):
         checks += check(device)

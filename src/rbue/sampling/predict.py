@@ -160,6 +160,5 @@ def _types_named(x: Tensor, network: nn.Module) -> Iterator[None]:
         if isinstance(error, RbueError) or x.dtype == wanted or "type" not in str(error):
             raise
         raise InvalidInput(
-            f"x is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted}) or convert the "
-            "network."
+            f"x is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted})."
         ) from error

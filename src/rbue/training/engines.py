@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
 from typing import Protocol
 
@@ -83,7 +83,12 @@ def _room_for_networks() -> AbstractContextManager:
 @contextmanager
 def _compiler_loading() -> Iterator[None]:
     """Load torch's compiler, and start the processes that it compiles in, beside what is done inside."""
-    loading = threading.Thread(target=import_module, args=("torch._inductor.async_compile",))
+
+    def load() -> None:
+        with suppress(Exception):  # compiling fails with it too, and says why
+            import_module("torch._inductor.async_compile")
+
+    loading = threading.Thread(target=load)
     loading.start()
     try:
         yield
