@@ -376,3 +376,22 @@ def test_weight_decay_leaves_deviations_alone(spec):
     for name, parameter in network.named_parameters():
         decays = not name.endswith("weight_rho") and bool(before[name].any())
         assert parameter.equal(before[name]) is not decays, name
+
+
+@pytest.mark.parametrize("spec", ["mc-droprelu:0.8", "mc-rrelu", "mc-dropout:0.2"])
+def test_steps_draw_what_plain_calls_draw(spec):
+    """Call after call, with a smaller last batch: the loop most people would write ends in the same weights."""
+    method = parse(spec)
+    network, written = fresh(method), fresh(method)
+    step, plain = (TrainingStep(one, method, batches(), RECIPE, 0) for one in (network, written))
+    step.start_epoch(0)
+    plain.start_epoch(0)
+    sizes = list(step.batch_sizes())
+    for start, rows in zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True):
+        step(rows)
+        (loss, _), _ = plain.loss_at(torch.arange(start, start + rows))
+        plain.optimiser.zero_grad()
+        loss.backward()
+        plain.optimiser.step()
+    for found, expected in zip(network.parameters(), written.parameters(), strict=True):
+        assert found.equal(expected)
