@@ -106,6 +106,11 @@ def used_again(net, h):
     return F.relu(out) - 0.3 * out
 
 
+def two_relus(net, h):
+    out = net.norms[1](net.convs[1](h))
+    return F.relu(out) - 0.3 * F.relu(out)
+
+
 def sum_used_again(net, h):
     out = net.norms[1](net.convs[1](h)) + h
     return F.relu(out) * torch.sigmoid(out)
