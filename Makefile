@@ -29,11 +29,13 @@ format: $(VENV)/.ready
 
 bench: $(VENV)/.ready  ## what random ReLUs cost on this CPU, against plain ones and against torch's own
 	$(BIN)/python benchmarks/cpu_forward.py
+	$(BIN)/python benchmarks/sampling_memory.py
 
 bench-gpu:  ## kernels, training steps and sampling on a CUDA device; needs no installation
 	PYTHONPATH=src:. $(PYTHON) benchmarks/kernels.py
 	PYTHONPATH=src:. $(PYTHON) benchmarks/training_step.py
 	PYTHONPATH=src:. $(PYTHON) benchmarks/mc_inference.py
+	PYTHONPATH=src:. $(PYTHON) benchmarks/sampling_memory.py
 
 # Rebuilt whenever the dependencies change. No uv or lock file: pip with a constraints file finds CPU wheels.
 $(VENV)/.ready: pyproject.toml constraints.txt

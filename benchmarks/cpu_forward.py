@@ -3,17 +3,13 @@
     python benchmarks/cpu_forward.py [--trials 15] [--out results/cpu_forward.json]
 
 Goals: a stochastic forward pass within 1.10x of the plain one for ResNet-18 (batch 32, 32x32) and within 1.30x for a
-16-32-64 CNN (batch 128); 100 samples with `last` placement within 1.10x of one forward pass of ResNet-18; memory
-of 1,000 samples within 1.05x of 10.
+16-32-64 CNN (batch 128); 100 samples with `last` placement within 1.10x of one forward pass of ResNet-18.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import date
 from functools import partial
@@ -74,22 +70,6 @@ def last_placement(network: nn.Module, x: Tensor, trials: int) -> dict[str, floa
     return {name: 1e3 * seconds for name, seconds in medians(variants, trials).items()}
 
 
-def sampling_memory(samples: int) -> int:
-    """Peak resident KiB of a fresh process that draws this many samples."""
-    run = subprocess.run(
-        [sys.executable, __file__, "--memory", str(samples)], capture_output=True, text=True, check=True
-    )
-    return int(run.stdout)
-
-
-def measure_memory(samples: int) -> None:
-    torch.manual_seed(0)
-    network, x = PlainCNN().eval(), torch.randn(128, 3, 32, 32)
-    rbue.convert(network, rbue.DropReLU(0.9), example=x)
-    rbue.predict(network, x, samples=samples)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
 def ratios(times: dict[str, float]) -> dict[str, float]:
     return {name: round(value / times["plain ReLU"], 3) for name, value in times.items()}
 
@@ -98,11 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path("results/cpu_forward.json"))
-    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.memory:
-        measure_memory(options.memory)
-        return
     torch.manual_seed(0)
     content: dict[str, Any] = {
         "facts": {**facts(), "date": date.today().isoformat()},
@@ -124,10 +100,6 @@ def main() -> None:
         for variant, value in times.items():
             table.add_row(name, variant, f"{value:.1f}", f"{value / times['plain ReLU']:.2f}")
         table.add_section()
-    peaks = {samples: sampling_memory(samples) for samples in (10, 1000)}
-    content["peak_KiB_by_samples"] = peaks
-    content["memory_1000_over_10"] = round(peaks[1000] / peaks[10], 3)
-    table.add_row("16-32-64 CNN", "memory of 1,000 samples over 10", "", f"{content['memory_1000_over_10']:.2f}")
     Console().print(table)
     write_json(options.out, content)
     print(f"written to {options.out}")

@@ -4,13 +4,12 @@
 
 ResNet-18 on random CIFAR-sized images, at inference precision (float16 on a GPU, float32 on a CPU): as it is, and
 folded (:func:`rbue.fold_batchnorm`) and compiled, each beside as many plain passes in the same form. The variants take
-turns, medians of trials (the peers, which are slow, run once); memory is the peak of a fresh process. cuDNN may choose
-its fastest kernels for all of them. The result is written after each trial.
+turns, medians of trials (the peers, which are slow, run once). cuDNN may choose its fastest kernels for all of them.
+The result is written after each trial.
 The peers run MC-Dropout as their documentation says, in float32 with the channels first (and once with the channels
 last, which it does not say): FOLDER holds the unpacked wheels of torch-uncertainty, baal and structlog (``pip download
 --no-deps``, then ``unzip``). The products of a pass are set against a large matrix product in the same run.
-Goals: all sites within 1.03x of as many plain passes; the last site within 1.20x of one pass (CPU 1.10x); memory of
-1,000 samples within 1.05x of 10.
+Goals: all sites within 1.03x of as many plain passes; the last site within 1.20x of one pass (CPU 1.10x).
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
-import resource
-import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from itertools import count
 from pathlib import Path
@@ -181,21 +177,6 @@ def peer_variants(network: nn.Module, x: Tensor, samples: int, folder: Path | No
     return found
 
 
-def peak_memory(device: str, samples: int) -> int:
-    """Peak bytes of a fresh process that draws this many samples."""
-    words = ["--device", device, "--samples", str(samples), "--memory"]
-    run = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, check=True)
-    return int(run.stdout.split()[-1])
-
-
-def measure_memory(device: torch.device, samples: int) -> None:
-    network, x = example(device, ROWS[device.type])  # enough that ten samples fill a pass too
-    rbue.convert(network, rbue.DropReLU(0.9), example=x[:2])
-    sampled(network, x, samples)
-    on_gpu = device.type == "cuda"
-    print(torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
-
-
 def example(device: torch.device, images: int) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     network = ResNet18().eval().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -211,16 +192,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = torch.device(options.device)
-    if options.memory:
-        measure_memory(device, options.samples)
-        return
     images = options.images or (10_000 if device.type == "cuda" else 32)
-    counts = (10, 1000) if device.type == "cuda" else ()
-    with ThreadPoolExecutor() as pool:
-        memory = dict(zip(counts, pool.map(lambda count: peak_memory(options.device, count), counts), strict=True))
     torch.backends.cudnn.benchmark = True
     network, x = example(device, images)
     fast, random = fast_variants(network, x, options.samples), random_networks(network, x)
@@ -245,8 +219,6 @@ def main() -> None:
             "over_as_many_plain_passes": {name: round(v / plain_time(name, times), 4) for name, v in times.items()},
             "over_one_plain_pass": {n: round(v / times["one plain pass"], 3) for n, v in times.items()},
             "teraflops": {name: float(f"{value:.4g}") for name, value in (speeds | {CEILING: ceiling}).items()},
-            "peak_bytes": memory,
-            "memory_1000_over_10": round(memory[1000] / memory[10], 4) if memory else None,
             "date": str(date.today()),
             "environment": facts(),
         }
@@ -279,8 +251,6 @@ def show(result: dict[str, Any]) -> None:
         table.add_row(name, f"{seconds:.3f}", f"{many:.3f}x", f"{one:.2f}x")
     Console().print(table)
     print("TFLOP/s: " + ", ".join(f"{name} {value:g}" for name, value in result["teraflops"].items()))
-    if result["memory_1000_over_10"]:
-        print(f"memory of 1,000 samples over 10: {result['memory_1000_over_10']:.3f}x")
 
 
 if __name__ == "__main__":

@@ -31,10 +31,9 @@ def section() -> str:
         "| ResNet-18, batch 32 | " + " | ".join(f"{resnet[name]:.2f}x" for name in names) + " |",
         "| 16-32-64 CNN, batch 128 | " + " | ".join(f"{small[name]:.2f}x" for name in names) + " |",
         "",
-        f'100 samples with `where="last"` cost {last:.2f}x one pass of ResNet-18; 1,000 samples need '
-        f"{cpu['memory_1000_over_10']:.2f}x the memory of 10. Medians of {cpu['trials']} trials (the CNN "
-        f"{3 * cpu['trials']}) in one run of `make bench` on {facts['cores']} cores of {facts['cpu']}, torch "
-        f"{facts['torch']}, {facts['date']}.",
+        f'100 samples with `where="last"` cost {last:.2f}x one pass of ResNet-18. {memory_sentence("cpu")} Medians of '
+        f"{cpu['trials']} trials (the CNN {3 * cpu['trials']}) in one run of `make bench` on {facts['cores']} cores of "
+        f"{facts['cpu']}, torch {facts['torch']}, {facts['date']}.",
         "",
         *gpu_lines(gpu),
         "",
@@ -94,11 +93,18 @@ def sampling_lines(found: dict) -> list[str]:
         "|---|---|---|---|",
         *lines,
         "",
-        f"1,000 samples need {found['memory_1000_over_10']:.2f}x the memory of 10. Medians of {found['trials']} trials "
-        f"(the peers {found['trials_of_peers']}) of `python benchmarks/mc_inference.py` on one {facts['gpu']}, torch "
-        f"{facts['torch']}, {found['date']}. Every goal, how far it is reached, and what is wrong with these numbers: "
+        f"Medians of {found['trials']} trials (the peers {found['trials_of_peers']}) of `python "
+        f"benchmarks/mc_inference.py` on one {facts['gpu']}, torch {facts['torch']}, {found['date']}. "
+        f"{memory_sentence('cuda')} Every goal, how far it is reached, and what is wrong with these numbers: "
         "[benchmarks](benchmarks/README.md).",
     ]
+
+
+def memory_sentence(device: str) -> str:
+    """What 1,000 samples need over 10, for each number of images that was measured."""
+    found = json.loads((ROOT / "results" / f"sampling_memory_{device}.json").read_text())
+    ratios = [f"{ratio:.2f}x for {int(images):,}" for images, ratio in found["memory_1000_over_10"].items()]
+    return f"The memory of 1,000 samples over that of 10 is {' and '.join(ratios)} images."
 
 
 def main() -> int:
