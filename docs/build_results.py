@@ -226,8 +226,8 @@ def section() -> str:
         *scaled(found),
         "",
         f"{facts['gpu']}, torch {facts['torch']}, stream {facts['stream_version']}, commit {', '.join(commits)}. "
-        f"Training time counts compiling and saving; {shared} networks were trained side by side and share it, so it "
-        "says little about one method. `python docs/build_results.py` renders "
+        f"Training time counts compiling and saving; {shared} networks were trained side by side and share it, some of "
+        "them beside other work, so it says little about one method. `python docs/build_results.py` renders "
         f"this from `results/runs`; `rbue paper run table1-cifar10 --models {MODEL} --methods METHOD` reruns a row; "
         f"`rbue paper report --runs results/runs --models {MODEL}` makes the page with everything measured so far.",
         END,
