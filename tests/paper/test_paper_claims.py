@@ -219,6 +219,28 @@ def test_corruptions_count_their_runs(tmp_path, monkeypatch):
     assert (found.covered_word, found.fewest_runs) == ("false, 5 of 5 cases", 1)
 
 
+def test_another_network_under_corruptions(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    asked = Settings(methods=("mc-droprelu:0.9", "deep-ensemble:4"), models=("resnet18",))
+    run_experiments(chosen(["fig-shift-tinyimagenet"]), asked, place(tmp_path))
+    claim = BY_ID["shift-exceeds-ensemble"]
+    assert judge(claim, Measured(tmp_path, Settings())).measured.holds is None, "the paper's network was not measured"
+    found = judge(claim, Measured(tmp_path, asked)).measured
+    assert found.covered_word == "false, 5 of 5 cases"
+    assert "resnet18, severity 1" in found.why
+
+
+def test_only_the_networks_asked_for_count(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    run_experiments(chosen(["table1-cifar10"]), Settings(), place(tmp_path))
+    known = [
+        judge(BY_ID["outperforms-dropout"], Measured(tmp_path, Settings(models=models))).measured.known
+        for models in (None, ("resnet18", "vgg13"), ("resnet18",))
+    ]
+    assert known[0] == 3 * known[2] > 0
+    assert known[1] == 2 * known[2]
+
+
 def test_nothing_measured(tmp_path):
     judged = judge_all(Measured(tmp_path, Settings()))
     told = {one.claim.id for one in judged if one.measured.holds is not None}

@@ -203,6 +203,10 @@ def report(
 def claims(
     ctx: typer.Context,
     quick: Quick = False,
+    models: Annotated[
+        str | None,
+        typer.Option("--models", help="Only these networks count; the first also for the sentences on corruptions."),
+    ] = None,
     seeds: Seeds = None,
     epochs: Epochs = None,
     samples: Samples = None,
@@ -212,7 +216,7 @@ def claims(
 ) -> None:
     """Check the sentences of §3.4 and §4 against the paper's own tables and against what was measured here."""
     _check_runs(ctx, runs)
-    settings = last_settings(runs, _settings(quick, None, None, seeds, epochs, samples, None))
+    settings = last_settings(runs, _settings(quick, models, None, seeds, epochs, samples, None))
     judged = judge_all(Measured(runs, settings))
     if json:
         print_json({"scale": settings.scale.name, "claims": [one.as_json() for one in judged]})

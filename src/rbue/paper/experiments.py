@@ -11,6 +11,7 @@ from rbue.errors import InvalidInput
 from rbue.paper.definitions import Drawing, Experiment, Grid, Illustration
 
 MODELS = ("vgg13", "resnet18", "densenet121")
+SHIFT_MODEL = "densenet121"
 DROPRELU = tuple(f"mc-droprelu:{q}" for q in (0.8, 0.85, 0.9, 0.95))
 DROPOUT = ("mc-dropout:0.2", "mc-dropout:0.5")
 ENSEMBLE = "deep-ensemble:4"
@@ -76,7 +77,7 @@ def _shift(name: str, place: str, data: str, title: str, drawings: tuple[Drawing
         id=name,
         place=place,
         title=title,
-        grid=Grid(data, ("densenet121",), METHODS, any_network=True),
+        grid=Grid(data, (SHIFT_MODEL,), METHODS, any_network=True),
         measures=("clean", "shift"),
         drawings=drawings,
         notes=(_NETWORK_NOTE, _SHIFT_NOTE, _CORRUPTED[data], _ECE_NOTE),

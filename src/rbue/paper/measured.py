@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from rbue.calibrating import is_calibration_of
+from rbue.paper.experiments import SHIFT_MODEL
 from rbue.paper.settings import Settings, spread
 from rbue.paper.shift_results import CORRUPTION_COUNT, Row, shift_rows
 from rbue.runs import RunConfig, RunFolder, other_stream
@@ -127,3 +128,9 @@ class Measured:
     def severities(self) -> tuple[int, ...]:
         """The severities that were asked for."""
         return self.settings.scale.severities
+
+    @property
+    def shift_model(self) -> str:
+        """The network to be measured under corruptions: the paper's, or the one that was asked for."""
+        asked = self.settings.models
+        return SHIFT_MODEL if asked is None or SHIFT_MODEL in asked else asked[0]

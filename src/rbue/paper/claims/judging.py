@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rbue.paper.experiments import SHIFT_MODEL
 from rbue.paper.numbers import paper_value
 
 SHOWN = 3
@@ -30,11 +31,16 @@ class Numbers(Protocol):
     def severities(self) -> tuple[int, ...]:
         """The severities that there are."""
 
+    @property
+    def shift_model(self) -> str:
+        """The network that was measured under corruptions."""
+
 
 class PaperNumbers:
     """The paper's tables; its figures under corruptions give no numbers."""
 
     severities = (1, 2, 3, 4, 5)
+    shift_model = SHIFT_MODEL
 
     def value(self, data: str, model: str, method: str, measure: str, table: str | None = None) -> float | None:
         """What a table prints."""

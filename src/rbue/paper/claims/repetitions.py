@@ -1,4 +1,4 @@
-"""On how many runs a verdict rests."""
+"""On which runs a verdict rests, and on how many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ THE_SAME_IN_EVERY_RUN = ("parameters", "relative_size")
 
 
 class Watched:
-    """Measured numbers that remember the fewest repetitions behind any of those that were looked up."""
+    """Measured numbers of the networks asked for, and the fewest repetitions behind any that was looked up."""
 
     def __init__(self, measured: Measured) -> None:
         self.measured = measured
@@ -19,6 +19,9 @@ class Watched:
 
     def value(self, data: str, model: str, method: str, measure: str, table: str | None = None) -> float | None:
         """A clean measurement."""
+        asked = self.measured.settings.models
+        if asked is not None and model not in asked:
+            return None
         if measure not in THE_SAME_IN_EVERY_RUN:
             found = self.measured.summary(data, model, method, measure)
             self._note(0 if found is None else len(found.values))
@@ -33,6 +36,11 @@ class Watched:
     def severities(self) -> tuple[int, ...]:
         """The severities that there are."""
         return self.measured.severities
+
+    @property
+    def shift_model(self) -> str:
+        """The network that was measured under corruptions."""
+        return self.measured.shift_model
 
     def _note(self, runs: int) -> None:
         if runs:
