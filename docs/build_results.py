@@ -17,14 +17,14 @@ from rbue.evaluation import SAMPLE_COUNTS
 from rbue.paper.experiments import METHODS
 from rbue.paper.numbers import paper_value
 from rbue.paper.settings import Settings
-from rbue.runs import RunConfig, RunFolder
+from rbue.runs import RunConfig, RunFolder, result_key
 
 ROOT = Path(__file__).parent.parent
 RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
 START, END = "<!-- results -->", "<!-- /results -->"
 DATA, MODEL, SAMPLES = "cifar10", "resnet18", 100
 SEEDS = range(10)
-KEY = f"samples={SAMPLES},seed=0"
+KEY = result_key(SAMPLES)
 SHIFTED_SCORES = ("accuracy", "ece", "nll", "brier", "aurc")
 
 

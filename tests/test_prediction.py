@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbue.prediction import Prediction, RunningStatistics, concatenate
+from rbue.prediction import Prediction, RunningStatistics, concatenate, of_samples
 
 
 def random_probs(samples, images, *rest, seed=0):
@@ -36,6 +36,14 @@ def test_running_statistics_equal_numpy_on_all_samples(shape, cuts):
     entropy = -(p * np.log(p)).sum(2).mean(0)
     np.testing.assert_allclose(found.expected_entropy, entropy, rtol=1e-5)
     assert found.samples_used.tolist() == [20] * 7
+
+
+def test_samples_that_are_all_there_give_what_a_stream_gives():
+    probs = random_probs(6, 5, 3)
+    found, expected = of_samples(probs), accumulate(probs, [])
+    for name in ("probs", "variance", "votes", "expected_entropy", "samples_used"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+    assert found.samples is probs
 
 
 def test_variance_does_not_lose_digits_with_many_chunks():
@@ -83,3 +91,9 @@ def test_repr_says_what_was_drawn():
     assert "3 classes" in text
     assert "6 samples" in text
     assert isinstance(accumulate(random_probs(6, 5, 3), []), Prediction)
+
+
+def test_comparing_predictions_is_no_error():
+    one, other = (accumulate(random_probs(4, 5, 3), []) for _ in range(2))
+    assert one != other
+    assert [one, other].index(other) == 1

@@ -14,8 +14,8 @@ from rbue.errors import RbueError
 from rbue.experiment import refuse_other_images
 from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images, predict_images_at
 from rbue.networks import load_networks
-from rbue.prediction import Prediction, RunningStatistics
-from rbue.runs import RunConfig, RunFolder, other_stream
+from rbue.prediction import Prediction, of_samples
+from rbue.runs import RunConfig, RunFolder, other_stream, result_key
 from rbue.stored_probs import read_probs, write_probs
 
 SAMPLE_COUNTS = (1, 4, 10, 30)
@@ -33,7 +33,7 @@ def evaluate_run(
     """
     refuse_other_images(config, root)
     folder = RunFolder.of(config, root)
-    key = _key(samples, seed)
+    key = result_key(samples, seed)
     known = folder.read("results") or {}
     if key in known:
         outdated = _outdated(config, known[key])
@@ -97,15 +97,11 @@ def _measured(config: RunConfig, root: Path, device: torch.device, samples: int,
     }
     folder.open(config, facts())
     result["probs_sha256"] = write_probs(folder.probs, prediction.probs.cpu().numpy())
-    key = _key(samples, seed)
+    key = result_key(samples, seed)
     now = folder.read("results") or {}  # another process may have added to it
     others = {name: one for name, one in now.items() if name != key}
     folder.write("results", {**others, key: result})  # the last one is that of the stored probabilities
     return result
-
-
-def _key(samples: int, seed: int) -> str:
-    return f"samples={samples},seed={seed}"
 
 
 def _from_members(
@@ -136,7 +132,7 @@ def _from_members(
                 )
             _measured(member, root, device, samples, seed)
     probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
-    return _mean_of(probs), _mean_of(probs[:samples])
+    return of_samples(probs), of_samples(probs[:samples])
 
 
 def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
@@ -146,9 +142,3 @@ def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
     results = folder.read("results") or {}
     last = list(results.values())[-1] if results else {}
     return not _other_images(last, images) and read_probs(folder.probs).shape == (len(images), len(images.classes))
-
-
-def _mean_of(probs: torch.Tensor) -> Prediction:
-    statistics = RunningStatistics(probs.shape[1], probs.device)
-    statistics.add(torch.arange(probs.shape[1], device=probs.device), probs)
-    return statistics.prediction(0, probs)

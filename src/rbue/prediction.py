@@ -11,7 +11,7 @@ from torch import Tensor
 from rbue import random_stream
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """The outcome of ``samples_used`` stochastic passes for each image (paper §3.3).
 
@@ -152,6 +152,13 @@ class RunningStatistics:
             seed=seed,
             samples=samples,
         )
+
+
+def of_samples(samples: Tensor) -> Prediction:
+    """The prediction that samples ``(S, B, C, ...)`` come to which are all there already, such as stored members."""
+    statistics = RunningStatistics(samples.shape[1], samples.device)
+    statistics.add(torch.arange(samples.shape[1], device=samples.device), samples)
+    return statistics.prediction(0, samples)
 
 
 def _votes(probs: Tensor) -> Tensor:

@@ -155,6 +155,11 @@ def find_runs(root: Path) -> Iterator[RunFolder]:
         yield RunFolder(config.parent)
 
 
+def result_key(samples: int, seed: int = 0) -> str:
+    """The name of a measurement in ``results.json`` and ``calibration.json``."""
+    return f"samples={samples},seed={seed}"
+
+
 def other_stream(config: RunConfig, measured: Mapping[str, Any]) -> str:
     """The random streams of a measurement and of today, in words; empty if they agree or nothing random was drawn."""
     version = measured.get("stream_version", random_stream.VERSION)

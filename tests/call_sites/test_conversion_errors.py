@@ -34,6 +34,11 @@ class HoldsScripted(nn.Module):
         return self.activation(x)
 
 
+class Clips(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clip(min=0)
+
+
 def own_forward() -> nn.Module:
     network = mlp()
     forward = network.forward
@@ -75,6 +80,16 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         convert(lambda: nn.Sequential(nn.ReLU(), torch.export.export(mlp(), (x,)).module())),
         ConversionError,
         ["1 is an exported program", "before torch.export"],
+    ),
+    "exported part that works in place": (
+        convert(lambda: nn.Sequential(nn.ReLU(), torch.export.export(nn.ReLU6(inplace=True), (x.clone(),)).module())),
+        ConversionError,
+        ["1 is an exported program"],
+    ),
+    "exported clip": (
+        convert(lambda: nn.Sequential(nn.ReLU(), torch.export.export(Clips(), (x,)).module())),
+        ConversionError,
+        ["1 is an exported program"],
     ),
     "scripted function": (convert(CallsScripted), ConversionError, ["the scripted function scripted_relu"]),
     "scripted attribute": (convert(HoldsScripted), ConversionError, ["the scripted function activation"]),

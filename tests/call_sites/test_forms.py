@@ -158,6 +158,44 @@ def test_gradient_is_the_slope_and_zero_above_the_cap(
     assert torch.allclose(leaf.grad, slope)
 
 
+class GoesOnInPlace(nn.Module):
+    """Changes what the ReLU returned, as ``F.relu6(x + 3).div_(6)`` does."""
+
+    def __init__(self, apply: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.apply_relu = apply
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.apply_relu(x).mul_(3)
+
+
+def trains_with_changed_output(spelling: Spelling) -> bool:
+    try:
+        GoesOnInPlace(spelling.apply)(torch.ones(2, requires_grad=True).mul(1)).sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+CHANGEABLE = {name: spelling for name, spelling in SPELLINGS.items() if trains_with_changed_output(spelling)}
+
+
+@pytest.mark.parametrize("spelling", CHANGEABLE.values(), ids=CHANGEABLE)
+@pytest.mark.parametrize("mode", ["random", "mean"])
+@pytest.mark.parametrize("activation", [rbue.DropReLU(0.5), rbue.DropReLU(1), rbue.RReLU()])
+def test_output_may_be_changed_in_place_where_that_of_the_plain_form_may(
+    spelling: Spelling, x: Tensor, activation: rbue.DropReLU | rbue.RReLU, mode: str
+) -> None:
+    network = rbue.convert(GoesOnInPlace(spelling.apply), activation)
+    leaf = x.clone().requires_grad_()
+    with rbue.mode(network, mode):
+        out = network(leaf.mul(1))
+    out.sum().backward()
+    top = float("inf") if spelling.cap is None else spelling.cap
+    slope = torch.where(x < 0, out.detach() / x, 3 * (x < top).float())
+    assert torch.allclose(leaf.grad, slope)
+
+
 @spelled
 def test_mean_mode_uses_the_expected_slope(spelling: Spelling, x: Tensor) -> None:
     network = rbue.convert(Applies(spelling.apply), rbue.DropReLU(0.8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -210,3 +211,29 @@ def test_one_network_in_many_threads_is_random_in_each() -> None:
         plain = run(network, images())
     assert len(found) == 4
     assert not any(torch.equal(out, plain) for out in found)
+
+
+class PassesOn(nn.Module):
+    """A wrapper with the attributes of what it wraps, as adapters of language models are."""
+
+    def __init__(self, wrapped: nn.Module) -> None:
+        super().__init__()
+        self.wrapped, self.head = wrapped, nn.Linear(3, 3)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("wrapped"), name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.wrapped(x)))
+
+
+def test_wrapper_with_the_attributes_of_a_converted_network_can_be_converted() -> None:
+    inner = rbue.convert(mlp(), rbue.DropReLU(0.5))
+    network = rbue.convert(PassesOn(inner), rbue.DropReLU(0.5), example=rows())
+    assert not torch.equal(network(rows()), network(rows()))
+    assert not any("_rbue" in name for name in network.state_dict())
+    rbue.revert(rbue.revert(network).wrapped)
+    assert torch.equal(network(rows()), network(rows()))

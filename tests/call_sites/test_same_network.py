@@ -8,8 +8,9 @@ import io
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -49,6 +50,29 @@ def test_class_attributes_and_repr_are_unchanged() -> None:
     network.note = "changed"
     assert rbue.revert(network).note == "changed"
     assert type(network) is SharedReluResNet
+
+
+class Registered(nn.Module):
+    """A class of networks with a register of its subclasses, each under a key it has to give."""
+
+    known: ClassVar[dict[str, type[nn.Module]]] = {}
+
+    def __init_subclass__(cls, key: str) -> None:
+        assert key not in Registered.known
+        Registered.known[key] = cls
+
+
+class RegisteredRelu(Registered, key="relu"):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+def test_classes_that_keep_a_register_of_their_subclasses_do_not_see_ours() -> None:
+    network = rbue.convert(RegisteredRelu(), rbue.DropReLU(0.5), example=rows())
+    assert not torch.equal(network(rows()), network(rows()))
+    assert not torch.equal(copy.deepcopy(network)(rows()), rows().relu())
+    assert type(rbue.revert(network)) is RegisteredRelu
+    assert Registered.known == {"relu": RegisteredRelu}
 
 
 def test_forward_keeps_its_signature() -> None:
@@ -141,6 +165,42 @@ def test_half_and_double_and_float() -> None:
 def test_moving_to_meta_computes_shapes() -> None:
     network = converted(example=rows()).to("meta")
     assert network(rows().to("meta")).shape == (6, 3)
+
+
+def converted_on_meta() -> nn.Module:
+    example = rows().to("meta")
+    with torch.device("meta"):
+        return rbue.convert(mlp(), rbue.DropReLU(0.5), example=example)
+
+
+def moved_to_meta() -> nn.Module:
+    return rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows()).to("meta")
+
+
+@pytest.mark.parametrize("without_weights", [converted_on_meta, moved_to_meta])
+@pytest.mark.parametrize("how", ["empty", "assigned", "inside another"])
+def test_weights_loaded_after_the_conversion_meet_the_same_bits(
+    without_weights: Callable[[], nn.Module], how: str
+) -> None:
+    network, expected = without_weights(), rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows())
+    weights = mlp().state_dict()
+    if how == "assigned":
+        network.load_state_dict(weights, assign=True)
+    else:
+        (network if how == "empty" else nn.Sequential(network)).to_empty(device="cpu")
+        network.load_state_dict(weights)
+    x = rows()
+    assert torch.equal(rbue.predict(network, x, samples=5).probs, rbue.predict(expected, x, samples=5).probs)
+    assert not torch.equal(network(x), network(x))
+
+
+def test_an_emptied_network_goes_on_with_its_bits() -> None:
+    network = rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows())
+    rbue.seed(network, 3)
+    network(rows())
+    expected = copy.deepcopy(network)
+    network.to_empty(device="cpu").load_state_dict(expected.state_dict())
+    assert torch.equal(network(rows()), expected(rows()))
 
 
 def test_autocast_is_random() -> None:

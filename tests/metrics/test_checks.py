@@ -141,6 +141,14 @@ def test_rounding_of_the_dtype_is_forgiven(dtype):
     assert metrics.nll(probs, torch.zeros(200, dtype=torch.long)).isfinite()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_may_miss_one_by_a_few_units_and_no_more(dtype):
+    unit = torch.finfo(dtype).eps
+    near, far = (torch.tensor([[0.5 + units * unit, 0.5 + units * unit]], dtype=dtype) for units in (1, 4))
+    assert metrics.entropy(near).isfinite().all()
+    refuses("instead of 1", metrics.entropy, far)
+
+
 def test_a_probability_above_one_by_rounding_is_in_the_last_bin():
     probs = torch.tensor([[1.00001, 0.0]])
     assert metrics.reliability(probs, torch.tensor([0]), bins=4).counts.tolist() == [0, 0, 0, 1]

@@ -45,6 +45,14 @@ def test_jsd_work_space_does_not_grow_with_the_images(make_samples, monkeypatch)
     assert max(sizes) <= 4 * 5 * 10
 
 
+def test_rounding_never_makes_a_divergence_negative():
+    generator = torch.Generator().manual_seed(0)
+    one = torch.rand(1, 50, 10, generator=generator, dtype=torch.float64)
+    noise = torch.rand(6, 50, 10, generator=generator, dtype=torch.float64)
+    alike = one * (1 + 1e-12 * noise)
+    assert (jsd(alike / alike.sum(2, keepdim=True)) >= 0).all()
+
+
 def test_disagreement_equals_scipy_hamming(make_samples):
     samples = make_samples(samples=5)
     votes = samples.argmax(2).numpy()

@@ -1,8 +1,10 @@
 """Adaptive stopping keeps the confidence it states."""
 
+import numpy as np
 import pytest
 import torch
 from networks import build
+from scipy import stats
 
 import rbue
 from rbue.errors import InvalidInput
@@ -22,6 +24,30 @@ def simulate(draw, rule, limit, images=600):
         if not len(active):
             break
     return statistics
+
+
+def test_an_answer_has_settled_where_the_stated_inequalities_hold():
+    rule, n, looks = rbue.Adaptive(tolerance=0.05, confidence=0.9), 16, 3
+    generator = torch.Generator().manual_seed(0)
+    middle = torch.randn(500, 4, generator=generator, dtype=torch.float64)
+    spread = torch.rand(500, 4, generator=generator, dtype=torch.float64) * 0.8
+    probs = (middle + spread * torch.randn(n, 500, 4, generator=generator, dtype=torch.float64)).softmax(2)
+    statistics = RunningStatistics(500, torch.device("cpu"))
+    statistics.add(torch.arange(500), probs)
+    found = rule.settled(statistics, torch.arange(500), looks).numpy()
+
+    mean, deviation = probs.numpy().mean(0), probs.numpy().std(0, ddof=1)
+    half_width = stats.t.ppf(1 - (1 - rule.confidence) / looks / 2, n - 1) * deviation / n**0.5
+    precise = (half_width <= rule.tolerance).all(1)
+    top = mean.argmax(1)
+    rows = np.arange(500)
+    ahead = mean[rows, top][:, None] - mean > half_width[rows, top][:, None] + half_width
+    ahead[rows, top] = True
+    safe = ahead.all(1)
+    np.testing.assert_array_equal(found, precise & safe)
+    assert (precise & ~safe).any()
+    assert (safe & ~precise).any()
+    assert found.any()
 
 
 @pytest.mark.parametrize("gap", [0.02, 0.05, 0.1, 0.3])

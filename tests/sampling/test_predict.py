@@ -406,15 +406,30 @@ def test_rows_are_filled_for_compiled_networks_only():
     network, x = build("residual")
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
     compiled = torch.compile(network, backend="eager")
-    wrapped = nn.DataParallel(network)
-    found = {name: StackedPasses(model, x, 0) for name, model in dict(a=network, b=wrapped, c=compiled).items()}
-    found["d"] = StackedPasses(nn.DataParallel(compiled), x, 0)
-    assert {name: (one.compiled, one.spread) for name, one in found.items()} == {
-        "a": (False, False),
-        "b": (False, True),
-        "c": (True, False),
-        "d": (True, True),
-    }
+    models = {"a": network, "b": nn.DataParallel(network), "c": compiled, "d": nn.DataParallel(compiled)}
+    found = {name: StackedPasses(model, x, 0).compiled for name, model in models.items()}
+    assert found == {"a": False, "b": False, "c": True, "d": True}
+
+
+class InThreads(nn.DataParallel):
+    """Does with two replicas on one device what DataParallel does with two GPUs."""
+
+    def forward(self, x):
+        parts = x.chunk(2)
+        with ThreadPoolExecutor(1) as pool:
+            return torch.cat(list(pool.map(self.module._replicate_for_data_parallel(), parts)))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_samples_are_the_same_inside_data_parallel(compiled):
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    expected = rbue.predict(network, x, samples=3, return_samples=True)
+    wrapped = InThreads(network)
+    wrapped = torch.compile(wrapped, backend="eager") if compiled else wrapped
+    for _ in range(2):
+        found = rbue.predict(wrapped, x, samples=3, return_samples=True)
+        torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -485,6 +500,9 @@ def bad_inputs():
         (dict(x=[good, good], index=torch.arange(9)), "9 images"),
         (dict(x=good, adaptive=0.5), "0.5"),
         (dict(x=good, adaptive=rbue.Adaptive(), return_samples=True), "return_samples"),
+        (dict(x=good, memory="1GB"), "'1GB'"),
+        (dict(x=good, memory=0), "not 0"),
+        (dict(x=good, memory=float("nan")), "not nan"),
     ]
 
 
@@ -502,6 +520,22 @@ def test_nan_from_the_network_is_reported():
         network.head.bias[0] = float("nan")
     with pytest.raises(InvalidInput, match="NaN"):
         rbue.predict(network, torch.randn(4, 6), samples=2)
+
+
+def test_nan_in_a_later_batch_is_named_by_the_number_of_its_image():
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
+    x = torch.randn(6, 6)
+    x[5, 0] = float("nan")
+    with pytest.raises(InvalidInput, match="x holds NaN or infinity, first in image 5;"):
+        rbue.predict(network, x.split(4), samples=2)
+    with pytest.raises(InvalidInput, match=f"first in image {2**32 - 1};"):
+        rbue.predict(network, x, samples=2, index=torch.arange(6) + 2**32 - 6)
+    huge = torch.full((6, 6), 1e38)
+    huge[:5] = 0
+    with torch.no_grad():
+        network.head.weight.fill_(1e38)
+    with pytest.raises(InvalidInput, match="returned NaN or infinity, first for image 5;"):
+        rbue.predict(network, huge.split(4), samples=2)
 
 
 def test_an_unconverted_network_is_told_how():
@@ -545,3 +579,48 @@ def test_one_number_for_a_batch_is_refused():
     net = rbue.convert(Summed(), rbue.DropReLU(0.5))
     with pytest.raises(rbue.RbueError, match="one number for the whole batch"):
         rbue.predict(net, torch.ones(3, 4), samples=2)
+
+
+class Squeezes(nn.Module):
+    """An image alone loses its batch dimension: in the middle, so that it is one vector, or at the end."""
+
+    def __init__(self, scores, last):
+        super().__init__()
+        self.conv, self.fc1, self.fc2 = nn.Conv2d(3, 8, 3), nn.Linear(8, 16), nn.Linear(16, scores)
+        self.last = last
+
+    def forward(self, x):
+        x = self.conv(x).mean((2, 3), keepdim=True)
+        x = self.fc2(torch.relu(self.fc1(x.flatten(1) if self.last else x.squeeze())))
+        return x.squeeze() if self.last else x
+
+
+@pytest.mark.parametrize(("scores", "last"), [(4, False), (1, True), (4, True)])
+@pytest.mark.parametrize("samples", [1, 6])
+def test_a_squeeze_does_not_keep_an_image_from_being_alone(scores, last, samples):
+    torch.manual_seed(0)
+    network, x = rbue.convert(Squeezes(scores, last), rbue.DropReLU(0.5)), torch.randn(3, 3, 8, 8)
+    together = rbue.predict(network, x, samples=samples)
+    apart = rbue.predict(network, list(x.split(1)), samples=samples)
+    in_pieces = rbue.predict(network, x, samples=samples, memory=1)
+    for found in (apart, in_pieces):
+        assert torch.allclose(found.probs, together.probs, atol=1e-6)
+
+
+class Decides(nn.Module):
+    def __init__(self, decide):
+        super().__init__()
+        self.decide = decide
+
+    def forward(self, x):
+        return self.decide(x.relu())
+
+
+@pytest.mark.parametrize(
+    ("decide", "kind"),
+    [(lambda x: x.argmax(1), "int64"), (lambda x: x > 0, "bool"), (lambda x: torch.fft.fft(x), "complex64")],
+)
+def test_answers_in_the_place_of_scores_are_refused(decide, kind):
+    net = rbue.convert(Decides(decide), rbue.DropReLU(0.5))
+    with pytest.raises(rbue.RbueError, match=f"returned torch.{kind}.* before any argmax"):
+        rbue.predict(net, torch.randn(3, 4), samples=2)

@@ -395,3 +395,20 @@ def test_steps_draw_what_plain_calls_draw(spec):
         plain.optimiser.step()
     for found, expected in zip(network.parameters(), written.parameters(), strict=True):
         assert found.equal(expected)
+
+
+def test_processes_with_unequal_shares_take_the_step_of_one_on_average():
+    """Nine images and two processes: four and five. The gradients are averaged over processes, not over images."""
+    method, recipe = parse("single"), Recipe(epochs=1, batch=9, rate=1.0, momentum=0, weight_decay=0, padding=1)
+    steps = []
+    for share in (Share(), Share(0, 2), Share(1, 2)):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double()
+        before = network[1].weight.detach().clone()
+        data = batches(batch=9)
+        data.normalise = lambda x: x.permute(0, 3, 1, 2).double() / 255
+        step = TrainingStep(network, method, data, recipe, 0, share)
+        step.start_epoch(0)
+        step(9)
+        steps.append(network[1].weight.detach() - before)
+    torch.testing.assert_close((steps[1] + steps[2]) / 2, steps[0])

@@ -6,6 +6,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from rbue import random_stream
 from rbue.activations import Dropout, DropReLU, Randomness, RReLU, mean_relu, random_dropout, random_relu
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
+from rbue.call_sites.forms import ReluCall
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.kinds import RELUS, LayerCall, SiteCall, kind_for
 from rbue.call_sites.postponing import Postponing
@@ -27,13 +29,17 @@ MODES = ("random", "mean", "plain")
 class Conversion:
     """What a converted network carries: the activation, its sites, and how to run with them."""
 
-    def __init__(self, activation: Randomness, sites: SiteTable, chosen: frozenset | None, paths: list[str]):
+    def __init__(
+        self, activation: Randomness, sites: SiteTable, chosen: frozenset | None, paths: list[str], seed: int
+    ) -> None:
         self.token = uuid.uuid4().hex
         self.activation = activation
         self.kind = kind_for(activation)
         self.sites = sites
         self.chosen = chosen  # None: every site, also those the example did not reach
         self.mode = "random"
+        self.numbers = [site.number for site in sites]
+        self.seed = seed  # of the first plain calls
         self.path_words = {path: path_word(path) for path in paths}
         self.positions = {(site.path, site.call): site.index for site in sites}
         self.inputs = 1  # how many arguments the example had
@@ -48,12 +54,15 @@ class Conversion:
         if how == "plain":
             with scope.suspended(outer):  # its sites are not those of a network around it either
                 return forward(network, *args, **kwargs)
+        x = draws.first_tensor([args, kwargs])
+        if x is not None:
+            draws.leave_meta(network, x.device, self.numbers, self.seed)
         place = scope.Scope(network, self.token)
         mode: SiteMode
         if how == "mean":
             mode = SiteMode(place, self.kind, self._mean)
         else:
-            draw = self._direct_draw(network, args, kwargs) if given is None else given
+            draw = self._direct_draw(network, x) if given is None else given
             if draw.repeat > 1:
                 postponing = Postponing(active=draw.hold and self.kind is RELUS)
                 handler = _RandomSites(self, network, draw, postponing.relu)
@@ -80,6 +89,10 @@ class Conversion:
         self.__dict__.update(state)
         checkpointing.install()  # a pickled network may arrive in a process that has converted none
 
+    def moved(self, network: nn.Module, before: dict[str, Tensor | None]) -> None:
+        """The network's tensors, among them ``before``, have been replaced by others, somewhere else perhaps."""
+        draws.carry_over(network, before, self.numbers, self.seed)
+
     def is_random(self, path: str, call: int) -> bool:
         """Whether this site is to be random; warn, once, about one that no placement decided on."""
         if self.chosen is None or (path, call) in self.chosen:
@@ -92,15 +105,14 @@ class Conversion:
     def _mean(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         if isinstance(call, LayerCall) or isinstance(self.activation, Dropout) or not self.is_random(path, number):
             return proceed()  # dropout keeps the mean
-        return mean_relu(call.x, self.activation, cap=call.cap, inplace=call.inplace)
+        return _landed(call, partial(mean_relu, activation=self.activation, cap=call.cap))
 
     def _given_draw(self) -> draws.Draw | None:
         """The draw that this thread's sampler wants, whatever the mode."""
         given = scope.running.draws
         return given[1] if given is not None and given[0] == self.token else None
 
-    def _direct_draw(self, network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> draws.Draw:
-        x = draws.first_tensor([args, kwargs])
+    def _direct_draw(self, network: nn.Module, x: Tensor | None) -> draws.Draw:
         if x is None:
             raise InvalidInput("a converted network needs a tensor with a batch dimension among its inputs.")
         return checkpointing.recorded(lambda: draws.direct_draw(network, x.shape[0], x.device))
@@ -115,6 +127,19 @@ def _warn_unreached(noun: str, path: str, call: int) -> None:
         RbueWarning,
         stacklevel=2,
     )
+
+
+def _landed(call: ReluCall, relu: Callable[..., Tensor]) -> Tensor:
+    """The result of ``relu(x, inplace=...)``, where the call leaves its own.
+
+    Backward reads the output. Where torch's would read the input, the network may go on to change the output in place
+    (``F.relu6(x + 3).div_(6)``), so backward has one of its own.
+    """
+    if not (call.keeps_input and call.x.requires_grad and torch.is_grad_enabled()):
+        return relu(call.x, inplace=call.inplace)
+    if call.inplace:
+        return call.x.copy_(relu(call.x.clone(), inplace=True))
+    return relu(call.x, inplace=False).clone()
 
 
 class _RandomSites:
@@ -146,7 +171,7 @@ class _RandomSites:
         if isinstance(activation, Dropout):
             return proceed(random_dropout(x, activation, keys, repeat=repeat))
         assert not isinstance(call, LayerCall)
-        return self.relu(x, activation, keys, repeat=repeat, cap=call.cap, inplace=call.inplace)
+        return _landed(call, partial(self.relu, activation=activation, keys=keys, repeat=repeat, cap=call.cap))
 
     def _number(self, path: str, number: int) -> Tensor:
         word = site_number(self.conversion.path_words[path], number)
@@ -182,8 +207,9 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
         model: the network; a ``torch.compile``, ``DataParallel`` or DDP wrapper around it is fine.
         activation: ``DropReLU(q)`` or ``RReLU(lower, upper)``; or ``Dropout(p)``, the baseline, whose sites are not
             ReLUs but the inputs of convolutions and linear layers (``where="last"`` is the classifier's).
-        where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices, a name pattern such as
-            ``"layer4.*"``, or a function of a :class:`~rbue.call_sites.table.Site`.
+        where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices, a name such as
+            ``"layer4.0.relu[1]"``, a pattern such as ``"layer4.*"``, or a function of a
+            :class:`~rbue.call_sites.table.Site`.
         example: an input (a tensor, a tuple of arguments or a dict of keyword arguments). Needed for every
             placement except ``"all"``. Sites it does not reach are random under ``"all"`` and plain, with a
             warning, otherwise.
@@ -214,11 +240,11 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     if following.CONVERSION in network.__dict__:
         revert(network)
     paths = [path for path, _ in network.named_modules()]
-    conversion = Conversion(activation, found, chosen, paths)
+    start = int(torch.randint(1 << 62, (), dtype=torch.int64, device="cpu"))
+    conversion = Conversion(activation, found, chosen, paths, start)
     conversion.inputs = len(example) if isinstance(example, (tuple, list, dict)) else 1
-    start = int(torch.randint(1 << 62, (), dtype=torch.int64))
     with torch.inference_mode(False):  # they count calls outside it too
-        draws.attach_buffers(network, [site.number for site in found], start)
+        draws.attach_buffers(network, conversion.numbers, start)
     following.follow(network, conversion.token, conversion.kind)
     network.__dict__[following.CONVERSION] = conversion
     checkpointing.install()

@@ -115,10 +115,35 @@ def count(network: nn.Module) -> None:
 def attach_buffers(network: nn.Module, numbers: list[int], seed: int) -> None:
     """Give a network its stream state, on the device its first parameter or buffer is on."""
     tensor = next(iter(network.parameters()), next(iter(network.buffers()), torch.empty(0)))
-    words = torch.tensor([random_stream.signed32(n) for n in numbers], dtype=torch.int32, device=tensor.device)
-    network.register_buffer(SITES, words, persistent=False)
-    network.register_buffer(SEED, random_stream.seed_state(seed, tensor.device), persistent=False)
-    network.register_buffer(STEP, torch.zeros((), dtype=torch.int32, device=tensor.device), persistent=False)
+    for name, value in _fresh_buffers(numbers, seed, tensor.device).items():
+        # Not register_buffer: a network that passes unknown attributes on to a converted one inside has that one's.
+        network._buffers[name] = value
+        network._non_persistent_buffers_set.add(name)
+
+
+def _fresh_buffers(numbers: list[int], seed: int, device: torch.device) -> dict[str, Tensor]:
+    words = torch.tensor([random_stream.signed32(n) for n in numbers], dtype=torch.int32, device=device)
+    step = torch.zeros((), dtype=torch.int32, device=device)
+    return {SITES: words, SEED: random_stream.seed_state(seed, device), STEP: step}
+
+
+def carry_over(network: nn.Module, before: dict[str, Tensor | None], numbers: list[int], seed: int) -> None:
+    """Give moved buffers what they held ``before``: ``to_empty`` leaves them without, and no state dict has them.
+
+    What was on the meta device begins anew.
+    """
+    for name in (SITES, SEED, STEP):
+        old, new = before[name], network.get_buffer(name)
+        assert old is not None
+        if new is not old and not new.is_meta:
+            new.copy_(_fresh_buffers(numbers, seed, new.device)[name] if old.is_meta else old)
+
+
+def leave_meta(network: nn.Module, device: torch.device, numbers: list[int], seed: int) -> None:
+    """Begin anew on a device where only the weights have come to, as ``load_state_dict(assign=True)`` has them."""
+    if network.get_buffer(SITES).is_meta and device.type != "meta":
+        with torch.inference_mode(False):  # they count calls outside it too
+            network._buffers.update(_fresh_buffers(numbers, seed, device))
 
 
 def detach_buffers(network: nn.Module) -> None:

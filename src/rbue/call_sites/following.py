@@ -59,12 +59,20 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
         finally:
             scope.path = outer
 
+    def apply(self: nn.Module, fn: Callable, recurse: bool = True) -> nn.Module:
+        conversion, before = self.__dict__.get(CONVERSION), dict(self._buffers)
+        base._apply(self, fn, recurse)
+        if conversion is not None:
+            conversion.moved(self, before)
+        return self
+
     def reduce(self: nn.Module, protocol: Any) -> tuple:
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__.copy()
         return _rebuild, (base,), state
 
     namespace: dict[str, Any] = {
         "forward": forward,
+        "_apply": apply,
         "__reduce_ex__": reduce,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -75,7 +83,16 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
         namespace["activation_relu_or_gelu"] = property(_kind_for_fused_kernel)
     if issubclass(base, torch.fx.GraphModule):
         namespace |= _graph_module_methods(base)
-    return type(base.__name__, (base,), namespace)
+    return _unannounced(base.__name__, base, namespace)
+
+
+def _unannounced(name: str, base: type[nn.Module], namespace: dict[str, Any]) -> type[nn.Module]:
+    """A subclass that the base's ``__init_subclass__`` hears nothing of: a register of networks has no use for it."""
+    if not any("__init_subclass__" in vars(ancestor) for ancestor in base.__mro__ if ancestor is not object):
+        return type(name, (base,), namespace)
+    made = type(name, (nn.Module,), namespace)
+    made.__bases__ = (base,)
+    return made
 
 
 def _kind_for_fused_kernel(layer: nn.TransformerEncoderLayer) -> int:

@@ -19,12 +19,16 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class ReluCall:
-    """One application of ReLU, whatever its spelling."""
+    """One application of ReLU, whatever its spelling.
+
+    ``keeps_input``: its plain form keeps its input for backward, so that a network may change what it returns in place.
+    """
 
     form: str
     x: Tensor
     inplace: bool
     cap: float | None
+    keeps_input: bool = False
 
 
 _Arguments = Mapping[str, Any]
@@ -122,6 +126,9 @@ FORMS: dict[Callable, tuple[str, Sequence[str], _Reader]] = {
 }
 """Each spelling: its name, the names of its positional arguments, and how to read ``(inplace, cap)``."""
 
+_KEEP_OUTPUT = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+"""What torch keeps the output of for backward; of the other spellings it keeps the input."""
+
 
 def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCall | None:
     """The ReLU that this torch call is, or None if it is something else."""
@@ -138,7 +145,7 @@ def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCal
     if isinstance(x, Parameter):  # positive weights, say: they have no images, and one draw would serve a whole batch
         return None
     found = reader(arguments)
-    return None if found is None else ReluCall(form, x, *found)
+    return None if found is None else ReluCall(form, x, *found, keeps_input=func not in _KEEP_OUTPUT)
 
 
 OTHER_ACTIVATIONS: dict[Callable, str] = {
@@ -152,18 +159,8 @@ OTHER_ACTIVATIONS: dict[Callable, str] = {
 """Activations that are not ReLU, to name them when a network has no ReLU at all."""
 
 ATEN_FORMS: frozenset[Any] = frozenset(
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "relu",
-        "relu_",
-        "relu6",
-        "relu6_",
-        "clamp_min",
-        "clamp_min_",
-        "clamp",
-        "clamp_",
-        "hardtanh",
-        "threshold",
-    )
+    getattr(torch.ops.aten, name + ending).default
+    for name in ("relu", "relu6", "clamp", "clamp_min", "clip", "hardtanh", "threshold")
+    for ending in ("", "_")
 )
 """ReLUs as exported programs write them. Compiled code runs the same operators, so they cannot be call sites."""

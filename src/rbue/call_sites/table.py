@@ -86,7 +86,8 @@ def choose(sites: SiteTable, where: Placement, noun: str = "ReLU") -> frozenset[
     Args:
         sites: what there is to choose from.
         where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices (negative ones count from the
-            end), a name pattern such as ``"layer4.*"``, or a function of a :class:`Site`.
+            end), a name such as ``"layer4.0.relu[1]"``, a pattern such as ``"layer4.*"``, or a function of a
+            :class:`Site`. A module's path picks all sites in it.
         noun: what a site is called in an error.
     """
     if callable(where):
@@ -114,7 +115,9 @@ def _by_word(sites: SiteTable, word: str) -> list[Site]:
         return [sites[0]]
     if word == "last":
         return [sites[-1]]
-    return [site for site in sites if fnmatchcase(site.name, word) or fnmatchcase(site.path, word)]
+    # A name goes before a pattern, in which the brackets of "relu[1]" would stand for the one character 1.
+    named = [site for site in sites if site.call and site.name == word]
+    return named or [site for site in sites if fnmatchcase(site.name, word) or fnmatchcase(site.path, word)]
 
 
 def _by_index(sites: SiteTable, index: int) -> Site:

@@ -157,6 +157,9 @@ class _Recording:
         with scopes.suspended(scopes.current_scope()), self.make_mode(scope):
             return forward(network, *args, **kwargs)
 
+    def moved(self, network: nn.Module, before: dict[str, Tensor | None]) -> None:
+        """Nothing: a recording has no buffers."""
+
 
 def call_with(function: Callable, example: Any) -> Any:
     """Call with a tensor, a tuple of positional or a dict of keyword arguments."""

@@ -12,7 +12,7 @@ from rbue.calibrating import lacks_calibration
 from rbue.paper.definitions import Experiment
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import shift_is_done
-from rbue.runs import RunConfig, RunFolder, other_stream
+from rbue.runs import RunConfig, RunFolder, other_stream, result_key
 
 StepKind = Literal["train", "clean", "shift"]
 STEPS: tuple[StepKind, ...] = ("train", "clean", "shift")
@@ -68,17 +68,13 @@ def is_trained(config: RunConfig, root: Path) -> bool:
 
 def is_measured(config: RunConfig, root: Path, samples: int) -> bool:
     """Whether a run has its clean results with so many samples, of today's random stream."""
-    found = (RunFolder.of(config, root).read("results") or {}).get(_name(samples))
+    found = (RunFolder.of(config, root).read("results") or {}).get(result_key(samples))
     return found is not None and not other_stream(config, found)
 
 
 def is_calibrated(config: RunConfig, root: Path, samples: int) -> bool:
     """Whether those results have been calibrated; also where the probabilities to do it from are not there."""
-    return not lacks_calibration(RunFolder.of(config, root), _name(samples))
-
-
-def _name(samples: int) -> str:
-    return f"samples={samples},seed=0"
+    return not lacks_calibration(RunFolder.of(config, root), result_key(samples))
 
 
 def jobs_for(experiments: Iterable[Experiment], settings: Settings) -> list[Job]:

@@ -12,7 +12,7 @@ from rbue.calibrating import is_calibration_of
 from rbue.paper.experiments import SHIFT_MODEL
 from rbue.paper.settings import Settings, spread
 from rbue.paper.shift_results import CORRUPTION_COUNT, Row, shift_rows
-from rbue.runs import RunConfig, RunFolder, other_stream
+from rbue.runs import RunConfig, RunFolder, other_stream, result_key
 
 BySeverity = dict[int, dict[str, float]]
 """severity -> corruption -> value"""
@@ -65,7 +65,7 @@ class Measured:
 
     def _entry(self, config: RunConfig, file: str) -> dict[str, Any] | None:
         entries: dict[str, Any] = RunFolder.of(config, self.root).read(file) or {}
-        return entries.get(f"samples={self.settings.samples_of(config)},seed=0")
+        return entries.get(result_key(self.settings.samples_of(config)))
 
     def summary(self, data: str, model: str, method: str, measure: str) -> Summary | None:
         """A clean measurement over its repetitions; None if no repetition has it."""

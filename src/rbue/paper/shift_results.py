@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rbue import data
 from rbue.data.corruptions import CORRUPTIONS
-from rbue.runs import RunConfig, RunFolder, other_stream
-from rbue.shift import shift_run
+from rbue.runs import RunConfig, RunFolder
+from rbue.shift import Row, Setting, ShiftStore, shift_run
 
-Row = dict[str, Any]
 CORRUPTION_COUNT = len(CORRUPTIONS)
 
 
@@ -30,14 +28,8 @@ def measure_shift(
 
 
 def shift_rows(config: RunConfig, root: Path, samples: int) -> list[Row]:
-    """What was measured under corruptions: rows with ``corruption``, ``severity``, ``accuracy``, ``ece``.
-
-    Rows that another version of the random stream drew are left out. A method that gave every sample it has writes no
-    number of samples into its rows.
-    """
-    rows = (RunFolder.of(config, root).read("shift") or {}).get("rows", [])
-    asked = [row for row in rows if row["samples_asked"] in (None, samples) and row["seed"] in (None, 0)]
-    return [row for row in asked if not other_stream(config, row)]
+    """What was measured under corruptions: rows with ``corruption``, ``severity``, ``accuracy``, ``ece``."""
+    return list(ShiftStore(RunFolder.of(config, root)).find(config, Setting(samples)).values())
 
 
 def shift_is_done(config: RunConfig, root: Path, severities: Sequence[int], samples: int) -> bool:

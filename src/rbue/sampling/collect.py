@@ -65,11 +65,11 @@ class _Drawing:
             questions["probabilities"] = self.looks_like_probs
         answers = dict(zip(questions, torch.stack(list(questions.values())).tolist(), strict=True))
         if not answers.get("finite images", True):
-            refuse_infinite_images(self.x)
+            refuse_infinite_images(self.x, self.images)
         if not answers["finite"]:
-            bad = (~torch.isfinite(probs.flatten(1))).any(1).nonzero()[0]
+            bad = self.images[(~torch.isfinite(probs.flatten(1))).any(1)][0]
             raise InvalidInput(
-                f"the network returned NaN or infinity, first for image {int(bad)}; if a clamp(min=0) that keeps "
+                f"the network returned NaN or infinity, first for image {_unsigned(bad)}; if a clamp(min=0) that keeps "
                 "numbers from being negative was made random too (rbue.sites lists them), leave it out with where=."
             )
         if answers.get("probabilities", False):
@@ -163,8 +163,13 @@ def _looks_like_probs(out: Tensor) -> Tensor | None:
     return (out.min() >= 0) & ((sums - 1).abs().max() < precision)
 
 
-def refuse_infinite_images(x: Tensor) -> None:
-    """Raise an error if an image holds NaN or infinity."""
-    bad = (~torch.isfinite(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1))).any(1).nonzero()
+def refuse_infinite_images(x: Tensor, images: Tensor) -> None:
+    """Raise an error if an image holds NaN or infinity; ``images`` are the numbers to name it by."""
+    bad = images[(~torch.isfinite(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1))).any(1)]
     if len(bad):
-        raise InvalidInput(f"x holds NaN or infinity, first in image {int(bad[0])}; clean the input.")
+        raise InvalidInput(f"x holds NaN or infinity, first in image {_unsigned(bad[0])}; clean the input.")
+
+
+def _unsigned(number: Tensor) -> int:
+    """The number of an image, which travels as an ``int32`` word."""
+    return int(number) % (1 << 32)

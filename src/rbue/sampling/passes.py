@@ -100,13 +100,13 @@ class StackedPasses:
     """Stochastic passes of one network on inputs of one shape."""
 
     def __init__(self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None) -> None:
-        self.model: Callable[[Tensor], Any] = model
+        self.model: Callable[[Tensor], Any]
+        self.model, self.compiled = _in_this_thread(model)
         self.network = innermost(model)
         self.conversion = conversion_of(self.network)
         self.state = random_stream.seed_state(seed, x.device)
-        self.compiled, self.spread = _wrapping(model)
         in_company = len(x) > 1  # an image alone does not show whether others would change its samples
-        key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, self.spread, in_company)
+        key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, in_company)
         if key not in self.conversion.plans:
             self.conversion.plans[key] = self._make_plan(x)
         self.plan: PassPlan = self.conversion.plans[key]
@@ -152,7 +152,17 @@ class StackedPasses:
         middle = start + piece.samples // 2
         return [piece.with_samples(start, middle), piece.with_samples(middle, stop)]
 
-    def _pass(
+    def _pass(self, x: Tensor, samples: Tensor, images: Tensor, share: bool, **options: Any) -> Tensor:
+        try:
+            return self._rows_pass(x, samples, images, share, **options)
+        except Exception:
+            if len(x) * len(samples) > 1:
+                raise
+            with suppress(Exception):  # a squeeze() takes a batch of one for none; beside a copy of itself it is one
+                return self._rows_pass(repeat_rows(x, 2), samples, images.repeat(2), share, **options)[:, :1]
+            raise
+
+    def _rows_pass(
         self,
         x: Tensor,
         samples: Tensor,
@@ -179,6 +189,11 @@ class StackedPasses:
                 out = class_scores((self.model if model is None else model)(rows))
         finally:
             running.draws = before
+        if not out.is_floating_point():
+            raise RbueError(
+                f"the network returned {out.dtype}; rbue needs scores of the classes in floating point, before any "
+                "argmax or comparison."
+            )
         if out.dim() == 0:
             raise RbueError(
                 "the network returned one number for the whole batch; rbue needs outputs of shape (B, C, ...), before "
@@ -199,7 +214,7 @@ class StackedPasses:
             # Whatever a network's code says to rows that multiply on the way, or to being watched, the plain way
             # remains; an error of its own shows again there.
             in_company = len(x) > 1 and self._depends_on_company(two, numbers)
-            shared = None if self.spread else self._plan_of_sharing(two, numbers)
+            shared = self._plan_of_sharing(two, numbers)
         if in_company:
             _warn_of_company()
         if shared is not None:
@@ -233,9 +248,13 @@ class StackedPasses:
         return PassPlan(True, for_image, for_row, hold)
 
     def _shares(self, x: Tensor, numbers: Tensor, stacked: Tensor, hold: bool) -> bool:
-        """Whether sharing gives what stacking gave; code that torch does not show can read what is held back."""
+        """Whether sharing gives what stacking gave; code that torch does not show can read what is held back.
+
+        An image alone is looked at too: where it has one row, a ``squeeze()`` takes it for none.
+        """
         with suppress(Exception):
-            return _agree(self._pass(x, numbers, numbers, share=True, hold=hold), stacked)
+            found = [self._pass(x[:images], numbers, numbers[:images], share=True, hold=hold) for images in (2, 1)]
+            return all(_agree(part, stacked[:, : part.shape[1]]) for part in found)
         return False
 
     def _shared_work(self, x: Tensor, numbers: Tensor) -> float:
@@ -294,17 +313,22 @@ def class_scores(output: Any) -> Tensor:
     return output
 
 
-def _wrapping(model: nn.Module) -> tuple[bool, bool]:
-    """Whether a network, or a wrapper around it, is compiled; and whether one spreads its rows over devices."""
-    compiled = spread = False
+def _in_this_thread(model: nn.Module) -> tuple[nn.Module, bool]:
+    """What to call for a pass on one device, and whether it is compiled.
+
+    It lies inside ``DataParallel``, whose threads do not know the draw of this one, and inside
+    ``DistributedDataParallel``, which would wait for other processes.
+    """
+    found, compiled = model, False
     while True:
         compiled |= model._compiled_call_impl is not None
         if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
             compiled, model = True, model._orig_mod
         elif innermost(model) is not model:
-            spread, model = True, model.module  # type: ignore[assignment]
+            model = model.module  # type: ignore[assignment]
+            found, compiled = model, False
         else:
-            return compiled, spread
+            return found, compiled
 
 
 _stance = threading.RLock()

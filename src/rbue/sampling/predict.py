@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from numbers import Real
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def predict(
     >>> prediction.probs.shape, prediction.label.shape, int(prediction.samples_used[0])
     (torch.Size([5, 3]), torch.Size([5]), 20)
     """
-    _check_settings(samples, outputs, adaptive, return_samples)
+    _check_settings(samples, outputs, adaptive, return_samples, memory)
     random_stream.check_seed(seed)
     network = innermost(model)
     _check_inputs(x, conversion_of(network).inputs)
@@ -69,6 +70,8 @@ def predict(
         for batch in _batches(x):
             _check_batch(batch, network)
             numbers = _image_numbers(index, start, batch, whole=isinstance(x, Tensor))
+            if batch.is_floating_point() and not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
+                refuse_infinite_images(batch, numbers)
             with _types_named(batch, network):
                 prediction = collect(
                     StackedPasses(model, batch, seed, memory),
@@ -129,7 +132,9 @@ def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool)
     return random_stream.to_int32(part.to(batch.device))
 
 
-def _check_settings(samples: int, outputs: str, adaptive: Adaptive | None, return_samples: bool) -> None:
+def _check_settings(
+    samples: int, outputs: str, adaptive: Adaptive | None, return_samples: bool, memory: int | None
+) -> None:
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise InvalidInput(f"samples must be a positive integer, not {samples!r}.")
     if outputs not in ("logits", "probs"):
@@ -138,6 +143,8 @@ def _check_settings(samples: int, outputs: str, adaptive: Adaptive | None, retur
         raise InvalidInput(f"adaptive must be rbue.Adaptive(tolerance=..., confidence=...), not {adaptive!r}.")
     if adaptive is not None and return_samples:
         raise InvalidInput("return_samples needs the same number of samples for every image; use adaptive=None.")
+    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not memory > 0):
+        raise InvalidInput(f"memory must be a positive number of bytes, such as 1 << 30, not {memory!r}.")
 
 
 def _check_batch(x: Tensor, network: nn.Module) -> None:
@@ -146,8 +153,6 @@ def _check_batch(x: Tensor, network: nn.Module) -> None:
     parameter = next(network.parameters(), None)
     if parameter is not None and parameter.device != x.device:
         raise InvalidInput(f"x is on {x.device} but the network is on {parameter.device}; move one to the other.")
-    if x.is_floating_point() and not x.is_cuda:  # on a GPU, collect looks when it has to wait anyway
-        refuse_infinite_images(x)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from rbue.data.images import Labels, sha256_of
 from rbue.errors import RbueError
 from rbue.measuring import measure
-from rbue.prediction import RunningStatistics
+from rbue.prediction import of_samples
 from rbue.runs import RunConfig, RunFolder
 from rbue.shift.rows import Cell, Row, ShiftStore
 from rbue.shift.settings import Setting
@@ -51,9 +51,7 @@ def combined(
         return None
     _check_same_images(config, stores, rows, cell)
     probs = torch.from_numpy(np.stack([store.load_probs(cell) for store in stores])).to(device)
-    statistics = RunningStatistics(probs.shape[1], device)
-    statistics.add(torch.arange(probs.shape[1], device=device), probs)
-    numbers = measure(statistics.prediction(0), torch.from_numpy(labels(rows[0]["labels_sha256"])).to(device))
+    numbers = measure(of_samples(probs), torch.from_numpy(labels(rows[0]["labels_sha256"])).to(device))
     return {
         **rows[0],
         **numbers,

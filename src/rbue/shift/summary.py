@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from rbue.errors import RbueWarning
-from rbue.runs import RunConfig, RunFolder, other_stream
+from rbue.runs import RunConfig, RunFolder, other_stream, result_key
 from rbue.shift.rows import Row
 from rbue.shift.settings import Setting
 
@@ -51,7 +51,7 @@ def clean_result(config: RunConfig, folder: RunFolder, setting: Setting) -> dict
     results: dict[str, Any] = folder.read("results") or {}
     if config.parsed.limit is not None and setting.samples >= config.parsed.limit:
         return next((result for result in results.values() if result["samples"] == config.parsed.limit), None)
-    found = results.get(f"samples={setting.samples},seed={setting.seed}")
+    found = results.get(result_key(setting.samples, setting.seed))
     streams = "" if found is None else other_stream(config, found)
     if streams:
         warnings.warn(

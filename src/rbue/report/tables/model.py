@@ -114,10 +114,6 @@ class Table:
         best = (max if column.better == "higher" else min)(number for number in shown if number is not None)
         return column.text(own) == column.text(best)
 
-    def has_paper(self) -> bool:
-        """Whether any cell has the paper's value beside it."""
-        return any(self.cell(row, column).paper is not None for row in self.rows for column in self.columns)
-
 
 def value_text(column: Column, cell: Cell) -> str:
     """The value as people read it, with its deviation."""
