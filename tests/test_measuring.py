@@ -178,6 +178,18 @@ def test_a_member_with_fewer_answers_is_not_combined(own):
         evaluate_run(whole, own, CPU)
 
 
+def test_a_member_whose_measurement_was_stopped_is_not_combined(own):
+    """Its probabilities were written, the result that goes with them was not."""
+    whole = config("deep-ensemble:2")
+    for member in whole.members():
+        evaluate_run(member, own, CPU)
+        take_weights(RunFolder.of(member, own))
+    folder = RunFolder.of(whole.members()[1], own)
+    write_probs(folder.probs, read_probs(folder.probs)[::-1])
+    with pytest.raises(RbueError, match="or not to the end"):
+        evaluate_run(whole, own, CPU)
+
+
 def test_fewer_samples_are_fewer_members_also_from_stored_probabilities(own):
     whole = config("deep-ensemble:2")
     networks = evaluate_run(whole, own, CPU, samples=1)

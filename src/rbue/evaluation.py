@@ -16,7 +16,7 @@ from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images
 from rbue.networks import load_networks
 from rbue.prediction import Prediction, of_samples
 from rbue.runs import RunConfig, RunFolder, other_stream, result_key
-from rbue.stored_probs import read_probs, write_probs
+from rbue.stored_probs import belong_to, read_probs, write_probs
 
 SAMPLE_COUNTS = (1, 4, 10, 30)
 """Numbers of samples at which a stochastic method is measured on the way to all of them."""
@@ -127,8 +127,8 @@ def _from_members(
         if not _has_answers(folder, images):
             if not folder.has_weights:
                 raise RbueError(
-                    f"{folder.path} was measured on other test images than {config.data} holds here; its weights are "
-                    f"not kept in this folder to measure it again for {config.method}."
+                    f"{folder.path} was measured on other test images than {config.data} holds here, or not to the "
+                    f"end; its weights are not kept in this folder to measure it again for {config.method}."
                 )
             _measured(member, root, device, samples, seed)
     probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
@@ -136,9 +136,11 @@ def _from_members(
 
 
 def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
-    """Whether the probabilities stored in a folder are about these images, as far as it says."""
+    """Whether the probabilities stored in a folder are those of its last measurement, on these images."""
     if not folder.probs.exists():
         return False
     results = folder.read("results") or {}
     last = list(results.values())[-1] if results else {}
-    return not _other_images(last, images) and read_probs(folder.probs).shape == (len(images), len(images.classes))
+    if _other_images(last, images) or not belong_to(folder.probs, last):
+        return False
+    return read_probs(folder.probs).shape == (len(images), len(images.classes))

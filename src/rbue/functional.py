@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -113,8 +115,9 @@ def _apply(
 def _number(name: str, value: int | Tensor, x: Tensor) -> Tensor:
     """A sample, image or site number as words on the device of ``x``."""
     if not isinstance(value, Tensor):
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise InvalidInput(f"{name} must be an integer or a tensor of integers, not {value!r}.")
+        value = int(value)
     elif value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise InvalidInput(f"{name} must hold integers, not {value.dtype}.")
     elif value.device != x.device:

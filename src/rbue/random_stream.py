@@ -30,6 +30,8 @@ constant here changes every result: raise :data:`VERSION` with it.
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -91,17 +93,17 @@ def mix_int(word: int) -> int:
 
 
 def check_seed(seed: int) -> int:
-    """Return ``seed`` if it is an integer of at most 64 bits, else raise."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    """Return ``seed`` as Python's integer, which NumPy's may be too, if it has at most 64 bits, else raise."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise InvalidInput(f"seed must be an integer, not {seed!r}.")
     if not 0 <= seed < 1 << 64:
         raise InvalidInput(f"seed must lie in [0, 2**64), not {seed}.")
-    return seed
+    return int(seed)
 
 
 def seed_lanes(seed: int) -> tuple[int, int]:
     """The two lanes after absorbing a 64-bit seed, as signed 32-bit integers."""
-    check_seed(seed)
+    seed = check_seed(seed)
     low, high = seed & _WORD, seed >> 32
     first, second = (signed32(mix_int(mix_int(start ^ low) ^ high)) for start in LANE_START)
     return first, second

@@ -476,6 +476,18 @@ def test_stream_version_and_seed_are_written_into_the_result():
     assert (found.seed, found.stream_version) == (5, 1)
 
 
+def test_numbers_may_be_numpys():
+    network, x = build("statement")
+    rbue.convert(network, rbue.DropReLU(0.5), where=[0], example=x)
+    expected = rbue.predict(network, x, samples=3, seed=1 << 40)
+    rbue.convert(network, rbue.DropReLU(np.float32(0.5)), where=np.arange(1), example=x)
+    found = rbue.predict(network, x, samples=np.int64(3), seed=np.int64(1 << 40))
+    assert torch.equal(found.probs, expected.probs)
+    assert type(found.seed) is int
+    with pytest.raises(InvalidInput, match="seed must lie in"):
+        rbue.predict(network, x, seed=np.int32(-1))
+
+
 def bad_inputs():
     nan, inf = torch.randn(4, 6), torch.randn(4, 6)
     nan[2, 1], inf[3, 0] = float("nan"), float("inf")

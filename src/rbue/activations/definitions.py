@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Union
 
 from rbue.errors import InvalidInput
 
 
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+def _check_number(owner: object, name: str) -> None:
+    """Refuse what is not a finite number, and make NumPy's one Python's."""
+    value = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise InvalidInput(f"{name} must be a finite number, not {value!r}.")
+    if not isinstance(value, (int, float)):
+        object.__setattr__(owner, name, float(value))
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class DropReLU:
     q: float = 0.9
 
     def __post_init__(self) -> None:
-        _check_number("q", self.q)
+        _check_number(self, "q")
         if not 0 <= self.q <= 1:
             raise InvalidInput(f"q is the probability that a ReLU is kept and must lie in [0, 1], not {self.q}.")
 
@@ -59,8 +64,8 @@ class RReLU:
     upper: float = 1 / 3
 
     def __post_init__(self) -> None:
-        _check_number("lower", self.lower)
-        _check_number("upper", self.upper)
+        _check_number(self, "lower")
+        _check_number(self, "upper")
         if not 0 <= self.lower < self.upper <= 1:
             raise InvalidInput(f"RReLU needs 0 <= lower < upper <= 1, not lower={self.lower} and upper={self.upper}.")
 
@@ -85,7 +90,7 @@ class Dropout:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_number("p", self.p)
+        _check_number(self, "p")
         if not 0 <= self.p < 1:
             raise InvalidInput(f"p is the probability that a value is dropped and must lie in [0, 1), not {self.p}.")
 

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from numbers import Integral
 from typing import Union, overload
 
 from rbue.errors import InvalidInput
@@ -94,10 +95,10 @@ def choose(sites: SiteTable, where: Placement, noun: str = "ReLU") -> frozenset[
         picked = [site for site in sites if where(site)]
     elif isinstance(where, str):
         picked = _by_word(sites, where)
-    elif isinstance(where, int):
-        picked = [_by_index(sites, where)]
     elif isinstance(where, Iterable):
         picked = [_by_index(sites, index) for index in where]
+    elif isinstance(where, Integral):
+        picked = [_by_index(sites, where)]
     else:
         raise InvalidInput(
             "where must be 'all', 'first', 'last', an index, a list of indices, a name pattern or a function, "
@@ -121,7 +122,7 @@ def _by_word(sites: SiteTable, word: str) -> list[Site]:
 
 
 def _by_index(sites: SiteTable, index: int) -> Site:
-    if isinstance(index, bool) or not isinstance(index, int):
+    if isinstance(index, bool) or not isinstance(index, Integral):
         raise InvalidInput(f"a site index must be an integer, not {index!r}.")
     if not -len(sites) <= index < len(sites):
         raise InvalidInput(f"there is no site {index}: the network has {len(sites)} (0 to {len(sites) - 1}).")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ def predict(
     (torch.Size([5, 3]), torch.Size([5]), 20)
     """
     _check_settings(samples, outputs, adaptive, return_samples, memory)
-    random_stream.check_seed(seed)
+    samples, seed = int(samples), random_stream.check_seed(seed)
     network = innermost(model)
     _check_inputs(x, conversion_of(network).inputs)
     parts: list[Prediction] = []
@@ -135,7 +135,7 @@ def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool)
 def _check_settings(
     samples: int, outputs: str, adaptive: Adaptive | None, return_samples: bool, memory: int | None
 ) -> None:
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+    if isinstance(samples, bool) or not isinstance(samples, Integral) or samples < 1:
         raise InvalidInput(f"samples must be a positive integer, not {samples!r}.")
     if outputs not in ("logits", "probs"):
         raise InvalidInput(f"outputs must be 'logits' or 'probs', not {outputs!r}.")
