@@ -48,7 +48,7 @@ def page_files(settings: Settings, root: Path) -> Renderer:
         sections = _experiments(gathered, measured)
         page = _page(gathered, sections, measured)
         apart = calibrated_sections(gathered, measured)
-        tables = Page(TITLE, [*_quick(gathered), *sections, *apart], _lead(gathered))
+        tables = Page(TITLE, [*_quick(gathered), *sections, *apart], _lead(gathered, settings))
         return {HTML: page.html().encode(), LATEX: tables.latex().encode()}
 
     return render
@@ -68,14 +68,15 @@ def _page(gathered: Sequence[ExperimentData], sections: Sequence[Section], measu
         claims_section(judge_all(measured), scale),
         origin_section(gathered, measured),
     ]
-    return Page(TITLE, every, _lead(gathered))
+    return Page(TITLE, every, _lead(gathered, measured.settings))
 
 
-def _lead(gathered: Sequence[ExperimentData]) -> str:
+def _lead(gathered: Sequence[ExperimentData], settings: Settings) -> str:
     complete = sum(not one.missing for one in gathered)
     if not any(one.has_something for one in gathered):
         return "Nothing has been measured yet; `rbue paper run` does it. The numbers here are the paper’s own."
-    return f"{complete} of {len(gathered)} tables and figures are complete."
+    only = "" if settings.models is None else f" for {', '.join(settings.models)} alone"
+    return f"{complete} of {len(gathered)} tables and figures are complete{only}."
 
 
 def _quick(gathered: Sequence[ExperimentData]) -> list[Section]:

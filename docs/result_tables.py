@@ -1,0 +1,210 @@
+"""Tables of measured results in Markdown, from the runs in ``results/runs``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
+from rbue.evaluation import SAMPLE_COUNTS
+from rbue.paper.experiments import METHODS
+from rbue.paper.numbers import paper_value
+from rbue.paper.settings import Settings
+from rbue.runs import RunConfig, RunFolder, result_key
+
+ROOT = Path(__file__).parent.parent
+RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
+SAMPLES = 100
+SEEDS = range(10)
+KEY = result_key(SAMPLES)
+SHIFTED_SCORES = ("accuracy", "ece", "nll", "brier", "aurc")
+
+Found = dict[str, tuple[RunConfig, dict[str, Any]]]
+"""method -> its run and what was measured of it"""
+
+
+@dataclass(frozen=True)
+class Study:
+    """One network on one data set under some methods, with the paper's settings."""
+
+    data: str
+    model: str
+    methods: tuple[str, ...] = METHODS
+
+    def config(self, method: str, seed: int = 0) -> RunConfig:
+        """The run of one row."""
+        return Settings().config(self.data, self.model, method, seed)
+
+    def measured(self, root: Path = RUNS) -> Found:
+        """The result of each method's first run."""
+        found = {}
+        for method in self.methods:
+            config = self.config(method)
+            results = RunFolder.of(config, root).read("results") or {}
+            if KEY in results:
+                found[method] = config, results[KEY]
+        return found
+
+    def comparison(self) -> list[str]:
+        """Ours beside the paper's, one line a method; those that are missing too."""
+        lines = [
+            "| method | accuracy, % | ECE | NLL | Brier | Mean-JSD | Mean-DIS | training, s |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        found = self.measured()
+        for method in self.methods:
+            paper = {
+                name: paper_value(self.data, self.model, method, name)
+                for name in ("accuracy", "ece", "mean_jsd", "mean_dis")
+            }
+            if method not in found:
+                lines.append(f"| `{method}` | not measured yet | | | | | | |")
+                continue
+            _, result = found[method]
+            cells = [
+                f"`{method}`",
+                _with_paper(result["accuracy"], paper["accuracy"], ".2f", 100),
+                _with_paper(result["ece"], paper["ece"], ".3f"),
+                f"{result['nll']:.3f}",
+                f"{result['brier']:.3f}",
+                *(
+                    "–" if result[name] is None else _with_paper(result[name], paper[name], ".3f")
+                    for name in ("mean_jsd", "mean_dis")
+                ),
+                f"{result['training_seconds']:.0f}",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+        return lines
+
+    def by_samples(self) -> list[str]:
+        """Accuracy and ECE against the number of samples."""
+        counts = (*SAMPLE_COUNTS, SAMPLES)
+        lines = [f"| accuracy, % / ECE at | {' | '.join(map(str, counts))} samples |", "|---" * (len(counts) + 1) + "|"]
+        for method, (_, result) in self.measured().items():
+            if result["by_samples"]:
+                curve = {entry["samples"]: entry for entry in result["by_samples"]} | {SAMPLES: result}
+                cells = [f"{100 * curve[count]['accuracy']:.2f} / {curve[count]['ece']:.4f}" for count in counts]
+                lines.append(f"| `{method}` | {' | '.join(cells)} |")
+        return lines
+
+    def scaled(self) -> list[str]:
+        """What temperature scaling did."""
+        lines = [
+            "| method | temperatures | accuracy, % (unchanged) | ECE | NLL | Brier |",
+            "|---|---|---|---|---|---|",
+        ]
+        for method, (config, _) in self.measured().items():
+            entry = (RunFolder.of(config, RUNS).read("calibration") or {}).get(KEY)
+            if entry is None:
+                continue
+            before, after = entry["before"], entry["after"]
+            cells = [
+                f"`{method}`",
+                ", ".join(f"{one:.2f}" for one in entry["temperatures"]),
+                f"{100 * after['accuracy']:.2f}",
+                *(f"{before[score]:.3f} → {after[score]:.3f}" for score in ("ece", "nll", "brier")),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+        return lines
+
+    def shifted(self) -> list[str]:
+        """Means over the corrupted test sets that all of the methods have in common."""
+        rows = {method: sets for method, (config, _) in self.measured().items() if (sets := _corrupted_sets(config))}
+        common = set.intersection(*(set(sets) for sets in rows.values()))
+        lines = [
+            f"Means over the {len(common)} sets that all of these rows have.{self._shifted_again(rows, common)}",
+            "",
+            "| method | sets measured | accuracy, % | ECE | NLL | Brier | AURC |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        every = len(CORRUPTIONS) * len(SEVERITIES)
+        for method, sets in rows.items():
+            means = {name: mean(sets[one][name] for one in common) for name in SHIFTED_SCORES}
+            scores = [f"{100 * means['accuracy']:.2f}", *(f"{means[name]:.3f}" for name in SHIFTED_SCORES[1:])]
+            lines.append(f"| {' | '.join([f'`{method}`', f'{len(sets)} of {every}', *scores])} |")
+        return lines
+
+    def samples_on_corrupted(self) -> str:
+        """How many samples each corrupted image got."""
+        rows = [row for config, _ in self.measured().values() for row in _corrupted_sets(config).values()]
+        return ", ".join(map(str, sorted({row["samples_asked"] for row in rows if row["samples_asked"]})))
+
+    def _shifted_again(self, methods: Iterable[str], common: set[tuple[str, int]]) -> str:
+        """The same means over all runs of a method, whatever their seed; empty if no method has several."""
+        texts = []
+        for method in methods:
+            configs = [self.config(method, seed) for seed in SEEDS]
+            runs = [_corrupted_sets(config, root) for root in (RUNS, *sorted(RERUNS.glob("*"))) for config in configs]
+            runs = [sets for sets in runs if common <= sets.keys()]
+            if len(runs) > 1:
+                means = {name: [mean(sets[one][name] for one in common) for sets in runs] for name in SHIFTED_SCORES}
+                accuracy, ece, nll = ((min(means[name]), max(means[name])) for name in ("accuracy", "ece", "nll"))
+                texts.append(
+                    f" The {len(runs)} runs of `{method}` range from {100 * accuracy[0]:.2f} to "
+                    f"{100 * accuracy[1]:.2f} % of accuracy, from {ece[0]:.3f} to {ece[1]:.3f} of ECE, and from "
+                    f"{nll[0]:.3f} to {nll[1]:.3f} of NLL."
+                )
+        return "".join(texts)
+
+    def other_seeds(self) -> str:
+        """Mean and deviation of methods that were trained with several seeds; empty if none was."""
+        texts = []
+        for method in self.methods:
+            results = [RunFolder.of(self.config(method, seed), RUNS).read("results") for seed in SEEDS]
+            found = [one[KEY] for one in results if one is not None and KEY in one]
+            if len(found) > 1:
+                accuracy, ece = ([one[name] for one in found] for name in ("accuracy", "ece"))
+                texts.append(
+                    f"`{method}` over {len(found)} seeds {100 * mean(accuracy):.2f} ± {100 * stdev(accuracy):.2f} % "
+                    f"and {mean(ece):.3f} ± {stdev(ece):.3f}"
+                )
+        return f" With other seeds: {', '.join(texts)} (mean and standard deviation)." if texts else ""
+
+    def reruns(self) -> list[str]:
+        """Every run of the rows that were trained more than once with one seed."""
+        roots = [RUNS, *sorted(RERUNS.glob("*"))]
+        runs = {method: [root for root in roots if method in self.measured(root)] for method in self.methods}
+        lines = ["| method, seed 0 | accuracy, % / ECE / NLL in the table | again |", "|---|---|---|"]
+        for method, where in runs.items():
+            if len(where) > 1:
+                results = [self.measured(root)[method][1] for root in where]
+                cells = [f"{100 * one['accuracy']:.2f} / {one['ece']:.4f} / {one['nll']:.3f}" for one in results]
+                lines.append(f"| `{method}` | {cells[0]} | {'; '.join(cells[1:])} |")
+        return lines
+
+    def origin(self) -> str:
+        """Where the numbers come from."""
+        found = self.measured()
+        environments = [result["environment"] for _, result in found.values()]
+        stated = {key: sorted({str(one[key]) for one in environments}) for key in ("gpu", "torch", "stream_version")}
+        gpu, torch, stream = (", ".join(words) for words in stated.values())
+        commits = ", ".join(sorted({str(one["commit"])[:7] for one in environments}))
+        return (
+            f"{gpu}, torch {torch}, stream {stream}, commit {commits}. Training time counts compiling and saving; "
+            f"{self._side_by_side()} networks were trained side by side and share it, some of them beside other work, "
+            "so it says little about one method."
+        )
+
+    def _side_by_side(self) -> str:
+        """How many networks shared the GPU while these were trained."""
+        members = [member for config, _ in self.measured().values() for member in config.members()]
+        entries = [RunFolder.of(member, RUNS).read("training") for member in members]
+        return " or ".join(map(str, sorted({entry["side_by_side"] for entry in entries if entry is not None})))
+
+
+def _with_paper(value: float, paper: float | None, text: str, scale: float = 1.0) -> str:
+    """Ours, the paper's and the difference."""
+    if paper is None:
+        return format(scale * value, text)
+    return (
+        f"{format(scale * value, text)} ({format(scale * paper, text)}, {format(scale * (value - paper), '+' + text)})"
+    )
+
+
+def _corrupted_sets(config: RunConfig, root: Path = RUNS) -> dict[tuple[str, int], dict[str, Any]]:
+    """What a run was measured to be on each corrupted test set."""
+    kept = RunFolder.of(config, root).read("shift") or {"rows": []}
+    return {(row["corruption"], row["severity"]): row for row in kept["rows"]}
