@@ -35,7 +35,6 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from rbue.compiling import is_exporting
 from rbue.errors import InvalidInput
 
 VERSION = 1
@@ -213,7 +212,12 @@ def odd_words(words: Tensor) -> Tensor:
 
     ``0.5 + odd / 2**24`` is uniform on the open interval ``(0, 1)`` and its mean is 1/2 exactly.
     """
-    if words.device.type == "cuda" and torch.compiler.is_compiling() and not is_exporting():
-        # GPUs convert integers slowly: the shifted word becomes the mantissa of a float near 1.5 * 2**23 instead.
-        return ((words >> 9) + 0x4B400000).view(torch.float32).sub(12582912.0).mul(2.0).add(1.0)
     return ((words >> 8) | 1).to(torch.float32)
+
+
+def as_mantissas(words: Tensor) -> Tensor:
+    """``1.5 * 2**23 + (odd - 1) / 2`` in ``float32``, exactly: the top 23 bits of each word become a mantissa.
+
+    GPUs convert integers slowly; this converts none.
+    """
+    return ((words >> 9) + 0x4B400000).view(torch.float32)

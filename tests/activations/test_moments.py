@@ -95,3 +95,14 @@ def test_mean_relu_treats_infinity_as_relu_does():
     x = torch.tensor([-torch.inf, torch.inf])
     assert mean_relu(x, DropReLU(1)).tolist() == [0, torch.inf]
     assert mean_relu(x, DropReLU(0.5)).equal(x)
+
+
+@pytest.mark.parametrize("activation", [RReLU(), RReLU(0, 1), RReLU(0.3, 0.9), RReLU(0, 0.01)], ids=str)
+def test_slopes_of_gpus_are_those_of_the_formula_to_a_unit_in_the_last_place(activation):
+    """All slopes that there are; as GPUs compute them, with no rounding between product and sum."""
+    words = torch.arange(-(1 << 22), 1 << 22, dtype=torch.int32) << 9
+    steepness, intercept = torch.tensor(reference.slope_line(activation)).double()
+    found = (random_stream.as_mantissas(words).double() * steepness + intercept).float()
+    unit = torch.finfo(torch.float32).eps * 2.0 ** math.floor(math.log2(activation.upper))
+    assert (found - reference.slopes(activation, words)).abs().max() <= unit
+    assert activation.lower <= found.min() < found.max() <= activation.upper

@@ -37,7 +37,7 @@ def ptx(kernel, block, drop, **more):
     constants = dict(zip(("ROWS", "PIXELS", "CHANNELS"), block), DROP=drop, CAPPED=False) | more
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     kinds = {"keys_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
-    kinds |= dict.fromkeys(("scale", "middle", "cap", "share", "eps"), "fp32") | {"affine_ptr": "*fp32"}
+    kinds |= dict.fromkeys(("steepness", "intercept", "cap", "share", "eps"), "fp32") | {"affine_ptr": "*fp32"}
     names = kernel.arg_names
     signature = {name: kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32") for name in names}
     even = [name for name in names if name.endswith("_ptr") or name in ("elements", "channels", "plane", "to_pixel")]

@@ -6,17 +6,32 @@ are the random words of :mod:`rbue.random_stream`, one for each element of ``x``
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rbue import random_stream
 from rbue.activations.definitions import Activation, DropReLU, RReLU
+from rbue.compiling import is_exporting
 
 
 def slopes(activation: RReLU, words: Tensor) -> Tensor:
     """The ``float32`` slopes ``lower + (upper - lower) * u`` with ``u`` uniform in ``(0, 1)``."""
+    if words.is_cuda and torch.compiler.is_compiling() and not is_exporting():
+        steepness, intercept = slope_line(activation)
+        return random_stream.as_mantissas(words) * steepness + intercept
     scale = (activation.upper - activation.lower) / (1 << 24)
     return random_stream.odd_words(words) * scale + activation.mean_slope
+
+
+def slope_line(activation: RReLU) -> tuple[float, float]:
+    """How slopes follow from :func:`~rbue.random_stream.as_mantissas` in one instruction: steepness and intercept.
+
+    The steepness is rounded first, and the intercept such that no error of that is left in the middle. So a slope is
+    that of :func:`slopes` to a unit in the last place.
+    """
+    width = float(np.float32(activation.upper - activation.lower))
+    return width / (1 << 23), activation.mean_slope - 1.5 * width + width / (1 << 24)
 
 
 def forward(x: Tensor, activation: Activation, words: Tensor, cap: float | None) -> Tensor:
@@ -30,7 +45,7 @@ def forward(x: Tensor, activation: Activation, words: Tensor, cap: float | None)
         y = torch.where((x < 0) & (words >= random_stream.threshold(1 - activation.q)), 0.0, x)
     else:
         sloped = (slopes(activation, words) * x.to(wide(x.dtype))).to(x.dtype)
-        y = torch.where(x < 0, sloped, torch.where(x == 0, 0.0, x))
+        y = torch.where(x < 0, sloped, x.abs())
     return y if cap is None else torch.clamp(y, max=cap)
 
 

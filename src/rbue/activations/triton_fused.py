@@ -54,7 +54,7 @@ def _affine_kernel(
 @triton.jit(do_not_specialize=("rows", "x_rows", "first_row", "lane_stride"))
 def _normalised_kernel(
     x_ptr, residual_ptr, affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row,
-    channels, plane, to_pixel, to_channel, threshold, scale, middle, cap,
+    channels, plane, to_pixel, to_channel, threshold, steepness, intercept, cap,
     REPEATED: tl.constexpr, RESIDUAL: tl.constexpr, RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -73,7 +73,7 @@ def _normalised_kernel(
     if RANDOM:
         k1, k2 = row_keys(keys_ptr, lane_stride, row, row < rows)
         word = word_of(mix((channel * plane + pixel).to(tl.uint32)), k1, k2)
-        y = wide_relu(y, word, threshold, scale, middle, DROP)
+        y = wide_relu(y, word, threshold, steepness, intercept, DROP)
     else:
         y = tl.where(y < 0, 0.0, y)
     if CAPPED:
@@ -85,7 +85,7 @@ def _normalised_kernel(
 @triton.jit(do_not_specialize=("lane_stride", "images", "samples"))
 def _pooled_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, images, samples, channels, plane, to_pixel, to_channel,
-    threshold, scale, middle, cap, share,
+    threshold, steepness, intercept, cap, share,
     DROP: tl.constexpr, CAPPED: tl.constexpr, SAMPLES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
@@ -98,7 +98,7 @@ def _pooled_kernel(
     for pixel in range(plane):
         x = tl.load(start + pixel * to_pixel, mask=channel < channels, other=0.0).to(tl.float32)
         word = word_of(mix((channel * plane + pixel).to(tl.uint32)), k1, k2)
-        y = wide_relu(x, word, threshold, scale, middle, DROP)
+        y = wide_relu(x, word, threshold, steepness, intercept, DROP)
         if CAPPED:
             y = tl.where(y > cap, cap, y)
         total += y

@@ -19,6 +19,7 @@ from torch import Tensor
 from rbue import random_stream
 from rbue.activations.definitions import Activation, DropReLU
 from rbue.activations.layout import ElementLayout
+from rbue.activations.reference import slope_line
 
 MIX_1 = tl.constexpr(random_stream.MIX_MULTIPLIERS[0])
 MIX_2 = tl.constexpr(random_stream.MIX_MULTIPLIERS[1])
@@ -98,32 +99,25 @@ def word_of(mixed, k1, k2):
 
 
 @triton.jit
-def wide_relu(x, word, threshold, scale, middle, DROP: tl.constexpr):
+def wide_relu(x, word, threshold, steepness, intercept, DROP: tl.constexpr):
     """The random activation of float32 numbers."""
     if DROP:
         y = tl.where((x < 0) & (word >= threshold), 0.0, x)
     else:
-        x = x + 0.0  # -0 becomes +0
-        y = tl.where(x < 0, _slope(word, scale, middle) * x, x)
+        y = tl.where(x < 0, _slope(word, steepness, intercept) * x, tl.abs(x))  # -0 becomes +0
     return y
 
 
 @triton.jit
-def _slope(word, scale, middle):
-    """``((word >> 8) | 1) * scale + middle``, the odd number as ``2 * (word >> 9) + 1``.
-
-    Converting integers is slow on these machines, so the shifted word becomes the mantissa of a float near
-    ``1.5 * 2**23``; every step up to the odd number is exact.
-    """
-    near = ((word >> 9) + 0x4B400000).to(tl.float32, bitcast=True)
-    odd = (near - 12582912.0) * 2.0 + 1.0
-    return odd * scale + middle
+def _slope(word, steepness, intercept):
+    """The twin of ``reference.slopes``, with ``random_stream.as_mantissas``."""
+    return tl.fma(((word >> 9) + 0x4B400000).to(tl.float32, bitcast=True), steepness, intercept)
 
 
 @triton.jit
 def _forward_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row, elements, channels, plane, slabs, across,
-    threshold, scale, middle, cap,
+    threshold, steepness, intercept, cap,
     REPEATED: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -134,7 +128,7 @@ def _forward_kernel(
     if DROP:
         y = tl.where((x < 0) & (word >= threshold), 0.0, x)
     else:
-        y = wide_relu(x.to(tl.float32), word, threshold, scale, middle, DROP)
+        y = wide_relu(x.to(tl.float32), word, threshold, steepness, intercept, DROP)
     if CAPPED:
         y = tl.where(y > cap, cap, y)
     tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
@@ -143,7 +137,7 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     grad_ptr, y_ptr, out_ptr, keys_ptr, lane_stride, rows, first_row, elements, channels, plane, slabs, across,
-    scale, middle, cap,
+    steepness, intercept, cap,
     DROP: tl.constexpr, CAPPED: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -156,7 +150,7 @@ def _backward_kernel(
     else:
         wide = y.to(tl.float32)
         negative = wide.to(tl.int32, bitcast=True) < 0
-        slope = _slope(_word(element, keys_ptr, lane_stride, row, rows), scale, middle)
+        slope = _slope(_word(element, keys_ptr, lane_stride, row, rows), steepness, intercept)
         wide_grad = grad.to(tl.float32)
         result = tl.where(negative, slope * wide_grad, tl.where(wide == 0, 0.0, wide_grad))
     if CAPPED:
@@ -234,7 +228,7 @@ def backward(
         for first_row, grid in launch.parts():
             _backward_kernel[grid](
                 grad, out, result, anything, 0 if keys is None else keys.stride(0), launch.rows, first_row,
-                *launch.shape, *_slope_range(activation), cap or 0.0,
+                *launch.shape, *_slope_line(activation), cap or 0.0,
                 DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.constants,
             )  # fmt: skip
     return result
@@ -243,14 +237,11 @@ def backward(
 def thresholds(activation: Activation) -> tuple[int, float, float]:
     """From which word on DropReLU drops, and the two numbers of RReLU's slope."""
     threshold = random_stream.threshold(1 - activation.q) if isinstance(activation, DropReLU) else 0
-    return threshold, *_slope_range(activation)
+    return threshold, *_slope_line(activation)
 
 
-def _slope_range(activation: Activation) -> tuple[float, float]:
-    """What to multiply an odd word by, and the slope in the middle."""
-    if isinstance(activation, DropReLU):
-        return 0.0, 0.0
-    return (activation.upper - activation.lower) / (1 << 24), activation.mean_slope
+def _slope_line(activation: Activation) -> tuple[float, float]:
+    return (0.0, 0.0) if isinstance(activation, DropReLU) else slope_line(activation)
 
 
 @dataclass(frozen=True)
