@@ -304,7 +304,7 @@ def test_parameters_that_are_slices_of_one():
     mean, var, weight, bias = torch.rand((5, 4), generator=torch.Generator().manual_seed(0)).to(DEVICE).unbind(1)
     found = triton_fused.affine(mean, var, weight, bias, 1e-5)
     scale = weight / (var + 1e-5).sqrt()
-    torch.testing.assert_close(found, torch.stack([mean, scale, bias]))
+    torch.testing.assert_close(found, torch.stack([scale, bias - mean * scale, mean, bias]))
 
 
 def test_a_large_mean_leaves_the_digits_that_count():
@@ -313,3 +313,13 @@ def test_a_large_mean_leaves_the_digits_that_count():
     affine = triton_fused.affine(*(part.to(DEVICE) if torch.is_tensor(part) else part for part in norm))
     found = triton_fused.normalised_relu(x, affine, None, None, None, ElementLayout.of(x, 4), None)
     torch.testing.assert_close(found.double(), ((x.double() - 1000) / 0.01).clamp(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_large_mean_leaves_the_digits_that_narrow_numbers_have(dtype):
+    x = (1000 + 10 * draw((4, 3, 2, 2), torch.float32).nan_to_num(0.5)).to(dtype)
+    norm = (torch.full((3,), 1000.0), torch.full((3,), 100.0), None, None, 0.0)
+    affine = triton_fused.affine(*(part.to(DEVICE) if torch.is_tensor(part) else part for part in norm))
+    found = triton_fused.normalised_relu(x, affine, None, None, None, ElementLayout.of(x, 4), None)
+    expected = ((x.double() - 1000) / 10).clamp(0)
+    torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=2e-5)

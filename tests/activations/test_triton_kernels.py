@@ -51,8 +51,8 @@ for drop in (True, False):
         backward = ptx(triton_kernels._backward_kernel, block, drop)
         print(*(code.count(move) for code in (forward, backward) for move in ("ld.global.v4", "st.global.v4")))
         assert "bar.sync" not in forward + backward
-    for residual in (True, False):
-        flags = {"REPEATED": False, "RESIDUAL": residual, "RANDOM": True, "to_channel": 1}
+    for residual, whole in ((True, True), (True, False), (False, True), (False, False)):
+        flags = {"REPEATED": False, "RESIDUAL": residual, "RANDOM": True, "WHOLE": whole, "to_channel": 1}
         fused = ptx(triton_fused._normalised_kernel, (2, 16, 64), drop, **flags)
         assert "bar.sync" not in fused and fused.count("st.global.v4") == 2
     ptx(triton_fused._pooled_kernel, (), drop, SAMPLES=32, CHANNELS=64, to_channel=1)

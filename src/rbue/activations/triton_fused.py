@@ -46,9 +46,10 @@ def _affine_kernel(
         scale *= tl.load(weight_ptr + channel, mask=inside, other=0.0).to(tl.float32)
     if BIASED:
         shift += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + channel, mean, mask=inside)
-    tl.store(out_ptr + channels + channel, scale, mask=inside)
-    tl.store(out_ptr + 2 * channels + channel, shift, mask=inside)
+    tl.store(out_ptr + channel, scale, mask=inside)
+    tl.store(out_ptr + channels + channel, shift - mean * scale, mask=inside)
+    tl.store(out_ptr + 2 * channels + channel, mean, mask=inside)
+    tl.store(out_ptr + 3 * channels + channel, shift, mask=inside)
 
 
 @triton.jit(do_not_specialize=("rows", "x_rows", "first_row", "lane_stride"))
@@ -56,22 +57,30 @@ def _normalised_kernel(
     x_ptr, residual_ptr, affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row,
     channels, plane, to_pixel, to_channel, threshold, steepness, intercept, cap,
     REPEATED: tl.constexpr, RESIDUAL: tl.constexpr, RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
-    ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[None, :, None]
     row = first_row + tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None, None]
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
-    inside = (row < rows) & (pixel < plane) & (channel < channels)
     place = pixel * to_pixel + channel * to_channel
-    source = (row % x_rows if REPEATED else row).to(tl.int64) * channels * plane + place
-    # The mean is taken off first: both may be large.
-    y = tl.load(x_ptr + source, mask=inside).to(tl.float32) - tl.load(affine_ptr + channel, mask=channel < channels)
-    y = y * tl.load(affine_ptr + channels + channel, mask=channel < channels)
-    y = y + tl.load(affine_ptr + 2 * channels + channel, mask=channel < channels)
+    if WHOLE:  # only rows can be missing; reading the last one again costs less than asking before each read
+        inside, exists, known, readable = row < rows, None, None, None
+        read = tl.minimum(row, rows - 1)
+    else:
+        inside = (row < rows) & (pixel < plane) & (channel < channels)
+        exists, known, readable, read = row < rows, channel < channels, inside, row
+    source = (read % x_rows if REPEATED else read).to(tl.int64) * channels * plane + place
+    y = tl.load(x_ptr + source, mask=readable).to(tl.float32)
+    scale = tl.load(affine_ptr + channel, mask=known)
+    if x_ptr.dtype.element_ty == tl.float32:  # the mean is taken off first: both may be large
+        y = (y - tl.load(affine_ptr + 2 * channels + channel, mask=known)) * scale
+        y = y + tl.load(affine_ptr + 3 * channels + channel, mask=known)
+    else:  # numbers with few digits have lost what that would save
+        y = tl.fma(y, scale, tl.load(affine_ptr + channels + channel, mask=known))
     if RESIDUAL:
-        y += tl.load(residual_ptr + source, mask=inside).to(tl.float32)
+        y += tl.load(residual_ptr + source, mask=readable).to(tl.float32)
     if RANDOM:
-        k1, k2 = row_keys(keys_ptr, lane_stride, row, row < rows)
+        k1, k2 = row_keys(keys_ptr, lane_stride, read, exists)
         word = word_of(mix((channel * plane + pixel).to(tl.uint32)), k1, k2)
         y = wide_relu(y, word, threshold, steepness, intercept, DROP)
     else:
@@ -107,11 +116,14 @@ def _pooled_kernel(
 
 
 def affine(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """BatchNorm at inference as ``(x - mean) * scale + shift``: the three, ``(3, channels)``."""
+    """BatchNorm at inference, ``(4, channels)``: scale and offset, mean and shift.
+
+    It is ``x * scale + offset``, or ``(x - mean) * scale + shift``, which keeps more digits of ``float32``.
+    """
     mean, var = mean.contiguous(), var.contiguous()
     weight, bias = (None if x is None else x.contiguous() for x in (weight, bias))
     channels = mean.shape[0]
-    out = torch.empty((3, channels), dtype=torch.float32, device=mean.device)
+    out = torch.empty((4, channels), dtype=torch.float32, device=mean.device)
     with torch.cuda.device_of(mean):
         _affine_kernel[(cdiv(channels, 128),)](
             mean, var, mean if weight is None else weight, mean if bias is None else bias, out, channels, eps,
@@ -143,7 +155,8 @@ def normalised_relu(
                 channels, plane, *steps, *((0, 0.0, 0.0) if activation is None else thresholds(activation)), cap or 0.0,
                 REPEATED=layout.repeat > 1, RESIDUAL=residual is not None, RANDOM=activation is not None,
                 DROP=isinstance(activation, DropReLU), CAPPED=cap is not None,
-                ROWS=together, PIXELS=pixels, CHANNELS=across, num_warps=max(1, math.prod(block) // 512),
+                ROWS=together, PIXELS=pixels, CHANNELS=across, WHOLE=plane % pixels == channels % across == 0,
+                num_warps=max(1, math.prod(block) // 512),
             )  # fmt: skip
     return out
 

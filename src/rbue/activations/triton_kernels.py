@@ -102,7 +102,9 @@ def word_of(mixed, k1, k2):
 def wide_relu(x, word, threshold, steepness, intercept, DROP: tl.constexpr):
     """The random activation of float32 numbers."""
     if DROP:
-        y = tl.where((x < 0) & (word >= threshold), 0.0, x)
+        # A selection would be made after the result is narrowed, which then is done one number at a time.
+        least = tl.where(word >= threshold, 0.0, float("-inf"))
+        y = tl.maximum(x, least, propagate_nan=tl.PropagateNan.ALL)
     else:
         y = tl.where(x < 0, _slope(word, steepness, intercept) * x, tl.abs(x))  # -0 becomes +0
     return y
