@@ -235,7 +235,8 @@ def test_batch_norm_a_sum_and_a_relu_in_one(activation, residual, cap, dtype):
     for shape, repeat in FUSED_CASES:
         if activation is None and repeat > 1:
             continue
-        for channels_last in formats(shape):
+        # Where channels lie first, a program has one of them, which takes long to interpret for 64.
+        for channels_last in [True] if shape[1] == 64 and DEVICE == "cpu" else formats(shape):
             x, other = (draw(shape, torch.float32, channels_last, seed).nan_to_num(0.5).to(dtype) for seed in (0, 1))
             norm = batch_norm(shape[1], affine=not residual)
             layout, key = ElementLayout.of(x, shape[0] * repeat, repeat), make_keys(shape[0] * repeat)
@@ -285,10 +286,11 @@ def test_images_cut_into_patches(repeat, monkeypatch):
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_very_many_rows_take_several_fused_launches(memory_format, monkeypatch):
-    x = draw((5, 64, 4, 8), torch.float32).nan_to_num(0.5).contiguous(memory_format=memory_format)
+    channels = 64 if memory_format is torch.channels_last else 3
+    x = draw((5, channels, 4, 8), torch.float32).nan_to_num(0.5).contiguous(memory_format=memory_format)
     arguments = (
         x,
-        triton_fused.affine(*batch_norm(64)),
+        triton_fused.affine(*batch_norm(channels)),
         None,
         DropReLU(0.6),
         make_keys(5),

@@ -32,6 +32,7 @@ COMPILED = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from rbue.activations import triton_fused, triton_kernels
+from rbue.random_stream import MIX_MULTIPLIERS, signed32
 
 def ptx(kernel, block, drop, **more):
     constants = dict(zip(("ROWS", "PIXELS", "CHANNELS"), block), DROP=drop, CAPPED=False) | more
@@ -45,16 +46,21 @@ def ptx(kernel, block, drop, **more):
     source = ASTSource(kernel, signature, constants, attributes)
     return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
 
+def mixed(code):
+    return code.count(f", {signed32(MIX_MULTIPLIERS[0])};")
+
 for drop in (True, False):
-    for block in ((2, 1, 1024), (2, 4, 256), (1, 128, 16)):
-        forward = ptx(triton_kernels._forward_kernel, block, drop)
-        backward = ptx(triton_kernels._backward_kernel, block, drop)
-        print(*(code.count(move) for code in (forward, backward) for move in ("ld.global.v4", "st.global.v4")))
-        assert "bar.sync" not in forward + backward
-    for residual, whole in ((True, True), (True, False), (False, True), (False, False)):
-        flags = {"REPEATED": False, "RESIDUAL": residual, "RANDOM": True, "WHOLE": whole, "to_channel": 1}
-        fused = ptx(triton_fused._normalised_kernel, (2, 16, 64), drop, **flags)
-        assert "bar.sync" not in fused and fused.count("st.global.v4") == 2
+    for whole in (True, False):
+        for block in ((2, 1, 1024), (2, 4, 256), (1, 128, 16)):
+            forward = ptx(triton_kernels._forward_kernel, block, drop, WHOLE=whole)
+            backward = ptx(triton_kernels._backward_kernel, block, drop, WHOLE=whole)
+            print(*(code.count(move) for code in (forward, backward) for move in ("ld.global.v4", "st.global.v4")))
+            assert "bar.sync" not in forward + backward
+            assert (mixed(forward), mixed(backward)) == (16 // block[0], 0 if drop else 16 // block[0])
+        for residual in (True, False):
+            flags = {"REPEATED": False, "RESIDUAL": residual, "RANDOM": True, "WHOLE": whole, "to_channel": 1}
+            fused = ptx(triton_fused._normalised_kernel, (2, 16, 64), drop, **flags)
+            assert "bar.sync" not in fused and fused.count("st.global.v4") == 2 and mixed(fused) == 8
     ptx(triton_fused._pooled_kernel, (), drop, SAMPLES=32, CHANNELS=64, to_channel=1)
 ptx(triton_fused._affine_kernel, (), False, WEIGHTED=True, BIASED=True, BLOCK=128)
 """
@@ -62,7 +68,10 @@ ptx(triton_fused._affine_kernel, (), False, WEIGHTED=True, BIASED=True, BLOCK=12
 
 @NEEDS_TRITON
 def test_kernels_compile_for_a_gpu_that_is_not_here_and_move_16_bytes_at_once():
-    """Each thread has 16 elements of two bytes: two moves forward, four reads and two writes backward, no barrier."""
+    """Each thread has 16 elements of two bytes: two moves forward, four reads and two writes backward, no barrier.
+
+    A thread has the same places of both rows, and mixes their number once.
+    """
     source = str(Path(rbue.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     environment.pop("TRITON_INTERPRET", None)

@@ -20,7 +20,9 @@ from rbue.activations.triton_kernels import (
     cdiv,
     mix,
     next_power_of_2,
+    own_rows,
     row_keys,
+    start_of,
     thresholds,
     wide_relu,
     word_of,
@@ -52,6 +54,26 @@ def _affine_kernel(
     tl.store(out_ptr + 3 * channels + channel, shift, mask=inside)
 
 
+@triton.jit
+def _normalised(
+    x, residual, scale, offset, mean, mixed, keys_ptr, lane_stride, row, threshold, steepness, intercept, cap,
+    WIDE: tl.constexpr, RESIDUAL: tl.constexpr, RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    """BatchNorm, the sum and the activation of one row; the mean is taken off first where ``x`` is wide."""
+    y = x.to(tl.float32)
+    y = (y - mean) * scale + offset if WIDE else tl.fma(y, scale, offset)
+    if RESIDUAL:
+        y += residual.to(tl.float32)
+    if RANDOM:
+        word = word_of(mixed, row_keys(keys_ptr, lane_stride, row))
+        y = wide_relu(y, word, threshold, steepness, intercept, DROP)
+    else:
+        y = tl.where(y < 0, 0.0, y)
+    if CAPPED:
+        y = tl.where(y > cap, cap, y)
+    return y
+
+
 @triton.jit(do_not_specialize=("rows", "x_rows", "first_row", "lane_stride"))
 def _normalised_kernel(
     x_ptr, residual_ptr, affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row,
@@ -59,36 +81,37 @@ def _normalised_kernel(
     REPEATED: tl.constexpr, RESIDUAL: tl.constexpr, RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[None, :, None]
-    row = first_row + tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None, None]
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None]
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    known = None if WHOLE else channel < channels
+    inside = None if WHOLE else (pixel < plane) & known
+    row, last = own_rows(first_row, rows, ROWS)
     place = pixel * to_pixel + channel * to_channel
-    if WHOLE:  # only rows can be missing; reading the last one again costs less than asking before each read
-        inside, exists, known, readable = row < rows, None, None, None
-        read = tl.minimum(row, rows - 1)
-    else:
-        inside = (row < rows) & (pixel < plane) & (channel < channels)
-        exists, known, readable, read = row < rows, channel < channels, inside, row
-    source = (read % x_rows if REPEATED else read).to(tl.int64) * channels * plane + place
-    y = tl.load(x_ptr + source, mask=readable).to(tl.float32)
+    elements = channels * plane
+    source = start_of(row, x_rows, elements, REPEATED) + place
+    last_source = start_of(last, x_rows, elements, REPEATED) + place
+    x = tl.load(x_ptr + source, mask=inside)
+    residual = tl.load(residual_ptr + source, mask=inside) if RESIDUAL else None
+    if ROWS == 2:
+        last_x = tl.load(x_ptr + last_source, mask=inside)
+        last_residual = tl.load(residual_ptr + last_source, mask=inside) if RESIDUAL else None
+    # Mean and shift may both be large; numbers with few digits have lost what taking the mean off first would save.
+    WIDE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     scale = tl.load(affine_ptr + channel, mask=known)
-    if x_ptr.dtype.element_ty == tl.float32:  # the mean is taken off first: both may be large
-        y = (y - tl.load(affine_ptr + 2 * channels + channel, mask=known)) * scale
-        y = y + tl.load(affine_ptr + 3 * channels + channel, mask=known)
-    else:  # numbers with few digits have lost what that would save
-        y = tl.fma(y, scale, tl.load(affine_ptr + channels + channel, mask=known))
-    if RESIDUAL:
-        y += tl.load(residual_ptr + source, mask=readable).to(tl.float32)
-    if RANDOM:
-        k1, k2 = row_keys(keys_ptr, lane_stride, read, exists)
-        word = word_of(mix((channel * plane + pixel).to(tl.uint32)), k1, k2)
-        y = wide_relu(y, word, threshold, steepness, intercept, DROP)
-    else:
-        y = tl.where(y < 0, 0.0, y)
-    if CAPPED:
-        y = tl.where(y > cap, cap, y)
-    out = out_ptr + row.to(tl.int64) * channels * plane + place
-    tl.store(out, y.to(out_ptr.dtype.element_ty), mask=inside)
+    offset = tl.load(affine_ptr + (3 if WIDE else 1) * channels + channel, mask=known)
+    mean = tl.load(affine_ptr + 2 * channels + channel, mask=known) if WIDE else None
+    mixed = mix((channel * plane + pixel).to(tl.uint32))
+    y = _normalised(
+        x, residual, scale, offset, mean, mixed, keys_ptr, lane_stride, row, threshold, steepness, intercept, cap,
+        WIDE, RESIDUAL, RANDOM, DROP, CAPPED,
+    )  # fmt: skip
+    tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
+    if ROWS == 2:
+        y = _normalised(
+            last_x, last_residual, scale, offset, mean, mixed, keys_ptr, lane_stride, last,
+            threshold, steepness, intercept, cap, WIDE, RESIDUAL, RANDOM, DROP, CAPPED,
+        )  # fmt: skip
+        tl.store(out_ptr + last.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=("lane_stride", "images", "samples"))
@@ -101,12 +124,12 @@ def _pooled_kernel(
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     sample = tl.program_id(2) * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     row = sample * images + image
-    k1, k2 = row_keys(keys_ptr, lane_stride, row, sample < samples)
+    keys = row_keys(keys_ptr, lane_stride, row, sample < samples)
     start = x_ptr + image * channels * plane + channel * to_channel
     total = tl.zeros((SAMPLES, CHANNELS), tl.float32)
     for pixel in range(plane):
         x = tl.load(start + pixel * to_pixel, mask=channel < channels, other=0.0).to(tl.float32)
-        word = word_of(mix((channel * plane + pixel).to(tl.uint32)), k1, k2)
+        word = word_of(mix((channel * plane + pixel).to(tl.uint32)), keys)
         y = wide_relu(x, word, threshold, steepness, intercept, DROP)
         if CAPPED:
             y = tl.where(y > cap, cap, y)
@@ -174,7 +197,7 @@ def _block(layout: ElementLayout) -> tuple[int, int, int]:
     last = _steps(layout)[1] == 1
     across = min(_CHANNELS, next_power_of_2(channels)) if last else 1
     pixels = min(_BLOCK // 2 // across, plane)
-    return min(_BLOCK // across // pixels, next_power_of_2(layout.rows)), pixels, across
+    return min(2, layout.rows), pixels, across
 
 
 def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:

@@ -1,8 +1,8 @@
 """Fused kernels for CUDA devices: one read and one write an element, the bits computed on the way.
 
-The kernels are bound by instructions as much as by memory, so a program takes a block of ``rows x pixels x channels``:
-an element's logical number needs one addition and no division where the channels lie last, and the hash of an element
-serves all rows of the block. A row in logical order is a row of one channel.
+The kernels are bound by instructions as much as by memory, so a program takes a block of ``pixels x channels`` in two
+rows: an element's logical number needs one addition and no division where the channels lie last, and its hash serves
+both rows. A row in logical order is a row of one channel.
 """
 
 from __future__ import annotations
@@ -58,41 +58,49 @@ def mix(x):
 
 
 @triton.jit
-def _block(
-    rows, first_row, channels, plane, slabs, across, ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
-):
-    """The rows of a program, the places in the memory of a row, the elements there, and which of all that exists.
+def _tile(channels, plane, slabs, across, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
+    """The places in the memory of a row that a program takes, the elements there, and which of them exist.
 
     A division takes as many instructions as an element does, and those by ``slabs`` and ``across`` vanish where they
     are 1, as Triton compiles that case apart.
     """
     slab = tl.program_id(0) % slabs
     start = slab // across * channels * plane
-    row = first_row + tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None, None]
-    pixel = tl.program_id(0) // slabs * PIXELS + tl.arange(0, PIXELS)[None, :, None]
-    channel = slab % across * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
-    inside = (row < rows) & (pixel < plane) & (channel < channels)
-    return row, start + pixel * channels + channel, start + channel * plane + pixel, inside
+    pixel = tl.program_id(0) // slabs * PIXELS + tl.arange(0, PIXELS)[:, None]
+    channel = slab % across * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    exist = (pixel < plane) & (channel < channels)
+    return start + pixel * channels + channel, start + channel * plane + pixel, exist
 
 
 @triton.jit
-def _word(element, keys_ptr, lane_stride, row, rows):
-    """The random word of each element of each row, signed."""
-    k1, k2 = row_keys(keys_ptr, lane_stride, row, row < rows)
-    return word_of(mix(element.to(tl.uint32)), k1, k2)
+def own_rows(first_row, rows, ROWS: tl.constexpr):
+    """The first and the last row of a program; the same, done twice, where there is no second: cheaper than a mask.
+
+    They are no dimension of its block: versions of Triton differ in whether one thread would have both, which it must
+    for mixing an element's number once.
+    """
+    row = first_row + tl.program_id(1) * ROWS
+    return row, tl.minimum(row + ROWS - 1, rows - 1)
 
 
 @triton.jit
-def row_keys(keys_ptr, lane_stride, row, exists):
-    """The two lanes of each row's key."""
+def start_of(row, x_rows, elements, REPEATED: tl.constexpr):
+    """Where a row begins, or that of which it is a copy."""
+    return (row % x_rows if REPEATED else row).to(tl.int64) * elements
+
+
+@triton.jit
+def row_keys(keys_ptr, lane_stride, row, exists=None):
+    """The two lanes of the key of a row, or of several."""
     k1 = tl.load(keys_ptr + row, mask=exists).to(tl.uint32, bitcast=True)
     k2 = tl.load(keys_ptr + lane_stride + row, mask=exists).to(tl.uint32, bitcast=True)
     return k1, k2
 
 
 @triton.jit
-def word_of(mixed, k1, k2):
+def word_of(mixed, keys):
     """The random word of a mixed element number under a key, signed."""
+    k1, k2 = keys
     h = (mixed ^ k1) * BITS_1
     h = h ^ (h >> 15)
     return ((h ^ k2) * BITS_2).to(tl.int32, bitcast=True)
@@ -117,23 +125,55 @@ def _slope(word, steepness, intercept):
 
 
 @triton.jit
-def _forward_kernel(
-    x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row, elements, channels, plane, slabs, across,
-    threshold, steepness, intercept, cap,
-    REPEATED: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
-    ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    row, place, element, inside = _block(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
-    source = row % x_rows if REPEATED else row
-    x = tl.load(x_ptr + source.to(tl.int64) * elements + place, mask=inside)
-    word = _word(element, keys_ptr, lane_stride, row, rows)
+def _narrow_relu(x, word, threshold, steepness, intercept, cap, DROP: tl.constexpr, CAPPED: tl.constexpr):
+    """The random activation of numbers as they are stored."""
     if DROP:
         y = tl.where((x < 0) & (word >= threshold), 0.0, x)
     else:
         y = wide_relu(x.to(tl.float32), word, threshold, steepness, intercept, DROP)
     if CAPPED:
         y = tl.where(y > cap, cap, y)
+    return y
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row, elements, channels, plane, slabs, across,
+    threshold, steepness, intercept, cap,
+    REPEATED: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
+    ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    place, element, exist = _tile(channels, plane, slabs, across, PIXELS, CHANNELS)
+    inside = None if WHOLE else exist
+    row, last = own_rows(first_row, rows, ROWS)
+    x = tl.load(x_ptr + start_of(row, x_rows, elements, REPEATED) + place, mask=inside)
+    if ROWS == 2:
+        last_x = tl.load(x_ptr + start_of(last, x_rows, elements, REPEATED) + place, mask=inside)
+    mixed = mix(element.to(tl.uint32))
+    word = word_of(mixed, row_keys(keys_ptr, lane_stride, row))
+    y = _narrow_relu(x, word, threshold, steepness, intercept, cap, DROP, CAPPED)
     tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
+    if ROWS == 2:
+        word = word_of(mixed, row_keys(keys_ptr, lane_stride, last))
+        y = _narrow_relu(last_x, word, threshold, steepness, intercept, cap, DROP, CAPPED)
+        tl.store(out_ptr + last.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gradient(
+    grad, y, mixed, keys_ptr, lane_stride, row, steepness, intercept, cap, DROP: tl.constexpr, CAPPED: tl.constexpr
+):
+    """The gradient at the input of one row."""
+    if DROP:
+        result = tl.where(y == 0, 0.0, grad)
+    else:
+        wide, wide_grad = y.to(tl.float32), grad.to(tl.float32)
+        negative = wide.to(tl.int32, bitcast=True) < 0
+        slope = _slope(word_of(mixed, row_keys(keys_ptr, lane_stride, row)), steepness, intercept)
+        result = tl.where(negative, slope * wide_grad, tl.where(wide == 0, 0.0, wide_grad))
+    if CAPPED:
+        result = tl.where(y >= cap, 0.0, result)
+    return result
 
 
 @triton.jit
@@ -141,23 +181,26 @@ def _backward_kernel(
     grad_ptr, y_ptr, out_ptr, keys_ptr, lane_stride, rows, first_row, elements, channels, plane, slabs, across,
     steepness, intercept, cap,
     DROP: tl.constexpr, CAPPED: tl.constexpr,
-    ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    row, place, element, inside = _block(rows, first_row, channels, plane, slabs, across, ROWS, PIXELS, CHANNELS)
+    place, element, exist = _tile(channels, plane, slabs, across, PIXELS, CHANNELS)
+    inside = None if WHOLE else exist
+    row, last = own_rows(first_row, rows, ROWS)
     offset = row.to(tl.int64) * elements + place
+    last_offset = last.to(tl.int64) * elements + place
     grad = tl.load(grad_ptr + offset, mask=inside)
     y = tl.load(y_ptr + offset, mask=inside)
-    if DROP:
-        result = tl.where(y == 0, 0.0, grad)
-    else:
-        wide = y.to(tl.float32)
-        negative = wide.to(tl.int32, bitcast=True) < 0
-        slope = _slope(_word(element, keys_ptr, lane_stride, row, rows), steepness, intercept)
-        wide_grad = grad.to(tl.float32)
-        result = tl.where(negative, slope * wide_grad, tl.where(wide == 0, 0.0, wide_grad))
-    if CAPPED:
-        result = tl.where(y >= cap, 0.0, result)
+    if ROWS == 2:
+        last_grad = tl.load(grad_ptr + last_offset, mask=inside)
+        last_y = tl.load(y_ptr + last_offset, mask=inside)
+    mixed = None if DROP else mix(element.to(tl.uint32))
+    result = _gradient(grad, y, mixed, keys_ptr, lane_stride, row, steepness, intercept, cap, DROP, CAPPED)
     tl.store(out_ptr + offset, result.to(out_ptr.dtype.element_ty), mask=inside)
+    if ROWS == 2:
+        result = _gradient(
+            last_grad, last_y, mixed, keys_ptr, lane_stride, last, steepness, intercept, cap, DROP, CAPPED
+        )
+        tl.store(out_ptr + last_offset, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -298,7 +341,8 @@ class Launch:
         """What a kernel is compiled with."""
         rows, pixels, channels = self.block
         warps = max(1, rows * pixels * channels // _ELEMENTS_OF_A_WARP)
-        return {"ROWS": rows, "PIXELS": pixels, "CHANNELS": channels, "num_warps": warps}
+        whole = self.plane % pixels == self.channels % channels == 0
+        return {"ROWS": rows, "PIXELS": pixels, "CHANNELS": channels, "WHOLE": whole, "num_warps": warps}
 
 
 def _tile_width(channels: int) -> int:
