@@ -127,6 +127,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "mode of a plain network": (lambda: rbue.mode(mlp(), "mean").__enter__(), ConversionError, ["not converted"]),
     "seed of a wrong type": (lambda: rbue.seed(convert()(), 1.5), InvalidInput, ["1.5"]),
     "no ReLU met": (lambda: convert(lambda: nn.Linear(4, 4))()(x), ConversionError, ["Linear ran without"]),
+    "traced by torch.fx": (
+        lambda: torch.fx.symbolic_trace(convert()()),
+        InvalidInput,
+        ["torch.fx", "trace the network first"],
+    ),
     "input without rows": (lambda: convert()()(), InvalidInput, ["batch dimension"]),
 }
 

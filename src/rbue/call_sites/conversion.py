@@ -114,7 +114,10 @@ class Conversion:
 
     def _direct_draw(self, network: nn.Module, x: Tensor | None) -> draws.Draw:
         if x is None:
-            raise InvalidInput("a converted network needs a tensor with a batch dimension among its inputs.")
+            raise InvalidInput(
+                "a converted network needs a tensor with a batch dimension among its inputs; torch.fx gives it none, "
+                "so trace the network first and convert what comes of it."
+            )
         return checkpointing.recorded(lambda: draws.direct_draw(network, x.shape[0], x.device))
 
 
