@@ -260,3 +260,40 @@ def test_weights_stay_as_they_are(batch: int) -> None:
     rbue.convert(network, rbue.DropReLU(0.5), example=x)
     samples = rbue.predict(network, x, samples=8, return_samples=True).samples
     assert len({tuple(sample.flatten().tolist()) for sample in samples}) == 8
+
+
+class SparseBefore(nn.Module):
+    """A ReLU of a tensor that is not dense, and one that is."""
+
+    def __init__(self, narrow: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.narrow = narrow
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.relu(self.narrow(x))
+        dense = torch.cat(list(first.unbind())).reshape(x.shape) if first.is_nested else first.to_dense()
+        return torch.relu(dense - 1)
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        Tensor.to_sparse,
+        Tensor.to_sparse_csr,
+        Tensor.to_mkldnn,
+        lambda x: torch.nested.nested_tensor(list(x)),
+        lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
+    ],
+    ids=["coo", "csr", "mkldnn", "nested", "jagged"],
+)
+@pytest.mark.filterwarnings("ignore:.*(beta|prototype).*:UserWarning")
+def test_tensors_that_are_not_dense_are_left_alone_with_a_warning(narrow: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(4, 50)
+    plain = SparseBefore(narrow)
+    network = rbue.convert(SparseBefore(narrow), rbue.DropReLU(0.5))
+    with pytest.warns(rbue.RbueWarning, match=r"torch\.relu of a \w+ tensor stays as it is.* to_dense"):
+        out = network(x)
+    with pytest.warns(rbue.RbueWarning, match=r"stays as it is"):
+        assert len(rbue.sites(plain, x)) == 1
+    assert torch.equal(out.clamp(min=0), plain(x)), "the first ReLU is plain"
+    assert (out < 0).any(), "the second is random"

@@ -2,11 +2,12 @@
 
 ``clamp``, ``threshold`` and ``hardtanh`` count only with the bounds that make them a ReLU: zero below and
 nothing, or a cap, above. A ReLU of a single number has no rows to be random in, and one that writes to ``out=`` names
-a tensor of the caller's: both are left as they are.
+a tensor of the caller's: both are left as they are. So is one of a sparse or nested tensor, with a warning.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
+
+from rbue.errors import RbueWarning
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,20 @@ def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCal
     if isinstance(x, Parameter):  # positive weights, say: they have no images, and one draw would serve a whole batch
         return None
     found = reader(arguments)
+    if found is not None and (x.is_nested or x.layout is not torch.strided):
+        _warn_of_layout(form, "nested" if x.is_nested else str(x.layout).removeprefix("torch."))
+        return None
     return None if found is None else ReluCall(form, x, *found, keeps_input=func not in _KEEP_OUTPUT)
+
+
+@torch.compiler.disable
+def _warn_of_layout(form: str, layout: str) -> None:
+    warnings.warn(
+        f"a {form} of a {layout} tensor stays as it is: only dense ones are made random, so use to_dense() before it "
+        "if it should be.",
+        RbueWarning,
+        stacklevel=2,
+    )
 
 
 OTHER_ACTIVATIONS: dict[Callable, str] = {
