@@ -167,26 +167,19 @@ def test_members_measured_on_different_images_are_not_combined(own, other):
     assert not RunFolder.of(whole, own).has_results
 
 
-def test_a_member_with_fewer_answers_is_not_combined(own):
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [(slice(1, None), "on other test images"), (slice(None, None, -1), "or not to the end")],
+    ids=["fewer answers", "those of a measurement that was stopped before its result was written"],
+)
+def test_a_member_whose_stored_answers_are_not_those_of_its_result_is_not_combined(own, kept, message):
     whole = config("deep-ensemble:2")
     for member in whole.members():
         evaluate_run(member, own, CPU)
         take_weights(RunFolder.of(member, own))
     folder = RunFolder.of(whole.members()[1], own)
-    write_probs(folder.probs, read_probs(folder.probs)[1:])
-    with pytest.raises(RbueError, match="on other test images"):
-        evaluate_run(whole, own, CPU)
-
-
-def test_a_member_whose_measurement_was_stopped_is_not_combined(own):
-    """Its probabilities were written, the result that goes with them was not."""
-    whole = config("deep-ensemble:2")
-    for member in whole.members():
-        evaluate_run(member, own, CPU)
-        take_weights(RunFolder.of(member, own))
-    folder = RunFolder.of(whole.members()[1], own)
-    write_probs(folder.probs, read_probs(folder.probs)[::-1])
-    with pytest.raises(RbueError, match="or not to the end"):
+    write_probs(folder.probs, read_probs(folder.probs)[kept])
+    with pytest.raises(RbueError, match=message):
         evaluate_run(whole, own, CPU)
 
 
