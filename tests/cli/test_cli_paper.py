@@ -9,6 +9,7 @@ import pytest
 
 from rbue.paper.experiments import IDS
 
+PUBLISHED = Path(__file__).parents[2] / "results" / "runs"
 SMALL = ("table1-cifar10", "--quick", "--models", "vgg13", "--methods", "single,deep-ensemble:4", "--epochs", 1)
 
 
@@ -99,6 +100,14 @@ def test_sentences_are_shown_where_there_is_room(command, monkeypatch, columns, 
     monkeypatch.setenv("COLUMNS", str(columns))
     assert ("cannot be calculated" in command("paper", "claims").stdout) is room
     assert "“This cannot be calculated”, read as:" in command("paper", "claims", "--why").stdout.replace("\n", " ")
+
+
+def test_claims_of_one_network(as_json):
+    """The published runs: the paper shows corruptions for DenseNet-121, ours are of ResNet-18."""
+    found = as_json("paper", "claims", "--models", "resnet18", "--runs", str(PUBLISHED))
+    judged = {claim["id"]: claim["measured"] for claim in found["claims"]}
+    assert judged["shift-on-par"]["known"] == judged["shift-on-par"]["cases"] > 0
+    assert "resnet18, severity 1" in judged["shift-on-par"]["why"]
 
 
 @pytest.mark.parametrize("verb", ["report", "claims"])

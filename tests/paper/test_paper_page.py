@@ -224,7 +224,8 @@ def test_partial_results_say_what_is_missing(tmp_path):
     assert f"<code>rbue paper run fig-q-sweep --seeds 0,1,2 --runs {tmp_path}</code> does it." in text
     other = page_of(tmp_path, Settings(models=("vgg13",)), chosen(["fig-shift-cifar10"]))
     assert f"<code>rbue paper run fig-shift-cifar10 --models vgg13 --runs {tmp_path}</code> continues." in other
-    assert "0 of 2 tables and figures are complete" in text
+    assert "0 of 2 tables and figures are complete." in text
+    assert "0 of 1 tables and figures are complete for vgg13 alone." in other
     assert "paper 95.32" in text
 
 

@@ -205,7 +205,10 @@ def claims(
     quick: Quick = False,
     models: Annotated[
         str | None,
-        typer.Option("--models", help="Only these networks count; the first also for the sentences on corruptions."),
+        typer.Option(
+            "--models",
+            help="Only these networks count; for corruptions the paper's, if it is among them, or the first.",
+        ),
     ] = None,
     seeds: Seeds = None,
     epochs: Epochs = None,

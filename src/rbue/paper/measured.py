@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from rbue.calibrating import is_calibration_of
-from rbue.paper.experiments import SHIFT_MODEL
+from rbue.paper.experiments import get
 from rbue.paper.settings import Settings, spread
 from rbue.paper.shift_results import CORRUPTION_COUNT, Row, shift_rows
 from rbue.runs import RunConfig, RunFolder, other_stream, result_key
@@ -132,5 +132,6 @@ class Measured:
     @property
     def shift_model(self) -> str:
         """The network to be measured under corruptions: the paper's, or the one that was asked for."""
-        asked = self.settings.models
-        return SHIFT_MODEL if asked is None or SHIFT_MODEL in asked else asked[0]
+        grid = get("fig-shift-cifar10").grid
+        assert grid is not None
+        return self.settings.models_of(grid)[0]
