@@ -272,6 +272,23 @@ def test_a_relu_and_the_mean_over_its_pixels_in_one(activation, cap, dtype):
             )
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", [DropReLU(0.6), RReLU()], ids=str)
+def test_nan_and_infinity_pass_through_the_fused_kernels_as_through_the_formula(activation, dtype):
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), -1.0, 1.0], device=DEVICE, dtype=dtype)
+    x = x.repeat(2, 8).reshape(2, 5, 4, 2)
+    layout, key = ElementLayout.of(x, 2), make_keys(2)
+    norm = triton_fused.affine(*(torch.full((5,), value, device=DEVICE) for value in (0.0, 1.0)), None, None, 0.0)
+    expected = reference.forward(x.float(), activation, random_words(key, layout), None)
+    found = triton_fused.normalised_relu(x, norm, None, activation, key, layout, None)
+    assert torch.isnan(expected).any()
+    torch.testing.assert_close(found.float(), expected.to(dtype).float(), equal_nan=True, rtol=1e-2, atol=0)
+    found = triton_fused.pooled_relu(
+        x[:, :, :1, :1].contiguous(), activation, key, ElementLayout.of(x[:, :, :1, :1], 2), None
+    )
+    assert torch.isnan(found).any()
+
+
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_images_cut_into_patches(repeat, monkeypatch):
     """The frames of a video along the batch, say: there are fewer keys than rows."""
