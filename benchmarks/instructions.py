@@ -3,7 +3,7 @@
     python benchmarks/instructions.py [--capability 90] [--out FILE]
 
 The kernels are compiled for a GPU that need not be here (90 is an H200) and disassembled with the tool that comes with
-Triton. Counted is a whole thread with 16 elements in two rows, channels last, and divided by 16. A kernel is bound by
+Triton. Counted is a whole thread with 32 elements in four rows, channels last, and divided by 32. A kernel is bound by
 memory as long as the GPU issues instructions faster than it moves elements: at 4.3 TB/s an H200 has time for about 27
 where an element is read and written in two bytes (132 multiprocessors, 4 x 32 a cycle, 1.7 GHz).
 """
@@ -28,8 +28,8 @@ from rbue.activations import triton_fused, triton_kernels
 from rbue.environment import facts
 from rbue.files import write_json
 
-BLOCK = {"ROWS": 2, "PIXELS": 16, "CHANNELS": 64, "WHOLE": True, "CAPPED": False, "REPEATED": False}
-WARPS, ELEMENTS = 4, 16
+BLOCK = {"ROWS": 4, "PIXELS": 16, "CHANNELS": 64, "WHOLE": True, "CAPPED": False, "REPEATED": False}
+WARPS, ELEMENTS = 4, 32
 FUSED = {"RANDOM": True, "to_channel": 1}
 PLAIN = {"slabs": 1, "across": 1}
 KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {

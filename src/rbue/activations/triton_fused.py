@@ -16,19 +16,22 @@ from torch import Tensor
 from rbue.activations.definitions import Activation, DropReLU
 from rbue.activations.layout import ElementLayout
 from rbue.activations.triton_kernels import (
+    MOST_OF_A_ROW,
     MOST_PROGRAMS_DOWN,
+    MOST_ROWS,
     cdiv,
+    copied_rows,
     mix,
     next_power_of_2,
     own_rows,
+    read_rows,
     row_keys,
-    start_of,
     thresholds,
+    warps_for,
     wide_relu,
     word_of,
 )
 
-_BLOCK = 2048
 _SAMPLES, _CHANNELS = 32, 64
 """Samples and channels of a program that pools: enough of both for its threads to mix an element number once for eight
 samples."""
@@ -54,26 +57,6 @@ def _affine_kernel(
     tl.store(out_ptr + 3 * channels + channel, shift, mask=inside)
 
 
-@triton.jit
-def _normalised(
-    x, residual, scale, offset, mean, mixed, keys_ptr, lane_stride, row, threshold, steepness, intercept, cap,
-    WIDE: tl.constexpr, RESIDUAL: tl.constexpr, RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
-):  # fmt: skip
-    """BatchNorm, the sum and the activation of one row; the mean is taken off first where ``x`` is wide."""
-    y = x.to(tl.float32)
-    y = (y - mean) * scale + offset if WIDE else tl.fma(y, scale, offset)
-    if RESIDUAL:
-        y += residual.to(tl.float32)
-    if RANDOM:
-        word = word_of(mixed, row_keys(keys_ptr, lane_stride, row))
-        y = wide_relu(y, word, threshold, steepness, intercept, DROP)
-    else:
-        y = tl.where(y < 0, 0.0, y)
-    if CAPPED:
-        y = tl.where(y > cap, cap, y)
-    return y
-
-
 @triton.jit(do_not_specialize=("rows", "x_rows", "first_row", "lane_stride"))
 def _normalised_kernel(
     x_ptr, residual_ptr, affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row,
@@ -85,33 +68,32 @@ def _normalised_kernel(
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     known = None if WHOLE else channel < channels
     inside = None if WHOLE else (pixel < plane) & known
-    row, last = own_rows(first_row, rows, ROWS)
+    own = own_rows(first_row, rows, ROWS)
     place = pixel * to_pixel + channel * to_channel
     elements = channels * plane
-    source = start_of(row, x_rows, elements, REPEATED) + place
-    last_source = start_of(last, x_rows, elements, REPEATED) + place
-    x = tl.load(x_ptr + source, mask=inside)
-    residual = tl.load(residual_ptr + source, mask=inside) if RESIDUAL else None
-    if ROWS == 2:
-        last_x = tl.load(x_ptr + last_source, mask=inside)
-        last_residual = tl.load(residual_ptr + last_source, mask=inside) if RESIDUAL else None
+    sources = copied_rows(own, x_rows, REPEATED)
+    x = read_rows(x_ptr, sources, elements, place, inside)
+    residual = read_rows(residual_ptr, sources, elements, place, inside) if RESIDUAL else ()
     # Mean and shift may both be large; numbers with few digits have lost what taking the mean off first would save.
     WIDE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     scale = tl.load(affine_ptr + channel, mask=known)
     offset = tl.load(affine_ptr + (3 if WIDE else 1) * channels + channel, mask=known)
     mean = tl.load(affine_ptr + 2 * channels + channel, mask=known) if WIDE else None
     mixed = mix((channel * plane + pixel).to(tl.uint32))
-    y = _normalised(
-        x, residual, scale, offset, mean, mixed, keys_ptr, lane_stride, row, threshold, steepness, intercept, cap,
-        WIDE, RESIDUAL, RANDOM, DROP, CAPPED,
-    )  # fmt: skip
-    tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
-    if ROWS == 2:
-        y = _normalised(
-            last_x, last_residual, scale, offset, mean, mixed, keys_ptr, lane_stride, last,
-            threshold, steepness, intercept, cap, WIDE, RESIDUAL, RANDOM, DROP, CAPPED,
-        )  # fmt: skip
-        tl.store(out_ptr + last.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
+    for index in tl.static_range(ROWS):
+        row = own[index]
+        y = x[index].to(tl.float32)
+        y = (y - mean) * scale + offset if WIDE else tl.fma(y, scale, offset)
+        if RESIDUAL:
+            y += residual[index].to(tl.float32)
+        if RANDOM:
+            word = word_of(mixed, row_keys(keys_ptr, lane_stride, row))
+            y = wide_relu(y, word, threshold, steepness, intercept, DROP)
+        else:
+            y = tl.where(y < 0, 0.0, y)
+        if CAPPED:
+            y = tl.where(y > cap, cap, y)
+        tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=("lane_stride", "images", "samples"))
@@ -168,7 +150,7 @@ def normalised_relu(
     out = layout.empty_output(x.dtype)
     channels, plane = layout.shape[1], math.prod(layout.shape[2:])
     steps = _steps(layout)
-    together, pixels, across = block = _block(layout)
+    together, pixels, across = _block(layout)
     with torch.cuda.device_of(x):
         for first_row in range(0, layout.rows, together * MOST_PROGRAMS_DOWN):
             down = min(cdiv(layout.rows - first_row, together), MOST_PROGRAMS_DOWN)
@@ -179,7 +161,7 @@ def normalised_relu(
                 REPEATED=layout.repeat > 1, RESIDUAL=residual is not None, RANDOM=activation is not None,
                 DROP=isinstance(activation, DropReLU), CAPPED=cap is not None,
                 ROWS=together, PIXELS=pixels, CHANNELS=across, WHOLE=plane % pixels == channels % across == 0,
-                num_warps=max(1, math.prod(block) // 512),
+                num_warps=warps_for(pixels * across),
             )  # fmt: skip
     return out
 
@@ -196,8 +178,7 @@ def _block(layout: ElementLayout) -> tuple[int, int, int]:
     channels, plane = layout.shape[1], next_power_of_2(math.prod(layout.shape[2:]))
     last = _steps(layout)[1] == 1
     across = min(_CHANNELS, next_power_of_2(channels)) if last else 1
-    pixels = min(_BLOCK // 2 // across, plane)
-    return min(2, layout.rows), pixels, across
+    return min(MOST_ROWS, layout.rows), min(MOST_OF_A_ROW // across, plane), across
 
 
 def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:

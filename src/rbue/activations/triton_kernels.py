@@ -1,8 +1,8 @@
 """Fused kernels for CUDA devices: one read and one write an element, the bits computed on the way.
 
-The kernels are bound by instructions as much as by memory, so a program takes a block of ``pixels x channels`` in two
+The kernels are bound by instructions as much as by memory, so a program takes a block of ``pixels x channels`` in four
 rows: an element's logical number needs one addition and no division where the channels lie last, and its hash serves
-both rows. A row in logical order is a row of one channel.
+all four. A row in logical order is a row of one channel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ BITS_1 = tl.constexpr(random_stream.BITS_MULTIPLIERS[0])
 BITS_2 = tl.constexpr(random_stream.BITS_MULTIPLIERS[1])
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_BLOCK, _ROWS, _ELEMENTS_OF_A_WARP = 2048, 2, 512
+MOST_ROWS, MOST_OF_A_ROW = 4, 1024
+"""Rows of a program, and elements it has of each."""
+
 _LONGEST_ROW = 1 << 30  # places in a row are counted in 32 bits
 MOST_PROGRAMS_DOWN = 65535  # what CUDA allows in the second dimension of a grid
 
@@ -74,19 +76,33 @@ def _tile(channels, plane, slabs, across, PIXELS: tl.constexpr, CHANNELS: tl.con
 
 @triton.jit
 def own_rows(first_row, rows, ROWS: tl.constexpr):
-    """The first and the last row of a program; the same, done twice, where there is no second: cheaper than a mask.
+    """The rows of a program; the last one again where there are no more: cheaper than a mask.
 
-    They are no dimension of its block: versions of Triton differ in whether one thread would have both, which it must
-    for mixing an element's number once.
+    They are no dimension of its block: versions of Triton differ in whether one thread would have all of them, which it
+    must for mixing an element's number once.
     """
-    row = first_row + tl.program_id(1) * ROWS
-    return row, tl.minimum(row + ROWS - 1, rows - 1)
+    own = ()
+    for index in tl.static_range(ROWS):
+        own += (tl.minimum(first_row + tl.program_id(1) * ROWS + index, rows - 1),)
+    return own
 
 
 @triton.jit
-def start_of(row, x_rows, elements, REPEATED: tl.constexpr):
-    """Where a row begins, or that of which it is a copy."""
-    return (row % x_rows if REPEATED else row).to(tl.int64) * elements
+def read_rows(pointer, own, elements, place, inside):
+    """What the rows of a program have at some places: read before anything is written, which reads would wait for."""
+    found = ()
+    for row in tl.static_range(len(own)):
+        found += (tl.load(pointer + own[row].to(tl.int64) * elements + place, mask=inside),)
+    return found
+
+
+@triton.jit
+def copied_rows(own, x_rows, REPEATED: tl.constexpr):
+    """The rows of the input of which rows of the output are copies."""
+    found = ()
+    for index in tl.static_range(len(own)):
+        found += (own[index] % x_rows if REPEATED else own[index],)
+    return found
 
 
 @triton.jit
@@ -145,18 +161,14 @@ def _forward_kernel(
 ):  # fmt: skip
     place, element, exist = _tile(channels, plane, slabs, across, PIXELS, CHANNELS)
     inside = None if WHOLE else exist
-    row, last = own_rows(first_row, rows, ROWS)
-    x = tl.load(x_ptr + start_of(row, x_rows, elements, REPEATED) + place, mask=inside)
-    if ROWS == 2:
-        last_x = tl.load(x_ptr + start_of(last, x_rows, elements, REPEATED) + place, mask=inside)
+    own = own_rows(first_row, rows, ROWS)
+    x = read_rows(x_ptr, copied_rows(own, x_rows, REPEATED), elements, place, inside)
     mixed = mix(element.to(tl.uint32))
-    word = word_of(mixed, row_keys(keys_ptr, lane_stride, row))
-    y = _narrow_relu(x, word, threshold, steepness, intercept, cap, DROP, CAPPED)
-    tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
-    if ROWS == 2:
-        word = word_of(mixed, row_keys(keys_ptr, lane_stride, last))
-        y = _narrow_relu(last_x, word, threshold, steepness, intercept, cap, DROP, CAPPED)
-        tl.store(out_ptr + last.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
+    for index in tl.static_range(ROWS):
+        row = own[index]
+        word = word_of(mixed, row_keys(keys_ptr, lane_stride, row))
+        y = _narrow_relu(x[index], word, threshold, steepness, intercept, cap, DROP, CAPPED)
+        tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -185,22 +197,16 @@ def _backward_kernel(
 ):  # fmt: skip
     place, element, exist = _tile(channels, plane, slabs, across, PIXELS, CHANNELS)
     inside = None if WHOLE else exist
-    row, last = own_rows(first_row, rows, ROWS)
-    offset = row.to(tl.int64) * elements + place
-    last_offset = last.to(tl.int64) * elements + place
-    grad = tl.load(grad_ptr + offset, mask=inside)
-    y = tl.load(y_ptr + offset, mask=inside)
-    if ROWS == 2:
-        last_grad = tl.load(grad_ptr + last_offset, mask=inside)
-        last_y = tl.load(y_ptr + last_offset, mask=inside)
+    own = own_rows(first_row, rows, ROWS)
+    grad = read_rows(grad_ptr, own, elements, place, inside)
+    y = read_rows(y_ptr, own, elements, place, inside)
     mixed = None if DROP else mix(element.to(tl.uint32))
-    result = _gradient(grad, y, mixed, keys_ptr, lane_stride, row, steepness, intercept, cap, DROP, CAPPED)
-    tl.store(out_ptr + offset, result.to(out_ptr.dtype.element_ty), mask=inside)
-    if ROWS == 2:
+    for index in tl.static_range(ROWS):
+        row = own[index]
         result = _gradient(
-            last_grad, last_y, mixed, keys_ptr, lane_stride, last, steepness, intercept, cap, DROP, CAPPED
+            grad[index], y[index], mixed, keys_ptr, lane_stride, row, steepness, intercept, cap, DROP, CAPPED
         )
-        tl.store(out_ptr + last_offset, result.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + row.to(tl.int64) * elements + place, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -298,7 +304,7 @@ class Launch:
         elements: how many elements a row has: some patches of ``channels * plane``.
         channels: how many elements lie side by side at a pixel; 1 where they have the logical order.
         plane: how many pixels a channel has.
-        block: rows, pixels and channels of a program, powers of two.
+        block: rows, pixels and channels of a program, the latter two powers of two.
     """
 
     rows: int
@@ -316,10 +322,9 @@ class Launch:
         channels, plane = 1, elements
         if hashed and layout.memory_format is not torch.contiguous_format:
             channels, plane = layout.shape[1], math.prod(layout.shape[2:])
-        together = min(_ROWS, rows) if hashed else 1
-        across = min(_BLOCK // together, _tile_width(channels))
-        down = min(_BLOCK // together // across, next_power_of_2(plane))
-        return cls(rows, elements, channels, plane, (together, down, across))
+        across = min(MOST_OF_A_ROW, _tile_width(channels))
+        down = min(MOST_OF_A_ROW // across, next_power_of_2(plane))
+        return cls(rows, elements, channels, plane, (min(MOST_ROWS, rows), down, across))
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -340,9 +345,14 @@ class Launch:
     def constants(self) -> dict[str, int]:
         """What a kernel is compiled with."""
         rows, pixels, channels = self.block
-        warps = max(1, rows * pixels * channels // _ELEMENTS_OF_A_WARP)
         whole = self.plane % pixels == self.channels % channels == 0
+        warps = warps_for(pixels * channels)
         return {"ROWS": rows, "PIXELS": pixels, "CHANNELS": channels, "WHOLE": whole, "num_warps": warps}
+
+
+def warps_for(elements: int) -> int:
+    """So many that a thread has eight elements of a row: 16 bytes in half precision, the most it reads at once."""
+    return max(1, elements // 256)
 
 
 def _tile_width(channels: int) -> int:
