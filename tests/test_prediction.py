@@ -1,5 +1,7 @@
 """Prediction and its running statistics against plain formulas on all samples at once."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,18 @@ def test_variance_does_not_lose_digits_with_many_chunks():
     np.testing.assert_allclose(found.variance, probs.numpy().var(0), rtol=1e-4)
 
 
+def test_the_default_type_of_torch_takes_no_digits():
+    probs = random_probs(20, 7, 4).double()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = accumulate(probs, [2, 3, 17])
+    finally:
+        torch.set_default_dtype(before)
+    torch.testing.assert_close(found.probs, probs.mean(0).float(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(found.variance, probs.var(0, correction=0).float(), rtol=1e-6, atol=1e-8)
+
+
 def test_derived_quantities():
     probs = random_probs(30, 5, 4)
     found = accumulate(probs, [10])
@@ -62,6 +76,12 @@ def test_derived_quantities():
     torch.testing.assert_close(found.entropy.double(), entropy, rtol=1e-5, atol=0)
     expected = -(probs.double() * probs.double().log()).sum(2).mean(0)
     torch.testing.assert_close(found.mutual_information.double(), entropy - expected, rtol=1e-4, atol=1e-6)
+
+
+def test_mutual_information_that_is_rounded_below_zero_is_zero():
+    prediction = accumulate(random_probs(1, 5, 4), [])
+    rounded = dataclasses.replace(prediction, expected_entropy=prediction.entropy + 1e-7)
+    assert rounded.mutual_information.tolist() == [0.0] * 5
 
 
 def test_certain_samples_have_zero_entropy_not_nan():

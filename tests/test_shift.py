@@ -306,9 +306,10 @@ def test_members_measured_on_other_images_are_not_mixed(runs):
         for row in store.find(member, Setting(6)).values():
             store.add({**row, **changes})
 
-    change(whole.members()[1], variant="published CIFAR-10-C: fog, severity 1")
-    with pytest.raises(RbueError, match=r"different images of fog severity 1 .*remove .*shift\.json"):
-        measure(whole, root, severities=[1])
+    for other in ({"labels_sha256": "z"}, {"variant": "published CIFAR-10-C: fog, severity 1"}):
+        change(whole.members()[1], **other)
+        with pytest.raises(RbueError, match=r"different images of fog severity 1 .*remove .*shift\.json"):
+            measure(whole, root, severities=[1])
     for member in whole.members():
         change(member, variant="x", labels_sha256="y")
     with pytest.raises(RbueError, match="belong to images that are not on this machine"):
@@ -378,6 +379,11 @@ def test_severity_zero_is_the_clean_result(runs):
     single = replace(config, method="single")
     evaluate_run(single, root, CPU, samples=9)
     assert clean_result(single, RunFolder.of(single, root), setting)["samples"] == 1
+    whole = ensemble_of(config)
+    folder = RunFolder.of(whole, root)
+    folder.write("results", {"samples=1,seed=0": {"samples": 1}, "samples=9,seed=0": {"samples": 2}})
+    assert clean_result(whole, folder, setting) == {"samples": 2}
+    assert clean_result(whole, folder, Setting(1)) == {"samples": 1}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from rbue.call_sites import evaluating, innermost, mode
 from rbue.call_sites.following import CONVERSION, plain_class
 from rbue.call_sites.prefix import tensors_in
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.sampling.passes import class_scores
+from rbue.sampling.passes import class_scores, largest_score
 
 _LAYERS: dict[type[nn.Module], int] = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
 """How many dimensions the output must have for its channels to be dimension 1, the one that BatchNorm normalises."""
@@ -310,8 +310,8 @@ def _scores(output: Any) -> list[Tensor]:
 def _agree(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     if found.shape != expected.shape:
         return False
-    finite = expected[torch.isfinite(expected)]
-    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    finite = torch.isfinite(expected)
+    largest = largest_score(found[finite], expected[finite]) if finite.any() else 0.0
     return torch.allclose(found.double(), expected.double(), rtol=0, atol=tolerance * largest, equal_nan=True)
 
 

@@ -130,7 +130,7 @@ class RunningStatistics:
         sums = self._sums
         new = probs.shape[0]
         old = self.count[rows].reshape(-1, *[1] * (probs.dim() - 2))
-        total = old + new
+        total = (old + new).to(self._float)  # quotients of integers have torch's default type, which may be a short one
         mean = probs.mean(0)
         shift = mean - sums.mean[rows]
         sums.squares[rows] += ((probs - mean) ** 2).sum(0) + shift**2 * (old * new / total)

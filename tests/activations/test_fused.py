@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rbue import random_stream
 from rbue.activations import DropReLU, RReLU, native, random_relu
 from rbue.activations.fused import Normalised, can_be_fused, can_be_pooled, normalised_relu, pooled_relu
 
@@ -35,6 +36,14 @@ def test_numbers_that_are_none_stay_so(make_keys):
     found = pooled_relu(x, DropReLU(0.5), make_keys(4), repeat=2)
     assert found.isnan().nonzero().tolist() == [[0, 1], [2, 1]]
     assert found.isinf().nonzero().tolist() == [[1, 2], [3, 2]]
+
+
+def test_no_relu_is_kept_where_none_may_be():
+    """Also under the largest word, which no threshold of 32 bits is above."""
+    largest = random_stream.signed32(0x7FFFFFFF * pow(random_stream.BITS_MULTIPLIERS[1], -1, 1 << 32))
+    keys = torch.tensor([[0], [largest]], dtype=torch.int32)
+    assert int(random_stream.bits(random_stream.element_table(1), *keys)) == 0x7FFFFFFF
+    assert pooled_relu(-torch.ones(1, 1, 1, 1), DropReLU(0), keys).tolist() == [[-1.0]]
 
 
 def test_what_is_pooled_here(make_x):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rbue
+from rbue.call_sites import draws
 
 
 def test_data_parallel_is_seen_through() -> None:
@@ -55,6 +57,22 @@ def test_replicas_in_threads_have_all_the_sites() -> None:
     thread.join()
     assert torch.equal(found[0], expected)
     assert not torch.equal(run(network, images()), expected)  # the first replica shares the counter, as BatchNorm's
+
+
+def test_replicas_number_their_rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = replica_of(rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows()))
+    monkeypatch.setattr(draws, "_rows", lambda rows, device: torch.arange(rows, dtype=torch.int32))
+    first, third = (draws.direct_draw(replica, 4, torch.device("cuda", index)).images for index in (0, 2))
+    assert first.tolist() == [0, 1, 2, 3]
+    assert not set(third.tolist()) & set(range(1 << 20))
+
+
+def test_calls_in_threads_have_numbers_of_their_own() -> None:
+    network = rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows())
+    x = rows()
+    with ThreadPoolExecutor(8) as pool:
+        outs = list(pool.map(lambda _: run(network, x), range(1000)))
+    assert len({tuple(out.flatten().tolist()) for out in outs}) == 1000
 
 
 @pytest.fixture

@@ -3,6 +3,9 @@
 The kernels that run them as one are tested in ``tests/activations``; here separate steps stand in for them.
 """
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +14,7 @@ from torch.nn import functional as F
 import rbue
 from rbue.activations import fused
 from rbue.call_sites import conversion_of, postponing
+from rbue.errors import RbueError
 from rbue.models import create
 
 SAMPLES = 6
@@ -276,6 +280,13 @@ def test_what_runs_as_one(end, where, expected, held):
     assert {name: held.count(name) for name in held} == expected
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["copy", "pickle"])
+def test_copies_hold_calls_back_too(copied, held):
+    net, x = network(pooled, rbue.DropReLU(0.6), "last"), torch.randn(4, 3, 6, 6)
+    rbue.predict(copied(net), x, samples=SAMPLES)
+    assert "pooled_relu" in held
+
+
 @pytest.mark.parametrize("name", ["vgg13", "resnet18", "densenet121"])
 def test_the_networks_of_the_paper(name, held, monkeypatch):
     torch.manual_seed(0)
@@ -405,6 +416,16 @@ def test_what_waits_on_one_stream_is_not_run_on_another(held, monkeypatch):
 def test_batch_norm_that_learns_is_not_held_back(held):
     calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
     assert calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {"training": True}) is None
+
+
+def test_what_waits_for_numbers_that_are_gone_is_an_error(held):
+    x, ones = torch.randn(2, 4, 3, 3), torch.ones(4)
+    calls = postponing.Postponing()
+    with torch.no_grad():
+        out = calls.take(F.batch_norm, (x, ones, ones), {})
+        x.add_(1)
+        with pytest.raises(RbueError, match="changed a tensor in place"):
+            calls.settle([out])
 
 
 def test_inference_mode(held):

@@ -80,5 +80,7 @@ def test_an_ensemble_without_its_weights_is_combined_from_stored_probabilities(m
         (Path(member["run"]) / "weights.safetensors").unlink()
     stored = as_json("evaluate", ensemble["run"])["result"]
     assert (whole["combined_from"], stored["combined_from"]) == ("networks", "stored probabilities")
-    for name in ("accuracy", "ece", "nll", "mean_jsd", "mean_dis"):
+    for name in ("nll", "brier", "mean_jsd"):
         assert stored[name] == pytest.approx(whole[name], abs=2e-3)
+    for name in ("accuracy", "ece", "mean_dis"):  # rounding to half precision may decide an image or two
+        assert stored[name] == pytest.approx(whole[name], abs=2.5 / 200)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
+from rbue.data.problems import DataError
 from rbue.data.staging import clear_leftovers, staged
 
 
@@ -36,6 +38,23 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     with pytest.raises(RuntimeError):
         fill(tmp_path / "set", "half", fail=True)
     assert (tmp_path / "set" / "file").read_text() == "first"
+
+
+def test_what_was_there_is_moved_away_and_comes_back_if_the_new_cannot_take_its_place(tmp_path, monkeypatch):
+    fill(tmp_path / "set", "first")
+    rename = Path.rename
+
+    def refuse_the_new(self, target):
+        if self.suffix == ".partial":
+            assert list(tmp_path.glob(".set.*.old/set/file"))  # a process killed here loses nothing
+            raise PermissionError(13, "Permission denied")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_new)
+    with pytest.raises(DataError):
+        fill(tmp_path / "set", "second")
+    assert (tmp_path / "set" / "file").read_text() == "first"
+    assert not list(tmp_path.glob(".set.*"))
 
 
 def test_what_a_killed_process_moved_away_comes_back(tmp_path):

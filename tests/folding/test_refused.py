@@ -73,6 +73,11 @@ class RemembersInADict(Remembers):
         return {"logits": x, "features": super().forward(x)}
 
 
+class RemembersBesideAMask(Remembers):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([super().forward(x), torch.full_like(x, -1e9)], 1)
+
+
 class HoldsItsNormInAList(Pair):
     def __init__(self) -> None:
         super().__init__()
@@ -94,6 +99,7 @@ class AsksItsNorm(Pair):
     [
         (Remembers, "Remembers gives other outputs with its BatchNorm folded, by more than 0.001"),
         (RemembersInADict, "RemembersInADict gives other outputs"),
+        (RemembersBesideAMask, "RemembersBesideAMask gives other outputs"),
         (HoldsItsNormInAList, "HoldsItsNormInAList gives other outputs"),
         (AsksItsNorm, "AsksItsNorm does not run without its BatchNorm .*num_features"),
     ],

@@ -100,6 +100,84 @@ def test_verdicts_on_the_papers_tables(verdicts, name, word):
     assert verdicts[name].paper.word == word
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "cases"),
+    [
+        ("svi-larger-data", 0, 6),
+        ("svi-larger-model", 2, 4),
+        ("slightly-slower-than-dropout", 16, 60),
+        ("tiny-similar-to-ensemble", 13, 20),
+        ("tiny-better-than-dropout", 5, 40),
+        ("tiny-four-times-less-time", 14, 15),
+        ("tiny-time-of-a-single", 15, 15),
+        ("diversity-competitive", 0, 4),
+        ("extra-time-grows", 0, 6),
+    ],
+)
+def test_cases_of_the_papers_tables_counted_by_hand(verdicts, name, wrong, cases):
+    found = verdicts[name].paper
+    assert (found.holds, found.known, found.cases) == (not wrong, cases, cases)
+    assert found.why.startswith(f"not in {wrong} of {cases} cases" if wrong else f"in all {cases} cases")
+
+
+def test_more_diversity_goes_with_a_smaller_error(verdicts):
+    assert verdicts["diversity-helps"].paper.word == "true"
+    best = (("cifar10", "resnet18", "deep-ensemble:4", "ece"), 0.5), (("cifar10", "resnet18", "svi", "ece"), 0.4)
+    most = ("cifar10", "resnet18", "mc-droprelu:0.8", "ece"), 0.3
+    assert judge(BY_ID["diversity-helps"], Changed(*best, most)).measured.word == "false"
+
+
+@pytest.mark.parametrize(("rate", "word"), [("mc-droprelu:0.8", "true"), ("mc-droprelu:0.95", "false")])
+def test_the_most_accurate_rate_may_not_be_the_best_calibrated(rate, word):
+    """q=0.95 has the highest accuracy on ResNet-18 and CIFAR-10, q=0.8 the lowest."""
+    numbers = Changed((("cifar10", "resnet18", rate, "ece"), 0.01))
+    assert judge(BY_ID["plane-ece-not-smallest"], numbers).measured.word == word
+
+
+class UnderCorruptions(PaperNumbers):
+    """Medians that please the authors, some of them replaced; an ECE that grows with the severity."""
+
+    severities = (1, 5)
+
+    def __init__(self, **changes):
+        self.changes = changes
+
+    def shift(self, data, model, method, measure, severity):
+        name = method.partition(":")[0].replace("-", "_")
+        if f"{name}_{measure}" in self.changes:
+            return self.changes[f"{name}_{measure}"]
+        kind = 0 if "relu" in name else 1 if "ensemble" in name else 2
+        if measure == "accuracy":
+            return (0.80, 0.80, 0.70)[kind]
+        grown = self.changes.get("growth", 0.01) * severity + (0.02 if data == "tiny-imagenet" else 0)
+        return (0.055, 0.05, 0.06 + grown)[kind]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        ("shift-on-par", {}, "true"),
+        ("shift-on-par", {"mc_rrelu_accuracy": 0.9, "mc_rrelu_ece": 0.01}, "true"),  # better is not behind
+        ("shift-on-par", {"mc_rrelu_accuracy": 0.785}, "false"),
+        ("shift-on-par", {"mc_rrelu_ece": 0.065}, "false"),
+        ("shift-outperform", {}, "true"),
+        ("shift-outperform", {"mc_dropout_accuracy": 0.9}, "false"),
+        ("shift-others-higher", {}, "true"),
+        ("shift-others-higher", {"single_ece": 0.055}, "false"),
+        ("shift-ensemble-lowest", {}, "true"),
+        ("shift-ensemble-lowest", {"svi_ece": 0.05}, "false"),
+        ("shift-growing-advantage", {}, "true"),
+        ("shift-growing-advantage", {"growth": 0.0}, "false"),
+        ("shift-gap-more-obvious", {}, "true"),
+        ("shift-gap-more-obvious", {"single_ece": 0.2, "svi_ece": 0.2, "mc_dropout_ece": 0.2}, "false"),
+        ("shift-exceeds-ensemble", {}, "false"),
+        ("shift-exceeds-ensemble", {"mc_droprelu_ece": 0.049}, "true"),
+    ],
+)
+def test_verdicts_under_corruptions(name, changes, word):
+    assert judge(BY_ID[name], UnderCorruptions(**changes)).measured.word == word
+
+
 def test_the_counterexample_is_named(verdicts):
     why = verdicts["outperforms-dropout"].paper.why
     assert "accuracy of mc-droprelu:0.8 and mc-dropout:0.2, vgg13 on cifar10: 93.37 % against 93.78 %" in why
@@ -118,6 +196,10 @@ def test_the_counterexample_is_named(verdicts):
         ("tiny-vgg-slightly-worse", [(("tiny-imagenet", "vgg13", "mc-rrelu", "accuracy"), 0.59)]),
         ("experiments-prove-diversity", [(("cifar10", "resnet18", "mc-dropout:0.2", "max_dis"), 0.05)]),
         ("plane-better-than-dropout", [(("cifar10", "resnet18", "mc-dropout:0.5", "accuracy"), 0.96)]),
+        ("on-par-and-cheaper", [(("cifar10", "densenet121", "deep-ensemble:4", "ece"), 0.019)]),
+        ("tiny-vgg-generalises-poorly", [(("tiny-imagenet", "resnet18", "single", "accuracy"), 0.60)]),
+        ("diversity-competitive", [(("cifar10", "resnet18", "mc-droprelu:0.8", "mean_jsd"), 0.0159)]),
+        ("extra-time-grows", [(("tiny-imagenet", "vgg13", "mc-droprelu:0.9", "training_seconds"), 3.5 * 3600)]),
     ],
 )
 def test_verdicts_flip_with_the_numbers(verdicts, name, changes):
@@ -148,6 +230,10 @@ def test_a_counterexample_decides_even_when_numbers_are_missing():
     assert all_hold([Check("a", True), Check("b", True)]).holds is True
     assert compare("x", 0.05, ">=", 0.05).holds
     assert not compare("x", 0.05, ">", 0.05).holds
+    assert compare("x", 0.05, "<=", 0.05).holds
+    assert not compare("x", 0.05, "<", 0.05).holds
+    assert compare("x", 0.1 + 0.2, "=", 0.3).holds
+    assert not compare("x", 0.05, "=", 0.06).holds
     assert compare("x", None, ">", 1.0).holds is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,7 @@ def estimator(tmp_path):
 
 def test_a_timed_step_is_scaled_to_a_whole_training(estimator):
     config = QUICK.config("cifar10", "vgg13", "single", 0)
-    per_image = 1 / TIMED_STEPS / 8
+    per_image = 1 / 8
     assert estimator.seconds(Step("train", config), QUICK) == pytest.approx(200 * 3 * per_image)
     svi = QUICK.config("cifar10", "vgg13", "svi", 0)
     assert estimator.seconds(Step("train", svi), QUICK) == pytest.approx(2.4 * 200 * 3 * per_image)
@@ -40,7 +41,7 @@ def test_a_timed_step_is_scaled_to_a_whole_training(estimator):
 def test_a_measurement_draws_its_samples_in_one_sweep(estimator):
     """Fewer of them come on its way; only where it asks for fewer than diversity needs, those are drawn apart."""
     config = QUICK.config("cifar10", "vgg13", "mc-rrelu", 0)
-    per_image = 1.3 / TIMED_STEPS / 8
+    per_image = 1.3 / 8
     many = replace(QUICK, samples=100)
     assert estimator.seconds(Step("clean", config), many) == pytest.approx(100 * 100 * per_image)
     assert estimator.seconds(Step("clean", config), QUICK) == pytest.approx(100 * (2 + 4) * per_image)
@@ -66,9 +67,10 @@ def timed_batches(monkeypatch):
 
 def test_sets_with_images_of_one_size_share_a_timing(estimator, timed_batches):
     full = Settings()
-    speeds = [estimator.speed(full.config(name, "vgg13", "single", 0)) for name in ("cifar10", "cifar100")]
-    assert speeds[0] is speeds[1]
-    assert len(timed_batches) == 2 * (1 + TIMED_STEPS)
+    first = estimator.speed(full.config("cifar10", "vgg13", "single", 0))
+    timed = len(timed_batches)
+    assert estimator.speed(full.config("cifar100", "vgg13", "single", 0)) is first
+    assert len(timed_batches) == timed
 
 
 def test_larger_images_are_timed_in_smaller_batches(estimator, timed_batches):
@@ -77,12 +79,25 @@ def test_larger_images_are_timed_in_smaller_batches(estimator, timed_batches):
     assert {shape for _, shape in timed_batches} == {(8, 3, 32, 32), (2, 3, 64, 64)}
 
 
-def test_a_long_step_is_timed_once(tmp_path, timed_batches):
-    ticks = iter(range(0, 1000, 5))
-    slow = Estimator(torch.device("cpu"), tmp_path, clock=lambda: float(next(ticks)))
+def clock_of(steps):
+    """A clock that says that work took these seconds, step by step."""
+    ticks = itertools.chain.from_iterable((0.0, seconds) for seconds in steps)
+    return lambda: next(ticks)
+
+
+def test_long_steps_are_timed_twice(tmp_path, timed_batches):
+    slow = Estimator(torch.device("cpu"), tmp_path, clock=clock_of([5.0] * 4))
     speed = slow.speed(Settings().config("cifar10", "vgg13", "single", 0))
     assert speed.training == speed.forward == pytest.approx(5 / 8)
-    assert [training for training, _ in timed_batches] == [True, False]
+    assert [training for training, _ in timed_batches] == [True, True, False, False]
+
+
+def test_another_process_that_slows_some_steps_does_not_count(tmp_path, timed_batches):
+    quick = [0.1] * TIMED_STEPS
+    for training in ([2.7, 0.1, 0.9, 0.3, 0.2], [0.1, 1.8, 1.8], [1.2, 1.9, 0.1]):
+        busy = Estimator(torch.device("cpu"), tmp_path, clock=clock_of([*training, *quick]))
+        speed = busy.speed(Settings().config("cifar10", "vgg13", "single", 0))
+        assert speed.training == speed.forward == pytest.approx(0.1 / 8)
 
 
 def test_a_finished_training_tells_more(estimator, tmp_path, monkeypatch):

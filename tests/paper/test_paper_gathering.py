@@ -106,6 +106,13 @@ def test_the_paper_stands_beside(measured):
     assert "Quick" not in text
 
 
+def test_a_table_shows_its_own_numbers(tmp_path):
+    """Table 6 repeats a row of Table 3 with another training time."""
+    rows = gather(get("table6-position"), Settings(), tmp_path).rows
+    (cell,) = (row.cells["training_seconds"] for row in rows if row.method == "mc-droprelu:0.8")
+    assert cell.paper == pytest.approx(13.2 * 3600)
+
+
 def test_times_are_readable_and_not_compared_with_those_of_other_hardware(measured):
     gathered = gather(get("table1-cifar10"), TWO, measured)
     assert gathered.rows[0].cells["training_seconds"].difference is None
@@ -129,6 +136,7 @@ def test_shift_is_gathered_by_severity(measured):
     assert len(boxes[3]) == 19
     assert Measured(measured, TWO).shift("cifar10", "densenet121", "single", "ece", 2) == pytest.approx(0.02 * 9)
     assert "median ECE over corruptions" in markdown(gathered)
+    assert "| deep-ensemble:4 | 0.0900 | 0.1800 | 0.2700 | 0.3600 | 0.4500 |" in markdown(gathered)
 
 
 def test_medians_are_over_all_corruptions_or_not_given(measured):

@@ -7,12 +7,14 @@ import pytest
 import torch
 from tiny_reports import config
 
+from rbue import data
 from rbue.errors import RbueError, RbueWarning
-from rbue.report.of_runs import comparison_table, group_records, read_records, report_on
+from rbue.report.of_runs import Record, comparison_table, group_records, read_records, report_on
+from rbue.report.of_runs.answers import Answers
 from rbue.report.of_runs.answers import TestImages as Images
-from rbue.report.of_runs.certainty import drawn_again
+from rbue.report.of_runs.certainty import certain_cards, drawn_again
 from rbue.report.of_runs.drawing import more_samples
-from rbue.report.of_runs.reading import missing
+from rbue.report.of_runs.reading import missing, without_copies
 from rbue.runs import RunFolder, find_runs
 
 CPU = torch.device("cpu")
@@ -243,3 +245,25 @@ def test_nothing_measured_is_one_sentence(made_runs):
         report_on(unmeasured)
     with pytest.raises(RbueError, match=r"nothing to report yet: .*svi.*training stopped"):
         report_on([record for record in unmeasured if record.settings.method.startswith("svi")])
+
+
+def test_the_least_certain_image_has_the_highest_entropy(tmp_path):
+    images = data.load("digits", "test")
+    probs = np.full((len(images), 10), 0.01)
+    probs[:, 3] = 0.91
+    probs[7], probs[9] = 0.1, np.eye(10)[3]
+    record = Record(RunFolder(tmp_path), config("single"), {"samples=1,seed=0": {"samples": 1}})
+    (least, most), trouble = certain_cards(Answers(record, images, probs), CPU)
+    assert (least.title, most.title, trouble) == ("Least certain", "Most certain", None)
+    assert least.cards[0].alt.startswith("Test image 7,")
+    assert most.cards[0].alt.startswith("Test image 9,")
+
+
+def test_of_two_copies_the_measured_one_is_reported(tmp_path):
+    begun = Record(RunFolder(tmp_path / "begun"), config("single"), trouble="trained but not measured")
+    done = Record(RunFolder(tmp_path / "done"), config("single"), {"samples=1,seed=0": {"samples": 1}})
+    for records in ([begun, done], [done, begun]):
+        kept, copies = without_copies(records)
+        assert kept == [done]
+        assert len(copies) == 1
+        assert "begun" in copies[0]

@@ -70,6 +70,18 @@ class RemembersBatchSize(nn.Module):
         return self.head(F.relu(self.first(x)).reshape(batch, -1, 8).mean(1))
 
 
+class InPlaceThroughAView(nn.Module):
+    """Code that defeats prefix sharing without an error: part of a tensor is changed and then the whole is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 8), nn.Linear(12, 3)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.head(torch.cat([F.relu_(y[:, :4]), y], 1))
+
+
 class TimeFirst(nn.Module):
     """A site whose first dimension is not the batch."""
 
@@ -110,6 +122,7 @@ NETWORKS = {
     "dense": (Dense, (3, 8, 8)),
     "statement": (StatementInPlace, (6,)),
     "remembers": (RemembersBatchSize, (6,)),
+    "view": (InPlaceThroughAView, (6,)),
     "time-first": (TimeFirst, (7, 6)),
     "patches": (Patches, (7, 6)),
     "per-pixel": (PerPixel, (3, 6, 6)),

@@ -100,6 +100,20 @@ def test_shared_memory_counts_once_and_until_the_last_owner_is_gone():
     assert live.peak[False] == 80.0
 
 
+def test_memory_with_one_owner_left_still_counts():
+    live = LiveRows()
+    x = torch.zeros(4, 10)
+    alias = x.data  # unlike a view, it lets x go
+    for owner in (x, alias):
+        live.note(owner, 4, False)
+    del x, owner
+    first = live.peak[False]
+    other = torch.zeros(4, 10)
+    live.note(other, 4, False)
+    assert live.peak[False] == 2 * first
+    assert alias.data_ptr() != other.data_ptr()
+
+
 def test_products_are_counted_as_torch_counts_them():
     network, x = ResNet18(width=0.25).eval(), images(2)
     with FlopCounterMode(display=False) as expected, torch.no_grad():

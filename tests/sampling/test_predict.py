@@ -72,7 +72,7 @@ def test_the_prefix_runs_once_for_all_samples():
     assert head == [50 * len(x)]
 
 
-@pytest.mark.parametrize("name", ["remembers", "time-first"])
+@pytest.mark.parametrize("name", ["remembers", "view", "time-first"])
 def test_networks_that_defeat_sharing_are_noticed(name):
     network, x = build(name)
     rbue.convert(network, rbue.DropReLU(0.5), example=x)
@@ -82,6 +82,38 @@ def test_networks_that_defeat_sharing_are_noticed(name):
     (plan,) = network._rbue_conversion.plans.values()
     assert not plan.share
     torch.testing.assert_close(found.samples, loop(network, x, 5), rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+class Masked(nn.Module):
+    """Classes that cannot be: one for all images, one for each image its own."""
+
+    def __init__(self, network, score):
+        super().__init__()
+        self.network, self.score = network, score
+
+    def forward(self, x):
+        impossible = (x.flatten(1)[:, :1] > 0) == torch.arange(2).bool()
+        scores = torch.cat([self.network(x), x.new_zeros(len(x), 2).masked_fill(impossible, self.score)], 1)
+        return torch.cat([scores, x.new_full((len(x), 1), self.score)], 1)
+
+
+@pytest.mark.parametrize("score", [-1e4, -1e9, -float("inf")])
+@pytest.mark.parametrize(("name", "shares"), [("view", False), ("statement", True), ("residual", True)])
+def test_scores_of_impossible_classes_do_not_hide_what_sharing_does_to_the_others(name, shares, score):
+    inner, x = build(name)
+    network = rbue.convert(Masked(inner, score), rbue.DropReLU(0.5), example=x)
+    found = rbue.predict(network, x, samples=5, return_samples=True)
+    (plan,) = network._rbue_conversion.plans.values()
+    assert plan.share is shares
+    torch.testing.assert_close(found.samples, loop(network, x, 5), rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+@pytest.mark.parametrize("score", [-1e9, -float("inf")])
+def test_scores_of_impossible_classes_do_not_hide_company(score):
+    inner, x = build("time-first")
+    network = rbue.convert(Masked(inner, score), rbue.DropReLU(0.5), example=x)
+    with pytest.warns(RbueWarning, match="the batch it is in"):
+        rbue.predict(network, x, samples=2)
 
 
 def test_company_is_looked_at_when_there_is_some():
@@ -256,6 +288,14 @@ def test_probabilities_are_taken_as_they_are():
     with torch.no_grad():
         expected = torch.stack([network(x) for _ in range(4)])
     torch.testing.assert_close(found.samples, expected, rtol=0, atol=OUTPUT_TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_probabilities_of_half_precision_may_be_off_by_their_rounding(dtype):
+    probs = torch.randn(50, 4, 10, generator=torch.Generator().manual_seed(0)).softmax(2).to(dtype)
+    assert torch.equal(probabilities(probs, "probs"), probs.float())
+    with pytest.raises(InvalidInput, match=r"those of an image sum to 0\.9[78]"):
+        probabilities(0.98 * probs, "probs")
 
 
 def test_per_pixel_classifiers():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -49,3 +50,21 @@ def test_the_rate_drops_at_the_exact_fraction_of_the_epochs():
         recipe = Recipe(epochs=epochs)
         drops = [epoch for epoch in range(1, epochs) if recipe.rate_at(epoch) < recipe.rate_at(epoch - 1)]
         assert drops == [epochs * 450 // 1000, epochs * 675 // 1000, epochs * 900 // 1000]
+
+
+def test_the_recipes_are_those_of_the_paper():
+    schedule = {"epochs": 200, "batch": 128, "rate": 0.1, "milestones": (0.45, 0.675, 0.9), "factor": 0.1}
+    rest = {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4, "padding": 4, "flip": True}
+    tiny = {"epochs": 150, "batch": 100, "rate": 0.01, "milestones": (0.6, 0.9), "factor": 0.1}
+    assert asdict(recipe_for("cifar10")) == asdict(recipe_for("cifar100")) == schedule | rest
+    assert asdict(recipe_for("tiny-imagenet")) == tiny | rest
+
+
+@pytest.mark.parametrize("data", ["svhn", "digits", "colour-digits", "colour-digits-few"])
+def test_numerals_are_not_mirrored(data):
+    assert not recipe_for(data).flip
+
+
+def test_the_rate_drops_by_the_factor():
+    recipe = Recipe(epochs=10, rate=0.8, milestones=(0.3, 0.5), factor=0.25)
+    assert [recipe.rate_at(epoch) for epoch in (2, 3, 4, 5)] == pytest.approx([0.8, 0.2, 0.2, 0.05])

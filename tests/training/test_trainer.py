@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.methods import parse
@@ -89,6 +90,17 @@ def test_same_seed_same_weights_and_another_seed_others(spec):
     assert not same(results[0], results[2])
 
 
+@pytest.mark.parametrize("spec", METHODS)
+def test_the_seed_of_a_run_decides_more_than_its_batches(spec):
+    """Masks and noise too, where a method has any."""
+    method, results = parse(spec), []
+    for run_seed in (1, 2):
+        network = fresh(method)
+        train(Job(network, method, batches(), replace(RECIPE, epochs=1), run_seed), "plain")
+        results.append(weights(network))
+    assert same(*results) is (spec == "single")
+
+
 @pytest.mark.parametrize("stop", [1, 3, 5])
 @pytest.mark.parametrize("spec", METHODS)
 def test_a_run_stopped_after_any_epoch_ends_in_the_same_weights(spec, stop, tmp_path):
@@ -163,6 +175,21 @@ def test_crops_shift_by_the_given_amounts_and_pad_with_zeros():
     assert torch.equal(middle, x)
     corner = crop(x, 1, torch.tensor([[0, 2]]))[0, :, :, 0]
     assert corner.tolist() == [[0, 0, 0, 0], [2, 3, 4, 0], [6, 7, 8, 0], [10, 11, 12, 0]]
+
+
+def test_images_are_cut_and_mirrored_as_the_plan_of_the_epoch_says():
+    images, labels = stripes()
+    data = batches(padding=2, flip=True)
+    plan = data.plan(4)
+    assert set(plan.shifts.flatten().tolist()) == {0, 1, 2, 3, 4}
+    assert 30 < int(plan.flips.sum()) < 66
+    x, y = data.take(plan, torch.arange(96))
+    for place, number in enumerate(plan.order.tolist()):
+        row, column = plan.shifts[place].tolist()
+        cut = np.pad(images[number, :, :, 0], 2)[row : row + 8, column : column + 8]
+        expected = cut[:, ::-1] if plan.flips[place] else cut
+        np.testing.assert_allclose(x[place, 0], (expected / 255 - 0.4) / 0.25, atol=1e-5)
+        assert y[place] == labels[number]
 
 
 def test_epoch_seeds_do_not_meet():
@@ -412,3 +439,62 @@ def test_processes_with_unequal_shares_take_the_step_of_one_on_average():
         step(9)
         steps.append(network[1].weight.detach() - before)
     torch.testing.assert_close((steps[1] + steps[2]) / 2, steps[0])
+
+
+@pytest.mark.parametrize(("nesterov", "batch", "images"), [(True, 40, 96), (False, 19, 95)])
+def test_training_is_sgd_as_the_recipe_says_step_by_step(nesterov, batch, images):
+    """By hand: momentum, weight decay, a rate that drops, and means over the images that were trained on.
+
+    The last batch is smaller than the others, or a single image that is left out.
+    """
+    changes = {"momentum": 0.6, "nesterov": nesterov, "weight_decay": 0.03, "padding": 0, "flip": False}
+    recipe = Recipe(epochs=2, batch=batch, rate=0.2, milestones=(0.5,), factor=0.25, **changes)
+    method, data, reports = parse("single"), batches(batch=batch, padding=0, flip=False), []
+    torch.manual_seed(0)
+    network, written = (nn.Sequential(nn.Flatten(), nn.Linear(64, 2)) for _ in range(2))
+    written.load_state_dict(network.state_dict())
+    train(Job(network, method, data, recipe, 0, report=reports.append), "plain")
+
+    speeds = [torch.zeros_like(parameter) for parameter in written.parameters()]
+    for epoch, rate in enumerate((0.2, 0.05)):
+        trained_on = [(x, y) for x, y in epoch_of(data, epoch) if len(y) > 1]
+        loss_sum, correct, count = 0.0, 0, sum(len(y) for _, y in trained_on)
+        for x, y in trained_on:
+            loss = F.cross_entropy(written(x), y)
+            loss_sum, correct = loss_sum + loss.item() * len(y), correct + int((written(x).argmax(1) == y).sum())
+            slopes = torch.autograd.grad(loss, list(written.parameters()))
+            with torch.no_grad():
+                for parameter, slope, speed in zip(written.parameters(), slopes, speeds, strict=True):
+                    slope = slope + 0.03 * parameter
+                    speed.mul_(0.6).add_(slope)
+                    parameter -= rate * (slope + 0.6 * speed if nesterov else speed)
+        found = reports[epoch]
+        assert (found.epoch, found.rate, count) == (epoch, pytest.approx(rate), images)
+        assert (found.loss, found.accuracy) == (pytest.approx(loss_sum / count, rel=1e-5), correct / count)
+    for found, expected in zip(network.parameters(), written.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_network_that_comes_in_evaluation_is_trained_like_any_other():
+    method = parse("single")
+    usual, evaluated = fresh(method), fresh(method).eval()
+    for network in (usual, evaluated):
+        train_one(network, method, batches(), 0)
+    assert same(weights(usual), weights(evaluated))
+
+
+def test_a_loss_is_told_how_far_the_whole_training_has_come():
+    """The warm-up of SVI depends on it: also in later epochs, and after a stop."""
+
+    class Noting(type(parse("single"))):
+        def loss(self, network, x, y, progress):
+            told.append((float(progress.fraction), progress.images))
+            return super().loss(network, x, y, progress)
+
+    told, method = [], Noting()
+    step = TrainingStep(fresh(method), method, batches(batch=48), replace(RECIPE, epochs=4), 0)
+    for epoch in (0, 1, 3):
+        step.start_epoch(epoch)
+        for rows in step.batch_sizes():
+            step(rows)
+    assert told == [(done / 8, 96) for done in (0, 1, 2, 3, 6, 7)]

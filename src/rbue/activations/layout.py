@@ -114,10 +114,7 @@ def _table_prefix(count: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _row_table(row_shape: tuple[int, ...], memory_format: torch.memory_format, device: torch.device) -> Tensor:
-    count = 1
-    for size in row_shape:
-        count *= size
-    table = _table_prefix(count, device).view(row_shape)
+    table = _table_prefix(math.prod(row_shape), device).view(row_shape)
     if memory_format is not torch.contiguous_format:
         table = table.contiguous(memory_format=memory_format)
     return table

@@ -286,7 +286,7 @@ def backward(
 
 
 def thresholds(activation: Activation) -> tuple[int, float, float]:
-    """From which word on DropReLU drops, and the two numbers of RReLU's slope."""
+    """From which word on DropReLU keeps the ReLU, and the two numbers of RReLU's slope."""
     threshold = random_stream.threshold(1 - activation.q) if isinstance(activation, DropReLU) else 0
     return threshold, *_slope_line(activation)
 

@@ -17,7 +17,7 @@ from rbue.activations import Dropout, DropReLU, Randomness, RReLU, mean_relu, ra
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
 from rbue.call_sites.forms import ReluCall
 from rbue.call_sites.interception import SiteMode
-from rbue.call_sites.kinds import RELUS, LayerCall, SiteCall, kind_for
+from rbue.call_sites.kinds import RELUS, LayerCall, SiteCall, SiteKind, kind_for
 from rbue.call_sites.postponing import Postponing
 from rbue.call_sites.prefix import SharingMode, is_unsampled
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
@@ -34,7 +34,6 @@ class Conversion:
     ) -> None:
         self.token = uuid.uuid4().hex
         self.activation = activation
-        self.kind = kind_for(activation)
         self.sites = sites
         self.chosen = chosen  # None: every site, also those the example did not reach
         self.mode = "random"
@@ -45,6 +44,11 @@ class Conversion:
         self.inputs = 1  # how many arguments the example had
         self.warned: set[tuple[str, int]] = set()
         self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes
+
+    @property
+    def kind(self) -> SiteKind:
+        """Where the randomness acts; asked for and not kept, as a copy of a kind would not be that kind."""
+        return kind_for(self.activation)
 
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run the network's own ``forward`` with its call sites made random."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,15 +61,19 @@ def _rows(rows: int, device: torch.device) -> Tensor:
     return torch.arange(rows, dtype=torch.int32, device=device)
 
 
+_counting = threading.Lock()
+"""Held while a call takes its number, as another thread would draw the same bits for the same one."""
+
+
 def direct_draw(network: nn.Module, rows: int, device: torch.device) -> Draw:
     """The draw of a plain call: the sample number counts calls, the image number counts rows.
 
     Processes of a distributed run, and replicas of ``DataParallel``, number their rows apart. With equal shares of a
     batch the masks of a distributed run are those of one process with the whole batch.
     """
-    step = network.get_buffer(STEP)
-    sample = _snapshot(step).reshape(1)
-    count(network)
+    with nullcontext() if torch.compiler.is_compiling() else _counting:
+        sample = _snapshot(network.get_buffer(STEP)).reshape(1)
+        count(network)
     images = _rows(rows, device)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         images = images + torch.distributed.get_rank() * rows

@@ -19,13 +19,13 @@ from rbue.paper.shift_results import CORRUPTION_COUNT
 from rbue.paper.trained import machine_of
 from rbue.runs import RunConfig, RunFolder
 
-TIMED_STEPS = 2
+TIMED_STEPS = 5
+TIMED_SECONDS = 2.0
+"""No more steps are timed once those after the first took so long."""
+
 TIMED_BATCH = {"cpu": 8, "cuda": 128}
 TIMED_PIXELS = {"cpu": 8 * 32 * 32}
 """No more of them in a timed batch: fewer images where they are larger."""
-
-LONG_STEP = 1.0
-"""Seconds; a longer first step on a CPU counts, since what it prepares takes about a tenth of a second."""
 
 METHOD_FACTORS = {"svi": 2.4, "mc-droprelu": 1.3, "mc-rrelu": 1.3}
 """Cost of a step of a method in steps of Single, measured on a CPU with small networks."""
@@ -125,15 +125,15 @@ class Estimator:
         return Speed(self._seconds_of(train) / batch, self._seconds_of(forward) / batch)
 
     def _seconds_of(self, work: Callable[[], None]) -> float:
-        first = self._time(work, 1)  # prepares kernels and memory too
-        if self.device.type == "cpu" and first > LONG_STEP:
-            return first
-        return self._time(work, TIMED_STEPS) / TIMED_STEPS
+        """The least of a few steps: another process on the machine can make one ten times as long, never shorter."""
+        steps = [self._time(work), self._time(work)]  # the first prepares kernels and memory
+        while len(steps) < TIMED_STEPS and sum(steps[1:]) < TIMED_SECONDS:
+            steps.append(self._time(work))
+        return min(steps)
 
-    def _time(self, work: Callable[[], None], times: int) -> float:
+    def _time(self, work: Callable[[], None]) -> float:
         start = self._clock()
-        for _ in range(times):
-            work()
+        work()
         self._wait()
         return self._clock() - start
 

@@ -136,7 +136,8 @@ def probabilities(out: Tensor, outputs: str) -> Tensor:
     """Network outputs ``(s, b, C, ...)`` as class probabilities; one column becomes two classes."""
     if out.dim() == 2:
         out = out.unsqueeze(2)
-    out = out.float() if out.dtype in (torch.float16, torch.bfloat16) else out
+    short = out.dtype in (torch.float16, torch.bfloat16)
+    out = out.float() if short else out
     single = out.shape[2] == 1
     if outputs == "logits":
         if single:
@@ -146,7 +147,7 @@ def probabilities(out: Tensor, outputs: str) -> Tensor:
         out = torch.cat([1 - out, out], dim=2)
     total = out.sum(2)
     worst, least = float(total.flatten()[(total - 1).abs().argmax()]), float(out.min())
-    if abs(worst - 1) > 1e-3 or least < -1e-6:
+    if abs(worst - 1) > (1e-2 if short else 1e-3) or least < -1e-6:
         wrong = f"one is {least:.4g}" if least < -1e-6 else f"those of an image sum to {worst:.4g}"
         raise InvalidInput(
             f"outputs='probs', but the network's outputs are not probabilities: {wrong}; use outputs='logits'."
