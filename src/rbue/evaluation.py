@@ -27,9 +27,9 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Measure a trained run on the test images and keep the result in its folder.
 
-    What was measured before is given again, unless another version of the random stream drew it or a folder of images
-    has other test images by now. An ensemble some of whose members' weights are elsewhere is combined from stored
-    probabilities.
+    What was measured before is given again, unless another version of the random stream drew it, a folder of images
+    has other test images by now, or the stored probabilities were removed. An ensemble some of whose members' weights
+    are elsewhere is combined from stored probabilities.
     """
     refuse_other_images(config, root)
     folder = RunFolder.of(config, root)
@@ -37,7 +37,8 @@ def evaluate_run(
     known = folder.read("results") or {}
     if key in known:
         outdated = _outdated(config, known[key])
-        if not outdated:
+        networks_here = all(RunFolder.of(member, root).has_weights for member in config.members())
+        if not outdated and (folder.probs.exists() or not networks_here):
             return dict(known[key])
         if not folder.has_weights and config.parsed.networks == 1:
             raise RbueError(

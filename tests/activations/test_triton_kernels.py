@@ -2,6 +2,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,22 +11,49 @@ import torch
 import rbue
 
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-NEEDS_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 INTERPRETER = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+CASES = Path(__file__).with_name("kernel_cases.py")
 
 
-@NEEDS_TRITON
-@pytest.mark.parametrize("settings", [INTERPRETER, pytest.param({}, marks=NEEDS_CUDA)], ids=["interpreter", "cuda"])
-def test_kernels_equal_the_formula(settings):
-    cases = Path(__file__).with_name("kernel_cases.py")
+def pytest_of(settings, *words):
+    """Run pytest in a process of its own, with another environment."""
     source = str(Path(rbue.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])} | settings
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(cases.parent)]
-    command = [sys.executable, "-m", "pytest", *options, str(cases)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(CASES.parent)]
+    command = [sys.executable, "-m", "pytest", *options, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+
+
+def cases(settings):
+    """The tests of the kernels, by name."""
+    listing = pytest_of(settings, "--collect-only", str(CASES)).stdout.splitlines()
+    found = [str(CASES) + line[line.index("::") :] for line in listing if "::" in line]
+    assert len(found) > 50
+    return found
+
+
+def passes(settings, ids):
+    """Assert that all of these tests do."""
+    run = pytest_of(settings, *ids)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
-    assert " passed" in run.stdout
+    assert f"{len(ids)} passed" in run.stdout
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize("half", [0, 1])
+def test_interpreted_kernels_equal_the_formula(half):
+    passes(INTERPRETER, cases(INTERPRETER)[half::2])
+
+
+@NEEDS_TRITON
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_kernels_on_a_gpu_equal_the_formula():
+    """In several processes: most of the time goes into compiling."""
+    ids, processes = cases({}), min(os.cpu_count() or 1, 12)
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(lambda first: passes({}, ids[first::processes]), range(processes)))
 
 
 COMPILED = """
@@ -51,16 +79,20 @@ def mixed(code):
 
 for drop in (True, False):
     for whole in (True, False):
-        for block in ((2, 1, 1024), (2, 4, 256), (1, 128, 16)):
-            forward = ptx(triton_kernels._forward_kernel, block, drop, WHOLE=whole)
-            backward = ptx(triton_kernels._backward_kernel, block, drop, WHOLE=whole)
-            print(*(code.count(move) for code in (forward, backward) for move in ("ld.global.v4", "st.global.v4")))
+        for block in ((4, 1, 1024), (4, 4, 256), (4, 1024, 1), (3, 16, 64), (1, 64, 16)):
+            rows, logical = block[0], dict.fromkeys(("channels", "slabs", "across"), 1) if block[2] == 1 else {}
+            forward, backward = (
+                ptx(kernel, block, drop, WHOLE=whole, **logical)
+                for kernel in (triton_kernels._forward_kernel, triton_kernels._backward_kernel)
+            )
+            moves = [code.count(move) for code in (forward, backward) for move in ("ld.global.v4", "st.global.v4")]
+            assert moves == [rows, rows, 2 * rows, rows], (block, moves)
             assert "bar.sync" not in forward + backward
-            assert (mixed(forward), mixed(backward)) == (16 // block[0], 0 if drop else 16 // block[0])
+            assert (mixed(forward), mixed(backward)) == (8, 0 if drop else 8)
         for residual in (True, False):
             flags = {"REPEATED": False, "RESIDUAL": residual, "RANDOM": True, "WHOLE": whole, "to_channel": 1}
-            fused = ptx(triton_fused._normalised_kernel, (2, 16, 64), drop, **flags)
-            assert "bar.sync" not in fused and fused.count("st.global.v4") == 2 and mixed(fused) == 8
+            fused = ptx(triton_fused._normalised_kernel, (4, 16, 64), drop, **flags)
+            assert "bar.sync" not in fused and fused.count("st.global.v4") == 4 and mixed(fused) == 8
     ptx(triton_fused._pooled_kernel, (), drop, SAMPLES=32, CHANNELS=64, to_channel=1)
 ptx(triton_fused._affine_kernel, (), False, WEIGHTED=True, BIASED=True, BLOCK=128)
 """
@@ -68,13 +100,12 @@ ptx(triton_fused._affine_kernel, (), False, WEIGHTED=True, BIASED=True, BLOCK=12
 
 @NEEDS_TRITON
 def test_kernels_compile_for_a_gpu_that_is_not_here_and_move_16_bytes_at_once():
-    """Each thread has 16 elements of two bytes: two moves forward, four reads and two writes backward, no barrier.
+    """Each thread has eight elements of two bytes of each row: one read and one write a row, two reads backward.
 
-    A thread has the same places of both rows, and mixes their number once.
+    No barrier, and the numbers of the elements are mixed once for all rows.
     """
     source = str(Path(rbue.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     environment.pop("TRITON_INTERPRET", None)
     run = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert set(run.stdout.split("\n")[:-1]) == {"2 2 4 2"}

@@ -73,8 +73,12 @@ def test_mistakes_get_one_sentence(runs, fails, command):
     assert "probs.npy is not there" in said
     assert not list(Path("runs").rglob("calibration.json"))
     # The way out that the sentence names.
-    (runs["single"] / "results.json").unlink()
-    command("evaluate", runs["single"])
+    command("evaluate", runs["single"], "--samples", 4)
+    assert "single" in command("calibrate", runs["single"]).stdout
+    (runs["single"] / "probs.npy").write_bytes(b"no numbers")
+    assert "probs.npy cannot be read" in fails("calibrate", runs["single"], code=1)
+    (runs["single"] / "probs.npy").unlink()
+    command("evaluate", runs["single"], "--samples", 4)
     assert "single" in command("calibrate", runs["single"]).stdout
     (runs["single"] / "calibration.json").write_text("{")
     assert "remove it to have it made again" in fails("calibrate", runs["single"], code=1)
