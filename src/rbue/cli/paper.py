@@ -314,7 +314,7 @@ def _grid_text(experiment: Experiment) -> str:
 
 
 def _tell_outcome(outcome: Outcome, budget: TimeBudget) -> None:
-    say(f"{_steps(len(outcome.done))} done in {duration(budget.spent())}; complete before: {outcome.already}")
+    say(f"{_steps(len(outcome.done))} done in {duration(budget.spent())}; runs that were complete before: {outcome.already}")
     for reason, count in _counted(outcome.skipped):
         remark(f"{_steps(count)} left out: {reason}.")
     if outcome.left:
