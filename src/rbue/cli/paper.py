@@ -314,7 +314,8 @@ def _grid_text(experiment: Experiment) -> str:
 
 
 def _tell_outcome(outcome: Outcome, budget: TimeBudget) -> None:
-    say(f"{_steps(len(outcome.done))} done in {duration(budget.spent())}; runs that were complete before: {outcome.already}")
+    done, before = _steps(len(outcome.done)), outcome.already
+    say(f"{done} done in {duration(budget.spent())}; runs that were complete before: {before}")
     for reason, count in _counted(outcome.skipped):
         remark(f"{_steps(count)} left out: {reason}.")
     if outcome.left:
