@@ -42,7 +42,7 @@ def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
     key, result = _last_result(folder)
     if not folder.probs.is_file():
         raise RbueError(
-            f"{folder.probs} is not there; to have it made again, run `rbue evaluate {folder.path}` where its weights are."
+            f"{folder.probs} is not there; `rbue evaluate {folder.path}` makes it again where the weights are."
         )
     checksum = checksum_of(folder.probs)
     known: dict[str, Any] = folder.read(FILE) or {}
