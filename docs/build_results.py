@@ -105,7 +105,8 @@ def section() -> str:
         f"{MAIN.origin()} `python docs/build_results.py` renders this from `results/runs`; `rbue paper run "
         f"table1-cifar10 --models {MAIN.model} --methods METHOD` reruns a row; `rbue paper report --runs results/runs "
         f"--models {_measured_models()}` makes the page with everything measured so far. "
-        "[More results](docs/results.md): under corruptions, after temperature scaling, trained again, other networks and data.",
+        "[More results](docs/results.md): under corruptions, after temperature scaling, trained again, other networks "
+        "and data.",
         END,
     ]
     return "\n".join(text)
