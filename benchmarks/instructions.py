@@ -30,13 +30,18 @@ from rbue.files import write_json
 
 BLOCK = {"ROWS": 4, "PIXELS": 16, "CHANNELS": 64, "WHOLE": True, "CAPPED": False, "REPEATED": False}
 WARPS, ELEMENTS = 4, 32
-FUSED = {"RANDOM": True, "to_channel": 1}
+FUSED = {"RANDOM": True, "RESIDUAL_NORM": False, "to_channel": 1}
 PLAIN = {"slabs": 1, "across": 1}
 KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "forward": (triton_kernels._forward_kernel, "bf16", PLAIN),
     "backward": (triton_kernels._backward_kernel, "bf16", PLAIN),
     "BatchNorm and activation": (triton_fused._normalised_kernel, "fp16", {"RESIDUAL": False, **FUSED}),
     "BatchNorm, sum and activation": (triton_fused._normalised_kernel, "fp16", {"RESIDUAL": True, **FUSED}),
+    "two BatchNorms, sum and activation": (
+        triton_fused._normalised_kernel,
+        "fp16",
+        {**FUSED, "RESIDUAL": True, "RESIDUAL_NORM": True},
+    ),
 }
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z]\w*)", flags=re.MULTILINE)
 
@@ -45,7 +50,8 @@ def compiled(kernel: Any, dtype: str, constants: dict[str, Any], capability: int
     """Machine code of a kernel, for tensors that lie as torch's do and sizes that are multiples of 16."""
     names = kernel.arg_names
     constants = {name: value for name, value in constants.items() if name in names}
-    kinds = {"keys_ptr": "*i32", "affine_ptr": "*fp32"} | dict.fromkeys(("steepness", "intercept", "cap"), "fp32")
+    kinds = {"keys_ptr": "*i32"} | dict.fromkeys(("affine_ptr", "residual_affine_ptr"), "*fp32")
+    kinds |= dict.fromkeys(("steepness", "intercept", "cap"), "fp32")
     kinds |= dict.fromkeys(constants, "constexpr")
     signature = {name: kinds.get(name, f"*{dtype}" if name.endswith("_ptr") else "i32") for name in names}
     even = ("elements", "channels", "plane", "to_pixel", "rows", "x_rows", "lane_stride")

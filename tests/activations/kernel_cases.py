@@ -229,8 +229,9 @@ def nearly(found, expected, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", [None, DropReLU(0.6), RReLU()], ids=str)
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("cap", [None, 0.5])
+@pytest.mark.parametrize(
+    ("residual", "cap"), [("none", None), ("none", 0.5), ("plain", None), ("plain", 0.5), ("normalised", None)]
+)
 def test_batch_norm_a_sum_and_a_relu_in_one(activation, residual, cap, dtype):
     for shape, repeat in FUSED_CASES:
         if activation is None and repeat > 1:
@@ -238,12 +239,18 @@ def test_batch_norm_a_sum_and_a_relu_in_one(activation, residual, cap, dtype):
         # Where channels lie first, a program has one of them, which takes long to interpret for 64.
         for channels_last in [True] if shape[1] == 64 and DEVICE == "cpu" else formats(shape):
             x, other = (draw(shape, torch.float32, channels_last, seed).nan_to_num(0.5).to(dtype) for seed in (0, 1))
-            norm = batch_norm(shape[1], affine=not residual)
+            norm, second = batch_norm(shape[1], affine=residual == "none"), batch_norm(shape[1], seed=4)
             layout, key = ElementLayout.of(x, shape[0] * repeat, repeat), make_keys(shape[0] * repeat)
+            added = None if residual == "none" else other
+            added_norm = triton_fused.affine(*second) if residual == "normalised" else None
             found = triton_fused.normalised_relu(
-                x, triton_fused.affine(*norm), other if residual else None, activation, key, layout, cap
+                x, triton_fused.affine(*norm), added, added_norm, activation, key, layout, cap
             )
-            before = torch.nn.functional.batch_norm(x.float(), *norm[:4], eps=norm[4]) + residual * other.float()
+            before = torch.nn.functional.batch_norm(x.float(), *norm[:4], eps=norm[4])
+            if residual == "plain":
+                before += other.float()
+            if residual == "normalised":
+                before += torch.nn.functional.batch_norm(other.float(), *second[:4], eps=second[4])
             if activation is None:
                 expected = plain_relu(before, cap)
             else:
@@ -280,7 +287,7 @@ def test_nan_and_infinity_pass_through_the_fused_kernels_as_through_the_formula(
     layout, key = ElementLayout.of(x, 2), make_keys(2)
     norm = triton_fused.affine(*(torch.full((5,), value, device=DEVICE) for value in (0.0, 1.0)), None, None, 0.0)
     expected = reference.forward(x.float(), activation, random_words(key, layout), None)
-    found = triton_fused.normalised_relu(x, norm, None, activation, key, layout, None)
+    found = triton_fused.normalised_relu(x, norm, None, None, activation, key, layout, None)
     assert torch.isnan(expected).any()
     torch.testing.assert_close(found.float(), expected.to(dtype).float(), equal_nan=True, rtol=1e-2, atol=0)
     found = triton_fused.pooled_relu(
@@ -289,12 +296,22 @@ def test_nan_and_infinity_pass_through_the_fused_kernels_as_through_the_formula(
     assert torch.isnan(found).any()
 
 
+@pytest.mark.parametrize("activation", [None, RReLU()], ids=str)
+def test_two_batch_norms_their_sum_and_a_relu(activation, monkeypatch):
+    monkeypatch.setattr(fused, "_gpu_kernels", lambda x: triton_fused)
+    x, other = (draw((5, 3, 2, 4), torch.float32, seed=seed).nan_to_num(0.5) for seed in (0, 1))
+    key = None if activation is None else make_keys(5)
+    before = fused.Normalised(x, *batch_norm(3), residual=fused.Normalised(other, *batch_norm(3, seed=4)))
+    expected = before.compute().relu() if activation is None else random_relu(before.compute(), activation, key)
+    assert nearly(fused.normalised_relu(before, activation, key), expected, x.dtype)
+
+
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_images_cut_into_patches(repeat, monkeypatch):
     """The frames of a video along the batch, say: there are fewer keys than rows."""
     monkeypatch.setattr(fused, "_gpu_kernels", lambda x: triton_fused)
     x, key, activation = draw((6, 3, 2, 4), torch.float32).nan_to_num(0.5), make_keys(3 * repeat), DropReLU(0.6)
-    before = fused.Normalised(x, *batch_norm(3))
+    before = fused.Normalised(x, *batch_norm(3), residual=fused.Normalised(-x, *batch_norm(3, seed=4)))
     expected = random_relu(before.compute(), activation, key, repeat=repeat)
     assert nearly(fused.normalised_relu(before, activation, key, repeat=repeat), expected, x.dtype)
     expected = random_relu(x, activation, key, repeat=repeat).mean((2, 3))
@@ -308,6 +325,7 @@ def test_very_many_rows_take_several_fused_launches(memory_format, monkeypatch):
     arguments = (
         x,
         triton_fused.affine(*batch_norm(channels)),
+        None,
         None,
         DropReLU(0.6),
         make_keys(5),
@@ -330,7 +348,7 @@ def test_a_large_mean_leaves_the_digits_that_count():
     x = 1000 + 0.01 * draw((4, 3, 2, 2), torch.float32).nan_to_num(0.5)
     norm = (torch.full((3,), 1000.0), torch.full((3,), 1e-4), None, None, 0.0)
     affine = triton_fused.affine(*(part.to(DEVICE) if torch.is_tensor(part) else part for part in norm))
-    found = triton_fused.normalised_relu(x, affine, None, None, None, ElementLayout.of(x, 4), None)
+    found = triton_fused.normalised_relu(x, affine, None, None, None, None, ElementLayout.of(x, 4), None)
     torch.testing.assert_close(found.double(), ((x.double() - 1000) / 0.01).clamp(0), rtol=1e-4, atol=1e-4)
 
 
@@ -339,6 +357,6 @@ def test_a_large_mean_leaves_the_digits_that_narrow_numbers_have(dtype):
     x = (1000 + 10 * draw((4, 3, 2, 2), torch.float32).nan_to_num(0.5)).to(dtype)
     norm = (torch.full((3,), 1000.0), torch.full((3,), 100.0), None, None, 0.0)
     affine = triton_fused.affine(*(part.to(DEVICE) if torch.is_tensor(part) else part for part in norm))
-    found = triton_fused.normalised_relu(x, affine, None, None, None, ElementLayout.of(x, 4), None)
+    found = triton_fused.normalised_relu(x, affine, None, None, None, None, ElementLayout.of(x, 4), None)
     expected = ((x.double() - 1000) / 10).clamp(0)
     torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=2e-5)

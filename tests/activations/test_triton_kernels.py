@@ -66,7 +66,8 @@ def ptx(kernel, block, drop, **more):
     constants = dict(zip(("ROWS", "PIXELS", "CHANNELS"), block), DROP=drop, CAPPED=False) | more
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     kinds = {"keys_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
-    kinds |= dict.fromkeys(("steepness", "intercept", "cap", "share", "eps"), "fp32") | {"affine_ptr": "*fp32"}
+    kinds |= dict.fromkeys(("steepness", "intercept", "cap", "share", "eps"), "fp32")
+    kinds |= {"affine_ptr": "*fp32", "residual_affine_ptr": "*fp32"}
     names = kernel.arg_names
     signature = {name: kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32") for name in names}
     even = [name for name in names if name.endswith("_ptr") or name in ("elements", "channels", "plane", "to_pixel")]
@@ -89,8 +90,9 @@ for drop in (True, False):
             assert moves == [rows, rows, 2 * rows, rows], (block, moves)
             assert "bar.sync" not in forward + backward
             assert (mixed(forward), mixed(backward)) == (8, 0 if drop else 8)
-        for residual in (True, False):
-            flags = {"REPEATED": False, "RESIDUAL": residual, "RANDOM": True, "WHOLE": whole, "to_channel": 1}
+        for residual, normed in ((False, False), (True, False), (True, True)):
+            flags = {"REPEATED": False, "RESIDUAL": residual, "RESIDUAL_NORM": normed, "RANDOM": True, "WHOLE": whole}
+            flags["to_channel"] = 1
             fused = ptx(triton_fused._normalised_kernel, (4, 16, 64), drop, **flags)
             assert "bar.sync" not in fused and fused.count("st.global.v4") == 4 and mixed(fused) == 8
     ptx(triton_fused._pooled_kernel, (), drop, SAMPLES=32, CHANNELS=64, to_channel=1)

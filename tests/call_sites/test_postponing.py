@@ -59,6 +59,55 @@ def two_norms(net, h):
     return F.relu(net.norms[1](net.convs[1](h)) + net.norms[2](net.convs[2](h)))
 
 
+def two_norms_in_place(net, h):
+    out = net.norms[1](net.convs[1](h))
+    out += net.norms[2](net.convs[2](h))
+    return F.relu(out, inplace=True)
+
+
+def skip_norm_first(net, h):
+    skip = net.norms[2](net.convs[2](h))
+    out = F.relu(net.norms[0](net.convs[1](h)))
+    return F.relu(net.norms[1](net.convs[1](out)) + skip)
+
+
+def two_norms_used_again(net, h):
+    first, second = net.norms[1](net.convs[1](h)), net.norms[2](net.convs[2](h))
+    return F.relu(first + second) + first.sigmoid() * second.tanh()
+
+
+def three_norms(net, h):
+    first, second, third = (norm(net.convs[1](h)) for norm in net.norms)
+    return F.relu(third + first) + F.relu(second)
+
+
+def relu_of_the_first_norm(net, h):
+    first, second = net.norms[1](net.convs[1](h)), net.norms[2](net.convs[2](h))
+    return F.relu(F.relu(first) + second)
+
+
+def convolution_of_a_norm(net, h):
+    first, second = net.norms[1](net.convs[1](h)), net.norms[2](net.convs[2](h))
+    return F.relu(net.convs[1](first) + second)
+
+
+def first_input_written_while_two_wait(net, h):
+    raw = net.convs[1](h)
+    first, second = net.norms[1](raw), net.norms[2](net.convs[2](h))
+    raw.mul_(3)
+    return F.relu(first + second) + raw
+
+
+def second_norm_of_the_same(net, h):
+    raw = net.convs[1](h)
+    return F.relu(net.norms[1](raw) + net.norms[2](raw))
+
+
+def other_call_between(net, h):
+    first = net.norms[1](net.convs[1](h))
+    return F.relu(first + net.norms[2](net.convs[2](F.max_pool2d(h, 3, 1, 1))))
+
+
 def scaled_skip(net, h):
     return F.relu(torch.add(net.norms[1](net.convs[1](h)), h, alpha=0.5))
 
@@ -221,9 +270,10 @@ def held(monkeypatch):
     def noted(name):
         run = getattr(fused, name)
 
-        def noting(*words, **settings):
-            ran.append(name)
-            return run(*words, **settings)
+        def noting(first, *words, **settings):
+            two = isinstance(first, fused.Normalised) and isinstance(first.residual, fused.Normalised)
+            ran.append(f"{name} of two norms" if two else name)
+            return run(first, *words, **settings)
 
         return noting
 
@@ -263,7 +313,12 @@ def test_samples_are_those_of_separate_calls(end, activation, where, held, monke
         (skip, "all", {"normalised_relu": 1}),
         (skip_before, "all", {"normalised_relu": 1}),
         (skip_in_place, "all", {"normalised_relu": 1}),
-        (two_norms, "all", {"normalised_relu": 1}),
+        (two_norms, "all", {"normalised_relu of two norms": 1}),
+        (two_norms_in_place, "all", {"normalised_relu of two norms": 1}),
+        (skip_norm_first, "all", {"normalised_relu": 1, "normalised_relu of two norms": 1}),
+        (second_norm_of_the_same, "all", {"normalised_relu of two norms": 1}),
+        (two_norms_used_again, "all", {"normalised_relu of two norms": 1}),
+        (other_call_between, "all", {"normalised_relu": 1}),
         (pooled, "last", {"normalised_relu": 1, "pooled_relu": 1}),
         (pooled_in_place, "last", {"normalised_relu": 1, "pooled_relu": 1}),
         (pooled_and_used_again, "last", {"normalised_relu": 1, "pooled_relu": 1}),
@@ -300,6 +355,7 @@ def test_the_networks_of_the_paper(name, held, monkeypatch):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
     sites = {"vgg13": 8, "resnet18": 16, "densenet121": 120}
     assert held.count("normalised_relu") >= sites[name]
+    assert ("normalised_relu of two norms" in held) is (name == "resnet18")  # where a skip connection has one too
 
 
 @pytest.mark.parametrize("where", ["all", "last"])

@@ -25,7 +25,8 @@ _MOST_CHANNELS = 65535  # one program each, in the third dimension of a grid
 class Normalised(NamedTuple):
     """What BatchNorm makes of ``x`` at inference, and what is added to that; not computed.
 
-    ``(x - mean) / sqrt(var + eps) * weight + bias + residual``, channel by channel.
+    ``(x - mean) / sqrt(var + eps) * weight + bias + residual``, channel by channel. The residual may be what another
+    BatchNorm makes, not computed either.
     """
 
     x: Tensor
@@ -34,16 +35,26 @@ class Normalised(NamedTuple):
     weight: Tensor | None
     bias: Tensor | None
     eps: float
-    residual: Tensor | None = None
+    residual: Tensor | Normalised | None = None
 
     def compute(self) -> Tensor:
         """The same in separate steps."""
         found = F.batch_norm(self.x, self.mean, self.var, self.weight, self.bias, eps=self.eps)
-        return found if self.residual is None else found.add_(self.residual)  # no third map while x is there
+        if self.residual is None:
+            return found
+        added = self.residual.compute() if isinstance(self.residual, Normalised) else self.residual
+        return found.add_(added)  # no third map while x is there
 
     def inputs(self) -> list[Tensor]:
         """What it is computed from, but for the parameters."""
-        return [self.x] if self.residual is None else [self.x, self.residual]
+        if self.residual is None:
+            return [self.x]
+        return [self.x, *(self.residual.inputs() if isinstance(self.residual, Normalised) else [self.residual])]
+
+    def affine(self, kernels: ModuleType) -> Tensor:
+        """The numbers of this BatchNorm as kernels take them."""
+        found: Tensor = kernels.affine(self.mean, self.var, self.weight, self.bias, self.eps)
+        return found
 
 
 def can_be_fused(x: Tensor) -> bool:
@@ -80,8 +91,10 @@ def normalised_relu(
         if activation is None or keys is None:
             return whole.clamp(0, cap)
         return random_relu(whole, activation, keys, repeat=repeat, cap=cap)
-    norm = kernels.affine(before.mean, before.var, before.weight, before.bias, before.eps)
-    out: Tensor = kernels.normalised_relu(x, norm, before.residual, activation, keys, layout, cap)
+    added = before.residual
+    residual, residual_norm = (added.x, added.affine(kernels)) if isinstance(added, Normalised) else (added, None)
+    norm = before.affine(kernels)
+    out: Tensor = kernels.normalised_relu(x, norm, residual, residual_norm, activation, keys, layout, cap)
     return out
 
 

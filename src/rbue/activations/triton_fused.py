@@ -57,11 +57,30 @@ def _affine_kernel(
     tl.store(out_ptr + 3 * channels + channel, shift, mask=inside)
 
 
+@triton.jit
+def _numbers_of(affine_ptr, channel, channels, known, WIDE: tl.constexpr):
+    """What :func:`affine` made for some channels, as :func:`_normalised` takes it."""
+    scale = tl.load(affine_ptr + channel, mask=known)
+    offset = tl.load(affine_ptr + (3 if WIDE else 1) * channels + channel, mask=known)
+    mean = tl.load(affine_ptr + 2 * channels + channel, mask=known) if WIDE else scale
+    return scale, offset, mean
+
+
+@triton.jit
+def _normalised(x, numbers, WIDE: tl.constexpr):
+    """What BatchNorm makes of ``x``."""
+    scale, offset, mean = numbers
+    y = x.to(tl.float32)
+    # Mean and shift may both be large; numbers with few digits have lost what taking the mean off first would save.
+    return (y - mean) * scale + offset if WIDE else tl.fma(y, scale, offset)
+
+
 @triton.jit(do_not_specialize=("rows", "x_rows", "first_row", "lane_stride"))
 def _normalised_kernel(
-    x_ptr, residual_ptr, affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row,
+    x_ptr, residual_ptr, affine_ptr, residual_affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row,
     channels, plane, to_pixel, to_channel, threshold, steepness, intercept, cap,
-    REPEATED: tl.constexpr, RESIDUAL: tl.constexpr, RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
+    REPEATED: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
+    RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None]
@@ -74,17 +93,16 @@ def _normalised_kernel(
     sources = copied_rows(own, x_rows, REPEATED)
     x = read_rows(x_ptr, sources, elements, place, inside)
     residual = read_rows(residual_ptr, sources, elements, place, inside) if RESIDUAL else ()
-    # Mean and shift may both be large; numbers with few digits have lost what taking the mean off first would save.
     WIDE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
-    scale = tl.load(affine_ptr + channel, mask=known)
-    offset = tl.load(affine_ptr + (3 if WIDE else 1) * channels + channel, mask=known)
-    mean = tl.load(affine_ptr + 2 * channels + channel, mask=known) if WIDE else None
+    numbers = _numbers_of(affine_ptr, channel, channels, known, WIDE)
+    residual_numbers = _numbers_of(residual_affine_ptr, channel, channels, known, WIDE) if RESIDUAL_NORM else ()
     mixed = mix((channel * plane + pixel).to(tl.uint32))
     for index in tl.static_range(ROWS):
         row = own[index]
-        y = x[index].to(tl.float32)
-        y = (y - mean) * scale + offset if WIDE else tl.fma(y, scale, offset)
-        if RESIDUAL:
+        y = _normalised(x[index], numbers, WIDE)
+        if RESIDUAL_NORM:
+            y += _normalised(residual[index], residual_numbers, WIDE)
+        elif RESIDUAL:
             y += residual[index].to(tl.float32)
         if RANDOM:
             word = word_of(mixed, row_keys(keys_ptr, lane_stride, row))
@@ -141,12 +159,16 @@ def normalised_relu(
     x: Tensor,
     norm: Tensor,
     residual: Tensor | None,
+    residual_norm: Tensor | None,
     activation: Activation | None,
     keys: Tensor | None,
     layout: ElementLayout,
     cap: float | None,
 ) -> Tensor:
-    """The activation of ``(x - mean) * scale + shift + residual``; a plain ReLU without an activation."""
+    """The activation of ``(x - mean) * scale + shift + residual``; a plain ReLU without an activation.
+
+    With ``residual_norm`` the residual is normalised too.
+    """
     out = layout.empty_output(x.dtype)
     channels, plane = layout.shape[1], math.prod(layout.shape[2:])
     steps = _steps(layout)
@@ -155,11 +177,12 @@ def normalised_relu(
         for first_row in range(0, layout.rows, together * MOST_PROGRAMS_DOWN):
             down = min(cdiv(layout.rows - first_row, together), MOST_PROGRAMS_DOWN)
             _normalised_kernel[(cdiv(plane, pixels), down, cdiv(channels, across))](
-                x, x if residual is None else residual, norm, out, x if keys is None else keys,
-                0 if keys is None else keys.stride(0), layout.rows, layout.rows // layout.repeat, first_row,
-                channels, plane, *steps, *((0, 0.0, 0.0) if activation is None else thresholds(activation)), cap or 0.0,
-                REPEATED=layout.repeat > 1, RESIDUAL=residual is not None, RANDOM=activation is not None,
-                DROP=isinstance(activation, DropReLU), CAPPED=cap is not None,
+                x, x if residual is None else residual, norm, norm if residual_norm is None else residual_norm, out,
+                x if keys is None else keys, 0 if keys is None else keys.stride(0),
+                layout.rows, layout.rows // layout.repeat, first_row, channels, plane, *steps,
+                *((0, 0.0, 0.0) if activation is None else thresholds(activation)), cap or 0.0,
+                REPEATED=layout.repeat > 1, RESIDUAL=residual is not None, RESIDUAL_NORM=residual_norm is not None,
+                RANDOM=activation is not None, DROP=isinstance(activation, DropReLU), CAPPED=cap is not None,
                 ROWS=together, PIXELS=pixels, CHANNELS=across, WHOLE=plane % pixels == channels % across == 0,
                 num_warps=warps_for(pixels * across),
             )  # fmt: skip

@@ -2,7 +2,8 @@
 
 BatchNorm waits for a sum or a ReLU, the sum for a ReLU, and the ReLU that makes samples of images for the mean over
 their pixels (:mod:`rbue.activations.fused`). What waits is a tensor of the right shape whose numbers are not there yet;
-the next call of the pass that needs them, whichever it is, has them computed first.
+the next call of the pass, whichever it is, has them computed first. Only convolutions, which write into nothing, and
+another BatchNorm let a BatchNorm wait on: it may be that of a skip connection, and both run with the ReLU of their sum.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _LOOKS = {
 """Questions that a tensor answers without its numbers."""
 _SUMS = {torch.add: False, Tensor.add: False, Tensor.add_: True}
 """Whether they write into their first argument; ``+`` and ``+=`` arrive as these too."""
+_CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
 _MEANS = {torch.mean, Tensor.mean}
 _POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 
@@ -77,37 +79,48 @@ class Postponing:
     Attributes:
         active: whether calls are held back.
         waiting: the tensor whose numbers the next call may compute.
+        beside: what an earlier BatchNorm makes, to be added to what waits.
         when_filled: called with each tensor that has been given its numbers after all.
     """
 
     def __init__(self, active: bool = True) -> None:
         self.active = active
         self.waiting: Tensor | None = None
+        self.beside: Tensor | None = None
         self.when_filled: Callable[[Tensor], None] = lambda x: None
         self._held: list[weakref.ref[Tensor]] = []
 
     def settle(self, tensors: Iterable[Tensor] = ()) -> None:
         """Compute what waits, and what was run with another call among ``tensors``."""
-        waiting, self.waiting = self.waiting, None
-        for x in tensors if waiting is None else (*tensors, waiting):
+        waiting = [x for x in (self.beside, self.waiting) if x is not None]
+        self.beside = self.waiting = None
+        for x in (*tensors, *waiting):
             held = getattr(x, _MARK, None)
             if held is not None:
                 _fill(x, held)
                 self.when_filled(x)
+
+    def prepare(self, func: Callable, tensors: list[Tensor]) -> None:
+        """Compute what has to be there before a call of these tensors is run as it is."""
+        passes_by = func in _CONVOLUTIONS and not any(hasattr(x, _MARK) for x in tensors)
+        if not passes_by or isinstance(self.work_for(self.waiting), SampledRelu):
+            self.settle(tensors)
 
     def finish(self) -> None:
         """Compute whatever of this pass outlives it: what the network returns, or keeps, or a hook does."""
         self.settle([x for x in (held() for held in self._held) if x is not None])
         self._held.clear()
 
-    def work_for(self, x: Tensor) -> Work | None:
+    def work_for(self, x: Tensor | None) -> Work | None:
         """What ``x`` waits for; None if its numbers are there, or another stream of the GPU is to have them."""
-        held: _Held | None = getattr(x, _MARK, None) if x is self.waiting else None
+        if x is None or (x is not self.waiting and x is not self.beside):
+            return None
+        held: _Held | None = getattr(x, _MARK, None)
         return None if held is None or held.stream != _stream(x) else held.work
 
     def waits_for_relu(self, x: Tensor) -> bool:
         """Whether ``x`` is computed with a ReLU of it."""
-        return isinstance(self.work_for(x), Normalised)
+        return x is self.waiting and isinstance(self.work_for(x), Normalised)
 
     def relu(
         self, x: Tensor, activation: Activation, keys: Tensor, *, repeat: int, cap: float | None, inplace: bool
@@ -168,24 +181,42 @@ class Postponing:
     ) -> Tensor | None:
         if training or running_mean is None or running_var is None:
             return None
-        self.settle([input])
+        self._step_aside(input)
         if not can_be_fused(input):
             return None
         return self._hold(_alias(input), Normalised(input, running_mean, running_var, weight, bias, eps))
+
+    def _step_aside(self, input: Tensor) -> None:
+        """Let a BatchNorm that waits wait beside one of ``input``; compute whatever else there is."""
+        needed = hasattr(input, _MARK)
+        if self.waiting is None and not needed:
+            return
+        work = self.work_for(self.waiting)
+        steps_aside = isinstance(work, Normalised) and work.residual is None and not needed
+        first, self.waiting = (self.waiting, None) if steps_aside else (None, self.waiting)
+        self.settle([input])
+        self.beside = first
 
     def _sum(self, work: Normalised, in_place: bool, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
         if kwargs or len(args) != 2 or work.residual is not None:
             return None
         held: Tensor
         held, other = args if args[0] is self.waiting else args[::-1]
-        if held is not self.waiting or not isinstance(other, Tensor) or (in_place and held is args[1]):
+        if held is not self.waiting or not isinstance(other, Tensor):
             return None
         alike = (other.shape, other.stride(), other.dtype) == (work.x.shape, work.x.stride(), work.x.dtype)
         if not alike or other.device != work.x.device or not can_be_fused(other):
             return None
+        added = self.work_for(other) if other is self.beside else None
+        if added is None and in_place and held is args[1]:
+            return None
         self.waiting = None
-        self.settle([other])
-        return self._hold(held if in_place else _alias(work.x), work._replace(residual=other))
+        if isinstance(added, Normalised):
+            self.beside = None
+        else:
+            self.settle([other])
+        residual = added if isinstance(added, Normalised) else other
+        return self._hold(args[0] if in_place else _alias(work.x), work._replace(residual=residual))
 
     def _mean(self, work: SampledRelu, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
         assert self.waiting is not None

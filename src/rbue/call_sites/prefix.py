@@ -99,7 +99,7 @@ class SharingMode(SiteMode):
         if call is None:
             out = self.postponing.take(func, args, kwargs)
             if out is None:
-                self.postponing.settle(tensors)
+                self.postponing.prepare(func, tensors)
                 out = self._run(func, args, kwargs, sampled)
         else:
             rows = call.x.shape[0]
