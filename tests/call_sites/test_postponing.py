@@ -60,9 +60,14 @@ def two_norms(net, h):
 
 
 def two_norms_in_place(net, h):
-    out = net.norms[1](net.convs[1](h))
+    out = same = net.norms[1](net.convs[1](h))
     out += net.norms[2](net.convs[2](h))
-    return F.relu(out, inplace=True)
+    return F.relu(same, inplace=True)
+
+
+def sum_and_norm(net, h):
+    first = net.norms[1](net.convs[1](h)) + h
+    return F.relu(net.norms[2](net.convs[2](h)) + first)
 
 
 def skip_norm_first(net, h):
@@ -319,6 +324,8 @@ def test_samples_are_those_of_separate_calls(end, activation, where, held, monke
         (second_norm_of_the_same, "all", {"normalised_relu of two norms": 1}),
         (two_norms_used_again, "all", {"normalised_relu of two norms": 1}),
         (other_call_between, "all", {"normalised_relu": 1}),
+        (sum_and_norm, "all", {"normalised_relu": 1}),
+        (relu_of_the_first_norm, "all", {"normalised_relu": 2}),
         (pooled, "last", {"normalised_relu": 1, "pooled_relu": 1}),
         (pooled_in_place, "last", {"normalised_relu": 1, "pooled_relu": 1}),
         (pooled_and_used_again, "last", {"normalised_relu": 1, "pooled_relu": 1}),

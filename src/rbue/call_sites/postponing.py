@@ -102,8 +102,7 @@ class Postponing:
 
     def prepare(self, func: Callable, tensors: list[Tensor]) -> None:
         """Compute what has to be there before a call of these tensors is run as it is."""
-        passes_by = func in _CONVOLUTIONS and not any(hasattr(x, _MARK) for x in tensors)
-        if not passes_by or isinstance(self.work_for(self.waiting), SampledRelu):
+        if func not in _CONVOLUTIONS or any(hasattr(x, _MARK) for x in tensors):
             self.settle(tensors)
 
     def finish(self) -> None:
@@ -120,7 +119,7 @@ class Postponing:
 
     def waits_for_relu(self, x: Tensor) -> bool:
         """Whether ``x`` is computed with a ReLU of it."""
-        return x is self.waiting and isinstance(self.work_for(x), Normalised)
+        return isinstance(self.work_for(x), Normalised)
 
     def relu(
         self, x: Tensor, activation: Activation, keys: Tensor, *, repeat: int, cap: float | None, inplace: bool
@@ -146,7 +145,10 @@ class Postponing:
 
     def _landed(self, x: Tensor, out: Tensor, inplace: bool) -> Tensor:
         """The result of a call on ``x`` that has been run; in place, the old name sees it too."""
-        self.waiting = None
+        if x is self.beside:
+            self.beside = None
+        else:
+            self.waiting = None
         if not inplace:
             return out
         if hasattr(x, _MARK):
@@ -188,11 +190,10 @@ class Postponing:
 
     def _step_aside(self, input: Tensor) -> None:
         """Let a BatchNorm that waits wait beside one of ``input``; compute whatever else there is."""
-        needed = hasattr(input, _MARK)
-        if self.waiting is None and not needed:
+        if self.waiting is None and not hasattr(input, _MARK):
             return
         work = self.work_for(self.waiting)
-        steps_aside = isinstance(work, Normalised) and work.residual is None and not needed
+        steps_aside = isinstance(work, Normalised) and work.residual is None
         first, self.waiting = (self.waiting, None) if steps_aside else (None, self.waiting)
         self.settle([input])
         self.beside = first
