@@ -148,7 +148,9 @@ def test_what_is_refused(root):
         assert folder.read("calibration") is None
 
     write_probs(folder.probs, np.roll(read_probs(folder.probs), 1, axis=0))
-    refused("it is of another measurement; remove .*results.json and run `rbue evaluate ")
+    refused("checksum .* it is of another measurement; remove .*results.json and run `rbue evaluate ")
+    folder.write("results", {KEY: {name: one for name, one in results[KEY].items() if name != "probs_sha256"}})
+    refused("Brier score of .* it is of another measurement; remove .*results.json and run `rbue evaluate ")
     write_probs(folder.probs, read_probs(folder.probs)[:-1])
     refused(r"has shape \(354, 10\)")
     np.save(folder.probs, np.ones(3, np.float16))
@@ -156,7 +158,7 @@ def test_what_is_refused(root):
     folder.probs.write_bytes(b"no array")
     refused("cannot be read")
     folder.probs.unlink()
-    refused("probs.npy is not there, .* run `rbue evaluate ")
+    refused("probs.npy is not there; `rbue evaluate .*` makes it again where the weights are")
     folder.probs.write_bytes(whole)
     other = {**results[KEY], "data": {**results[KEY]["data"], "sha256": {"images": "0", "labels": "0"}}}
     folder.write("results", {KEY: other})
@@ -180,3 +182,5 @@ def test_a_bound_is_told_and_no_warning(root):
     entry = calibrate_run(run, root)[1]
     assert entry["temperatures"] == [Temperature.LOWEST, Temperature.LOWEST] == [entry["bounds"][0]] * 2
     assert at_a_bound(entry)
+    assert at_a_bound({**entry, "temperatures": [1.0, Temperature.LOWEST]})
+    assert not at_a_bound({**entry, "temperatures": [1.0, 2.0]})

@@ -36,7 +36,7 @@ def random_relus():
     ids=["plain", "random ReLUs", "dropout", "rrelu", "functional", "functional off", "cannot be watched"],
 )
 def test_networks_that_draw_from_torch_are_seen_and_stay_as_they_are(make, draws):
-    network, x = make(), torch.randn(2, 6)
+    network, x = make().eval(), torch.randn(2, 6)  # it is asked how it trains, whatever its mode
     before, generator = {name: value.clone() for name, value in network.state_dict().items()}, torch.get_rng_state()
     assert draws_from_torch(network, x) is draws
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

@@ -33,6 +33,7 @@ from rbue.shift import (
     preparing,
     shift_run,
     shift_runs,
+    summarise,
     together,
 )
 from rbue.shift.preparing import prepared
@@ -213,6 +214,19 @@ def test_an_ensemble_is_the_mean_of_its_members(runs, monkeypatch):
     assert rows[0]["mutual_information"] == pytest.approx(float(direct.mutual_information.mean()), rel=5e-2, abs=1e-4)
 
 
+def test_fewer_samples_than_members_are_the_first_members(runs):
+    root, config = runs
+    whole = ensemble_of(config)
+    (row,) = measure(whole, root, samples=1, corruptions=["fog"], severities=[4])
+    first, second = (ShiftStore(RunFolder.of(member, root)) for member in whole.members())
+    assert first.has_probs(Cell("fog", 4))
+    assert not second.has_probs(Cell("fog", 4))
+    (own,) = measure(whole.members()[0], root, corruptions=["fog"], severities=[4])
+    assert (row["samples"], row["samples_asked"], row["accuracy"]) == (1, 1, own["accuracy"])
+    (both,) = measure(whole, root, corruptions=["fog"], severities=[4])
+    assert (both["samples"], both["samples_asked"]) == (2, None)
+
+
 def test_an_ensemble_has_its_members_measured_and_needs_no_weights_then(runs):
     root, config = runs
     whole = ensemble_of(config)
@@ -360,6 +374,7 @@ def test_the_paper_finds_the_rows(runs):
     measure(config, root, samples=2, severities=(1,), adaptive=Adaptive())
     assert shift_rows(config, root, 2) == rows
     assert shift_is_done(config, root, (1,), 2)
+    assert not shift_is_done(config, root, (1, 2), 2)
     assert not shift_is_done(config, root, (1,), 4)
 
 
@@ -384,6 +399,15 @@ def test_severity_zero_is_the_clean_result(runs):
     folder.write("results", {"samples=1,seed=0": {"samples": 1}, "samples=9,seed=0": {"samples": 2}})
     assert clean_result(whole, folder, setting) == {"samples": 2}
     assert clean_result(whole, folder, Setting(1)) == {"samples": 1}
+
+
+def test_a_severity_is_summed_up_by_its_mean_and_its_worst():
+    numbers = {("fog", 1): (0.8, 0.1), ("frost", 1): (0.5, 0.3), ("snow", 1): (0.2, 0.2), ("fog", 4): (0.4, 0.6)}
+    rows = [{**Cell(*cell)._asdict(), "accuracy": own[0], "ece": own[1]} for cell, own in numbers.items()]
+    first, last = summarise(rows)
+    assert (first.severity, first.corruptions, last.severity, last.corruptions) == (1, 3, 4, 1)
+    assert (first.accuracy, first.worst_accuracy, first.hardest) == (pytest.approx(0.5), 0.2, "snow")
+    assert (first.ece, first.worst_ece, first.least_calibrated) == (pytest.approx(0.2), 0.3, "frost")
 
 
 @pytest.mark.parametrize(

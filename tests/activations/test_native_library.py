@@ -260,6 +260,33 @@ def test_a_tensor_of_inference_mode_stays_as_it_is(make_x, make_keys):
         random_relu(x, DropReLU(0.7), make_keys(4), inplace=True)
 
 
+def test_inside_inference_mode_it_may_be_changed(make_x, make_keys):
+    with torch.inference_mode():
+        x = make_x(4, 50)
+        expected = random_relu(x, DropReLU(0.7), make_keys(4))
+        assert random_relu(x, DropReLU(0.7), make_keys(4), inplace=True) is x
+        assert x.equal(expected)
+
+
+def test_autograd_is_told_of_a_change_in_place(make_x, make_keys):
+    x = make_x(4, 50)
+    before = x._version
+    random_relu(x, DropReLU(0.7), make_keys(4), inplace=True)
+    assert x._version > before
+
+
+def test_a_leaf_is_refused_before_it_is_overwritten(make_x, make_keys):
+    x = make_x(4, 50).requires_grad_()
+    before = x.detach().clone()
+    with pytest.raises(RuntimeError, match="leaf"):
+        random_relu(x, DropReLU(0.7), make_keys(4), inplace=True)
+    assert x.detach().equal(before)
+
+
+class Named(torch.Tensor):
+    """A tensor class of a user's."""
+
+
 class TestObservers:
     """Who watches operations must see them, not a call into a library."""
 
@@ -282,3 +309,17 @@ class TestObservers:
         keys = make_keys(4)
         graph = make_fx(lambda x: random_relu(x, RReLU(), keys))(make_x(4, 50))
         assert graph(make_x(4, 50, seed=1)).equal(random_relu(make_x(4, 50, seed=1), RReLU(), keys))
+
+    @pytest.mark.parametrize("activation", [DropReLU(0.7), RReLU()], ids=str)
+    def test_batched_gradients(self, activation, make_x, make_keys):
+        x, grads = make_x(4, 50).requires_grad_(), torch.stack([make_x(4, 50, seed=seed) for seed in (1, 2, 3)])
+        out = random_relu(x, activation, make_keys(4))
+        (found,) = torch.autograd.grad(out, x, grads, is_grads_batched=True, retain_graph=True)
+        expected = [torch.autograd.grad(out, x, grad, retain_graph=True)[0] for grad in grads]
+        assert found.equal(torch.stack(expected))
+
+    def test_tensor_classes(self, make_x, make_keys):
+        x = make_x(4, 50)
+        out = random_relu(x.as_subclass(Named), DropReLU(0.7), make_keys(4))
+        assert type(out) is Named
+        assert out.as_subclass(torch.Tensor).equal(random_relu(x, DropReLU(0.7), make_keys(4)))

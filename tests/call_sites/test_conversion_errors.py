@@ -10,6 +10,7 @@ import torch
 from style_networks import mlp, rows
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 import rbue
 from rbue import ConversionError, InvalidInput
@@ -125,6 +126,16 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "revert of a plain network": (lambda: rbue.revert(mlp()), ConversionError, ["Sequential is not converted"]),
     "seed of a plain network": (lambda: rbue.seed(mlp(), 0), ConversionError, ["not converted"]),
     "mode of a plain network": (lambda: rbue.mode(mlp(), "mean").__enter__(), ConversionError, ["not converted"]),
+    "seed of a wrapper": (
+        lambda: rbue.seed(AveragedModel(convert()()), 0),
+        ConversionError,
+        ["AveragedModel is not converted", "inside it at 'module' is"],
+    ),
+    "wrapper around a converted network": (
+        convert(lambda: AveragedModel(convert()()), example=x),
+        ConversionError,
+        ["AveragedModel has no ReLU of its own", "converted network at 'module'"],
+    ),
     "seed of a wrong type": (lambda: rbue.seed(convert()(), 1.5), InvalidInput, ["1.5"]),
     "no ReLU met": (lambda: convert(lambda: nn.Linear(4, 4))()(x), ConversionError, ["Linear ran without"]),
     "traced by torch.fx": (

@@ -435,6 +435,18 @@ def test_per_sample_gradients_equal_those_of_single_rows() -> None:
             assert torch.allclose(grads[name][index], parameter.grad, atol=1e-5)
 
 
+def test_function_that_seeds_can_be_transformed() -> None:
+    network = converted()
+
+    def seeded(x: Tensor) -> Tensor:
+        rbue.seed(network, 1)
+        return network(x).square().sum()
+
+    x = rows().requires_grad_()
+    seeded(x).backward()
+    assert torch.allclose(torch.func.grad(seeded)(rows()), x.grad, atol=1e-6)
+
+
 def test_averaged_model_is_random() -> None:
     average = torch.optim.swa_utils.AveragedModel(converted())
     average.update_parameters(converted())

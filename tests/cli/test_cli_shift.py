@@ -175,6 +175,8 @@ def test_a_sheet_and_a_strip_of_a_file(command, fails):
         shown = strip[4:36, 4 + 36 * severity : 36 + 36 * severity]
         wanted = corrupt(pixels[None], "shot_noise", severity)[0] if severity else pixels
         assert np.array_equal(shown, wanted)
+    command("corrupt", "picture.png", "--seed", 1, "-o", "other.png", "--tile", 32)
+    assert not np.array_equal(np.asarray(Image.open("other.png")), np.asarray(sheet))
     assert "did you mean 'fog'?" in fails("corrupt", "picture.png", "--corruption", "fogg", code=2)
     assert ".png, .jpg" in fails("corrupt", "picture.png", "-o", "sheet.pdf", code=2)
     assert "there is no file nothing.png" in fails("corrupt", "nothing.png", code=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import runpy
@@ -18,6 +19,7 @@ from tiny_runs import TINY
 
 from rbue._version import __version__
 from rbue.cli import output
+from rbue.cli.app import main
 from rbue.cli.options import Selection
 from rbue.data import names, registry
 from rbue.data.images import checksums
@@ -242,3 +244,14 @@ def test_paragraphs_of_help_fill_the_lines(words, command, monkeypatch):
     for paragraph in re.split(r"\n\s*\n", text):
         lines = [line.strip() for line in paragraph.strip().splitlines()]
         assert all(len(a) + 1 + len(b.split()[0]) > 78 for a, b in pairwise(lines)), lines
+
+
+def test_a_terminal_that_lacks_a_character_shows_the_rest(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "argv", ["rbue", "env"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    terminal.seek(0)
+    assert "torch" in terminal.read()

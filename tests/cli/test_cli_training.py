@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from typer.testing import CliRunner
 from rbue.cli import app
 from rbue.cli import compare as comparing
 from rbue.cli import train as training
+from rbue.cli.predict import read_image
+from rbue.data import ImageSet
 from rbue.errors import InvalidInput
+from rbue.experiment import train_run
 from rbue.methods import list_methods
 
 
@@ -37,6 +41,18 @@ def test_train_continues(command, as_json):
     (folder / "training.json").unlink()
     content = as_json("train", *TINY)
     assert content["networks"][0]["outcome"] == "continued"
+
+
+def test_how_to_train_reaches_the_training(command, monkeypatch):
+    ways = []
+
+    def noted(*words, **way):
+        ways.append(way)
+        return train_run(*words, **way)
+
+    monkeypatch.setattr(training, "train_run", noted)
+    command("train", "--engine", "plain", "--together", 3, "--shard-mib", 7, *TINY)
+    assert ways == [{"engine": "plain", "together": 3, "shard_mib": 7}]
 
 
 def test_every_recipe_option_reaches_the_run(as_json):
@@ -74,6 +90,14 @@ def test_evaluate_by_settings_folder_and_id_agree(trained_once, command, as_json
     assert as_json("evaluate", identity, "--runs", root, "--samples", 4) == by_settings
     shown = command("evaluate", trained_once, "--samples", 4).stdout
     assert all(name in shown for name in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "samples"))
+
+
+def test_the_seed_of_the_passes_reaches_them(trained_once, as_json):
+    shutil.copytree(Path(trained_once).parents[2], "runs")
+    words = ("--samples", 4, "--sample-seed", 1, *TINY)
+    measured = as_json("evaluate", "--method", "mc-droprelu:0.9", *words)["result"]
+    (compared,) = as_json("compare", "--methods", "mc-droprelu:0.9", *words)["methods"]
+    assert (measured["seed"], compared["seed"]) == (1, 1)
 
 
 def test_evaluate_needs_a_training(fails):
@@ -156,6 +180,13 @@ def test_the_best_is_marked_where_methods_differ():
     assert comparing.best_values([row, other]) == {"accuracy": 1.0, "ece": 0.5}
 
 
+def test_more_accuracy_and_diversity_are_better_and_less_of_all_else():
+    rows = [{column.key: value for column in comparing.COLUMNS} for value in (math.nan, 1.0, 0.5)]
+    best = comparing.best_values(rows)
+    assert {key for key, value in best.items() if value == 1.0} == {"accuracy", "mean_jsd", "mean_dis"}
+    assert {key for key, value in best.items() if value == 0.5} == {"ece", "nll", "parameters", "training_seconds"}
+
+
 def test_predict(trained_once, digit, command, as_json, tmp_path):
     Image.open(digit).convert("RGB").save(tmp_path / "colour.png")
     content = as_json("predict", trained_once, digit, tmp_path / "colour.png", "--samples", 5)
@@ -166,6 +197,9 @@ def test_predict(trained_once, digit, command, as_json, tmp_path):
     assert abs(sum(first["probabilities"].values()) - 1) < 1e-5
     assert first["confidence"] == max(first["probabilities"].values())
     assert second["confidence"] != first["confidence"]  # another place in the list, other random ReLUs
+    assert all(one["probabilities"][one["label"]] == one["confidence"] for one in (first, second))
+    (other,) = as_json("predict", trained_once, digit, "--samples", 5, "--seed", 1)["predictions"]
+    assert other["confidence"] != first["confidence"]
     shown = command("predict", trained_once, digit, "--samples", 5).stdout
     assert "mutual information" in shown
     assert "digit.png" in shown
@@ -199,6 +233,17 @@ def test_predict_refuses_what_is_no_image_of_the_set(trained_once, digit, fails,
     assert "9x8 pixels, but the images of digits have 8x8" in message("wide.png")
     assert "transparency" in message("clear.png")
     assert "there is no file" in message("nowhere.png")
+
+
+def test_an_image_is_as_wide_and_as_high_as_those_of_the_set():
+    pixels = np.arange(54, dtype=np.uint8).reshape(6, 9)
+    Image.fromarray(pixels).save("wide.png")
+    Image.fromarray(pixels.T.copy()).save("high.png")
+    nothing = np.empty((0, 6, 9, 1), np.uint8), np.empty(0, np.int64)
+    like = ImageSet(*nothing, ("a",), "folder:there", "test", (0.5,), (0.5,))
+    assert np.array_equal(read_image(Path("wide.png"), like)[..., 0], pixels)
+    with pytest.raises(InvalidInput, match="6x9 pixels, but the images of folder:there have 9x6"):
+        read_image(Path("high.png"), like)
 
 
 def test_a_network_of_ones_own_in_this_folder(as_json, fails):

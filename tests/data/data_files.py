@@ -118,9 +118,9 @@ def svhn_mats(folder: Path, arrays: Arrays) -> Path:
     return folder
 
 
-def jpeg(pixels: np.ndarray) -> bytes:
+def jpeg(pixels: np.ndarray, quality: int = 90) -> bytes:
     out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "JPEG", quality=90)
+    Image.fromarray(pixels).save(out, "JPEG", quality=quality)
     return out.getvalue()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,6 +97,19 @@ def test_the_publisher_is_asked_once(published, server, tmp_path):
     _same(published, tmp_path / "root")
     data.fetch("cifar10", tmp_path / "root")
     assert server.requests == [("/a.tar.gz", None)]
+
+
+@pytest.mark.parametrize(
+    "lose", [lambda splits: splits.pop("train"), lambda splits: splits["test"].update(variant="x")]
+)
+def test_a_set_without_a_split_or_with_another_variant_is_fetched_again(published, server, tmp_path, lose):
+    record = data.fetch("cifar10", tmp_path / "root") / "set.json"
+    content = json.loads(record.read_text())
+    lose(content["splits"])
+    record.write_text(json.dumps(content))
+    data.fetch("cifar10", tmp_path / "root")
+    assert len(server.requests) == 2
+    _same(published, tmp_path / "root")
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -117,6 +117,13 @@ def test_folders_that_give_nothing_are_named(tree, tmp_path):
         data.load(f"folder:{tree}", "train")
 
 
+def test_one_class_is_no_classification(tree, tmp_path):
+    for split in ("train", "test"):
+        (tree / split / "bee").rename(tmp_path / split)
+    with pytest.raises(data.DataError, match="mine has one class only, 'ant'; add a folder"):
+        data.load(f"folder:{tree}", "train")
+
+
 def test_a_folder_without_a_name_is_not_the_current_one(tree, monkeypatch):
     monkeypatch.chdir(tree)
     with pytest.raises(data.DataError, match="'folder:' names no folder; give folder:PATH"):

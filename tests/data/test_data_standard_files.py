@@ -146,6 +146,14 @@ def test_a_wrong_checksum_names_both(shrink, tmp_path, nothing_left):
         data.load("cifar10", "test", _as_root(folder, tmp_path / "standard"))
 
 
+def test_a_wrong_label_is_noticed_by_its_checksum_too(shrink, tmp_path, nothing_left):
+    arrays = shrink("cifar10")
+    arrays["test"][1][3] = (arrays["test"][1][3] + 1) % 10
+    with pytest.raises(data.DataError, match=r"labels of cifar10 test .* instead of the registry's"):
+        data.import_("cifar10", files.cifar10_binary(tmp_path / "in", arrays), tmp_path / "root")
+    nothing_left(tmp_path / "root")
+
+
 def _as_root(folder, root):
     root.mkdir()
     folder.rename(root / "cifar10")

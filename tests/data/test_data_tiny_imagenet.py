@@ -21,6 +21,7 @@ def jpegs(shrink):
         labels = [number * 2 // len(images) for number in range(len(images))]
         made[split] = [(files.jpeg(image), label) for image, label in zip(images, labels, strict=True)]
         made[split][1] = (files.jpeg(images[1, ..., 0]), labels[1])  # a grey one
+        made[split][2] = (files.jpeg(images[2], quality=40), labels[2])  # one with another header
     return made
 
 

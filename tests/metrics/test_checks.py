@@ -9,6 +9,7 @@ import torch
 
 from rbue import metrics
 from rbue.errors import InvalidInput
+from rbue.prediction import of_samples
 
 PROBS = torch.tensor([[0.7, 0.3], [0.4, 0.6]])
 LABELS = torch.tensor([0, 1])
@@ -37,6 +38,7 @@ def refuses(said, call, *args, **kwargs):
 
 BAD_PROBS = [
     (PROBS.numpy(), "is a ndarray"),
+    (of_samples(SAMPLES), "prediction.probs"),
     (torch.tensor([[1, 0], [0, 1]]), "torch.int64"),
     (torch.tensor([0.5, 0.5]), "(2,)"),
     (torch.empty(0, 2), "(0, 2)"),

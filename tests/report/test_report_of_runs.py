@@ -13,6 +13,7 @@ from rbue.report.of_runs import Record, comparison_table, group_records, read_re
 from rbue.report.of_runs.answers import Answers
 from rbue.report.of_runs.answers import TestImages as Images
 from rbue.report.of_runs.certainty import certain_cards, drawn_again
+from rbue.report.of_runs.comparison import MEASURES
 from rbue.report.of_runs.drawing import more_samples
 from rbue.report.of_runs.reading import missing, without_copies
 from rbue.runs import RunFolder, find_runs
@@ -46,6 +47,13 @@ def test_seeds_become_a_mean_and_a_deviation(made_runs):
     single = values(table, "mean_jsd")["single"]
     assert single.value is None
     assert "one sample" in single.why
+
+
+def test_more_accuracy_and_diversity_are_better_and_less_of_all_else():
+    better = {column.key: column.better for column in MEASURES if column.better is not None}
+    assert {key for key, end in better.items() if end == "higher"} == {"accuracy", "mean_jsd", "mean_dis"}
+    less = {"ece", "nll", "brier", "aurc", "parameters", "training_seconds"}
+    assert {key for key, end in better.items() if end == "lower"} == less
 
 
 def test_the_papers_numbers_stand_beside_ours(made_runs):

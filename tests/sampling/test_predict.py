@@ -1,8 +1,10 @@
 """``rbue.predict``: the samples of a plain loop, however they are computed."""
 
 import copy
+import operator
 import threading
 import time
+from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
@@ -72,6 +74,44 @@ def test_the_prefix_runs_once_for_all_samples():
     assert head == [50 * len(x)]
 
 
+class Written(nn.Module):
+    """What was computed before the only site is changed in place by what comes after it."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+        self.write = write
+
+    def forward(self, x):
+        y = self.first(x)
+        self.write(y, self.second(x).relu())
+        return self.head(y)
+
+
+def write_item(y, z):
+    y[:, :5] = z[:, :5]
+
+
+def write_mask(y, z):
+    mask = y > 0
+    operator.iand(mask, z > 0)  # the mask itself is read on
+    y.mul_(mask)
+
+
+def write_named(y, z):
+    y.copy_(torch.add(input=y, other=z))
+
+
+@pytest.mark.parametrize("write", [operator.iadd, torch.Tensor.add_, write_item, write_mask, write_named])
+def test_what_is_shared_may_be_changed_in_place_by_what_is_not(write):
+    torch.manual_seed(0)
+    x = torch.randn(4, 6)
+    network = rbue.convert(Written(write).eval(), rbue.DropReLU(0.5), example=x)
+    found = rbue.predict(network, x, samples=5, return_samples=True)
+    torch.testing.assert_close(found.samples, loop(network, x, 5), rtol=0, atol=OUTPUT_TOLERANCE)
+    assert all(plan.share for plan in network._rbue_conversion.plans.values())
+
+
 @pytest.mark.parametrize("name", ["remembers", "view", "time-first"])
 def test_networks_that_defeat_sharing_are_noticed(name):
     network, x = build(name)
@@ -134,6 +174,25 @@ class TwoViews(nn.Module):
     def forward(self, x):
         both = self.head(torch.relu(self.layer(torch.cat([x, x.flip(1)]))))
         return both.unflatten(0, (2, -1)).mean(0)
+
+
+def test_a_branch_that_only_later_images_take_is_noticed():
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            out = self.layer(x)
+            some = x[:, 0] > 0
+            out[some] = torch.relu(out[some])
+            return out
+
+    network, x = rbue.convert(Branch(), rbue.DropReLU(0.5)), torch.randn(6, 6)
+    x[:, 0] = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
+    with pytest.warns(RbueWarning, match="the batch it is in") as warned:
+        rbue.predict(network, [x, x], samples=4)
+    assert len(warned) == 1
 
 
 def test_rows_in_another_order_than_the_images_are_noticed():
@@ -199,6 +258,34 @@ def test_the_arguments_of_one_call_are_not_taken_for_batches():
 def test_outputs_that_do_not_sum_to_one_are_named():
     with pytest.raises(InvalidInput, match=r"those of an image sum to 0\.5"):
         probabilities(torch.tensor([[[0.5, 0.5], [0.25, 0.25]]]), "probs")
+
+
+def test_sigmoids_of_several_labels_are_told_how():
+    class Labels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+            self.pairs = False
+
+        def forward(self, x):
+            p = self.layer(torch.relu(x)).sigmoid()
+            return torch.stack([1 - p, p], 1) if self.pairs else p
+
+    network, x = rbue.convert(Labels(), rbue.DropReLU(0.6)), torch.randn(4, 6)
+    with pytest.raises(InvalidInput, match=r"several labels.*torch\.stack\(\[1 - p, p\], 1\)"):
+        rbue.predict(network, x, samples=3, outputs="probs")
+    network.pairs = True
+    found = rbue.predict(network, x, samples=3, outputs="probs")
+    rbue.seed(network, 0)
+    with torch.no_grad():
+        expected = torch.stack([network(x)[:, 1] for _ in range(3)]).mean(0)
+    torch.testing.assert_close(found.probs[:, 1], expected)
+
+
+def test_batches_whose_outputs_differ_in_shape_are_named():
+    network = rbue.convert(nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU()), rbue.DropReLU(0.6))
+    with pytest.raises(InvalidInput, match=r"\(2, 5, 5\) in the first batch and \(2, 7, 7\) in batch 3"):
+        rbue.predict(network, [torch.randn(2, 1, size, size) for size in (5, 5, 7)], samples=2)
 
 
 def test_index_numbers_the_images():
@@ -539,6 +626,7 @@ def bad_inputs():
         (dict(x=[]), "no batch"),
         (dict(x="images"), "str"),
         (dict(x=[{"a": 1}]), "dict"),
+        (dict(x=UserDict(x=good)), "loader of tensors, not UserDict"),
         (dict(x=torch.empty(4, 6, device="meta").float()), "meta"),
         (dict(x=good, samples=0), "0"),
         (dict(x=good, samples=2.5), "2.5"),

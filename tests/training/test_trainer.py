@@ -3,6 +3,7 @@
 import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.methods import parse
-from rbue.training import Batches, Job, Recipe, engines, recipe_for, train
+from rbue.training import Batches, Job, Recipe, engines, recipe_for, train, train_together, trainer
 from rbue.training.batches import crop, epoch_seed
 from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
 from rbue.training.engines import engine_for
@@ -123,6 +124,45 @@ def test_a_run_stopped_after_any_epoch_ends_in_the_same_weights(spec, stop, tmp_
     found = train_one(continued, method, batches(), 0, checkpoint=file)
     assert same(weights(whole), weights(continued))
     assert (found.loss, found.accuracy) == (expected.loss, expected.accuracy)
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Makes networks whose passes, and nothing else, take a second each: an epoch of one has five."""
+    now = [0.0]
+
+    def pass_time(*_):
+        now[0] += 1
+
+    def make():
+        network = fresh(parse("single"))
+        network.register_forward_pre_hook(pass_time)
+        return network
+
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return make
+
+
+def test_seconds_are_those_of_all_starts(timed, tmp_path):
+    class Stop(Exception):
+        pass
+
+    def interrupt(report):
+        assert report.seconds == 5
+        if report.epoch == 3:
+            raise Stop
+
+    file = tmp_path / "state.safetensors"
+    with pytest.raises(Stop):
+        train_one(timed(), parse("single"), batches(), 0, checkpoint=file, report=interrupt)
+    assert train_one(timed(), parse("single"), batches(), 0, checkpoint=file).seconds == 30
+
+
+def test_networks_side_by_side_share_the_clock(timed):
+    reports = []
+    jobs = [Job(timed(), parse("single"), batches(), RECIPE, 0, report=reports.append) for _ in range(2)]
+    assert [one.seconds for one in train_together(jobs, "plain")] == [30, 30]
+    assert {one.seconds for one in reports} == {5}
 
 
 @pytest.mark.parametrize("spec", METHODS)

@@ -334,6 +334,11 @@ def conversion_of(network: nn.Module) -> Conversion:
     """The conversion a network carries, or an error that says how to make one."""
     found = network.__dict__.get(following.CONVERSION)
     if found is None:
+        part = following.converted_part(network)
+        if part is not None:
+            raise ConversionError(
+                f"{type(network).__name__} is not converted, but the network inside it at {part!r} is; give that one."
+            )
         raise ConversionError(
             f"{type(network).__name__} is not converted; call rbue.convert(model, rbue.DropReLU(q=0.9), "
             "example=x) first."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,11 +111,15 @@ def _(buffer: Tensor) -> Tensor:
 def count(network: nn.Module) -> None:
     """Count a plain call."""
     step = network.get_buffer(STEP)
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(step):
+    with _writing(step):
         step.add_(1)
-    else:
-        with torch._C._DisableFuncTorch():  # torch.func.grad refuses to write to what it did not make
-            step.add_(1)
+
+
+def _writing(buffer: Tensor) -> AbstractContextManager:
+    """Where a buffer may be written to: torch.func.grad refuses to write to what it did not make."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(buffer):
+        return nullcontext()
+    return torch._C._DisableFuncTorch()
 
 
 def attach_buffers(network: nn.Module, numbers: list[int], seed: int) -> None:
@@ -160,8 +164,10 @@ def detach_buffers(network: nn.Module) -> None:
 
 def set_seed(network: nn.Module, seed: int) -> None:
     """Restart the stream of plain calls in place, so that captured graphs see it too."""
-    network.get_buffer(SEED).copy_(random_stream.seed_state(seed))
-    network.get_buffer(STEP).zero_()
+    state, step = network.get_buffer(SEED), network.get_buffer(STEP)
+    with _writing(state):
+        state.copy_(random_stream.seed_state(seed))
+        step.zero_()
 
 
 def first_tensor(values: Any) -> Tensor | None:

@@ -181,6 +181,11 @@ def follow(network: nn.Module, token: str, kind: SiteKind) -> None:
                 module.__class__ = followed_class(type(module))
 
 
+def converted_part(network: nn.Module) -> str | None:
+    """The path of the first converted network inside ``network``, if there is one."""
+    return next((path for path, module in network.named_modules() if path and CONVERSION in module.__dict__), None)
+
+
 def unfollow(network: nn.Module, token: str) -> None:
     """Undo :func:`follow`."""
     for module in network.modules():

@@ -207,6 +207,9 @@ _WAY_OUT = "give it ReLUs, or use rbue.Dropout(p), which needs none."
 
 def _no_site_message(network: nn.Module, kind: SiteKind, others: list[str]) -> str:
     name = type(network).__name__
+    part = following.converted_part(network)
+    if part is not None:
+        return f"{name} has no {kind.noun} of its own beside those of the converted network at {part!r}; give that one."
     if kind is not RELUS:
         return f"{name} has no {kind.noun} whose input could be random."
     if others:

@@ -6,6 +6,7 @@ folder that cannot be written), 130 for an interruption.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -85,6 +86,9 @@ def _common(
 
 def main() -> None:
     """The entry point of the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack the dash of a table, or a letter of a path
     app(prog_name="rbue")
 
 

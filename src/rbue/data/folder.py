@@ -41,6 +41,8 @@ def load_folder(name: str, split: str) -> ImageSet:
     tree = _scan(base)
     for needed in SPLITS:
         _check_has_images(base, tree, needed)
+    if len(tree.classes) < 2:
+        raise DataError(f"{base} has one class only, {tree.classes[0]!r}; add a folder of images for another class.")
     size, mode = _common_form([item for items in tree.items.values() for item in items], side)
     images = _decode(tree.items[split], size, mode)
     training = images if split == "train" else _decode(tree.items["train"], size, mode)

@@ -136,6 +136,8 @@ def finite_rows(values: Tensor, name: str = "x") -> Tensor:
 
 
 def _tensor(value: object, name: str) -> None:
+    if hasattr(value, "probs"):
+        raise InvalidInput(f"{name} is a {type(value).__name__}; give one of its tensors, e.g. prediction.probs.")
     if not isinstance(value, Tensor):
         raise InvalidInput(f"{name} is a {type(value).__name__}; give a tensor, e.g. torch.as_tensor({name}).")
 

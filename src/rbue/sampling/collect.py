@@ -149,9 +149,10 @@ def probabilities(out: Tensor, outputs: str) -> Tensor:
     worst, least = float(total.flatten()[(total - 1).abs().argmax()]), float(out.min())
     if abs(worst - 1) > (1e-2 if short else 1e-3) or least < -1e-6:
         wrong = f"one is {least:.4g}" if least < -1e-6 else f"those of an image sum to {worst:.4g}"
-        raise InvalidInput(
-            f"outputs='probs', but the network's outputs are not probabilities: {wrong}; use outputs='logits'."
-        )
+        remedy = "use outputs='logits'."
+        if least >= 0 and float(out.max()) <= 1:  # logits would hardly all lie there, sigmoids do
+            remedy = "for p of several labels, each with a sigmoid, return torch.stack([1 - p, p], 1)."
+        raise InvalidInput(f"outputs='probs', but the network's outputs are not probabilities: {wrong}; {remedy}")
     return out
 
 

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,12 +49,14 @@ class PassPlan:
         for_image: bytes that a pass takes for each image.
         for_row: bytes that it takes for each sample of each image.
         hold: whether calls may be held back (:mod:`rbue.call_sites.postponing`).
+        in_company: whether an image's samples were seen to depend on the batch it is in.
     """
 
     share: bool
     for_image: float
     for_row: float
     hold: bool = True
+    in_company: bool = False
 
     def cost(self, images: int, samples: int) -> float:
         """Bytes of activations that a pass holds at once, roughly."""
@@ -108,10 +110,10 @@ class StackedPasses:
         self.conversion = conversion_of(self.network)
         self.state = random_stream.seed_state(seed, x.device)
         in_company = len(x) > 1  # an image alone does not show whether others would change its samples
-        key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, in_company)
-        if key not in self.conversion.plans:
-            self.conversion.plans[key] = self._make_plan(x)
-        self.plan: PassPlan = self.conversion.plans[key]
+        self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, in_company)
+        if self.key not in self.conversion.plans:
+            self.conversion.plans[self.key] = self._make_plan(x)
+        self.plan: PassPlan = self.conversion.plans[self.key]
         if self.compiled and self.plan.share:
             self.model, self.compiled = self.network._call_impl, False
         self.budget = _default_budget(x.device) if memory is None else memory
@@ -134,6 +136,8 @@ class StackedPasses:
             except NotFoldable:
                 if piece.samples == 1:
                     raise
+                if len(x) > 1:
+                    self._note_company()
                 work += [piece.with_samples(k, k + 1) for k in reversed(range(stack.start, stack.stop))]
                 continue
             except RuntimeError as error:
@@ -145,6 +149,15 @@ class StackedPasses:
                 work.append(piece)
             else:
                 yield batch, stack, out[:, : batch.stop - batch.start]
+
+    def _note_company(self) -> None:
+        """Warn, once, of a site whose rows are not the images, as where only some images take a branch.
+
+        The two images that the plan is made with may take the same one.
+        """
+        if not self.plan.in_company:
+            self.plan = self.conversion.plans[self.key] = replace(self.plan, in_company=True)
+            _warn_of_company()
 
     def _split(self, piece: Piece) -> list[Piece]:
         """Smaller pieces of work: fewer images, or fewer samples of one."""
@@ -220,11 +233,12 @@ class StackedPasses:
         if in_company:
             _warn_of_company()
         if shared is not None:
-            return shared
+            return replace(shared, in_company=in_company)
         meter = _Meter()
         with _uncompiled(), meter:
             self._pass(x[:1], numbers[:1], numbers[:1], share=False, model=self.network)
-        return PassPlan(False, 0, _LIVE_TENSORS * max(meter.largest, x[:1].nbytes))
+        for_row = _LIVE_TENSORS * max(meter.largest, x[:1].nbytes)
+        return PassPlan(False, 0, for_row, in_company=in_company)
 
     def _depends_on_company(self, x: Tensor, numbers: Tensor) -> bool:
         """Whether a sample of the second image is another one without the first image beside it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from numbers import Integral, Real
 from typing import Any
@@ -84,6 +84,7 @@ def predict(
                     return_samples=return_samples,
                     report=report,
                 )
+            _check_shape(prediction, parts)
             parts.append(prediction)
             start += len(batch)
     if not parts:
@@ -106,7 +107,7 @@ def _batches(x: Tensor | Iterable[Any]) -> Iterator[Tensor]:
     if isinstance(x, Tensor):
         yield x
         return
-    if isinstance(x, (str, bytes, dict)) or not isinstance(x, Iterable):
+    if isinstance(x, (str, bytes, Mapping)) or not isinstance(x, Iterable):
         raise InvalidInput(f"x must be a tensor or a loader of tensors, not {type(x).__name__}.")
     for batch in x:
         first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
@@ -153,6 +154,15 @@ def _check_batch(x: Tensor, network: nn.Module) -> None:
     parameter = next(network.parameters(), None)
     if parameter is not None and parameter.device != x.device:
         raise InvalidInput(f"x is on {x.device} but the network is on {parameter.device}; move one to the other.")
+
+
+def _check_shape(prediction: Prediction, earlier: list[Prediction]) -> None:
+    if earlier and prediction.probs.shape[1:] != earlier[0].probs.shape[1:]:
+        first, other = (tuple(part.probs.shape[1:]) for part in (earlier[0], prediction))
+        raise InvalidInput(
+            f"an image's outputs have shape {first} in the first batch and {other} in batch {len(earlier) + 1}; pad "
+            "the inputs to one size, or predict the batches apart."
+        )
 
 
 @contextmanager
