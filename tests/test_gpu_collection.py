@@ -17,5 +17,5 @@ def test_gpu_tests_are_found_without_plugins():
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTEST_ADDOPTS": ""}
     run = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    for found in ("test_kernels_equal_the_formula[cuda]", "test_captured_steps_train_the_weights_of_the_plain_loop"):
+    for found in ("test_kernels_on_a_gpu_equal_the_formula", "test_captured_steps_train_the_weights_of_the_plain_loop"):
         assert found in run.stdout
