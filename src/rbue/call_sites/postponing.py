@@ -3,7 +3,8 @@
 BatchNorm waits for a sum or a ReLU, the sum for a ReLU, and the ReLU that makes samples of images for the mean over
 their pixels (:mod:`rbue.activations.fused`). What waits is a tensor of the right shape whose numbers are not there yet;
 the next call of the pass, whichever it is, has them computed first. Only convolutions, which write into nothing, and
-another BatchNorm let a BatchNorm wait on: it may be that of a skip connection, and both run with the ReLU of their sum.
+another BatchNorm with its ReLU let a BatchNorm wait on: one of the two may be that of a skip connection, and both run
+with the ReLU of their sum.
 """
 
 from __future__ import annotations
