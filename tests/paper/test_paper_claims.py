@@ -114,7 +114,7 @@ def test_verdicts_on_the_papers_tables(verdicts, name, word):
         ("extra-time-grows", 0, 6),
     ],
 )
-def test_cases_of_the_papers_tables_counted_by_hand(verdicts, name, wrong, cases):
+def test_in_how_many_cases_the_papers_tables_contradict_a_claim(verdicts, name, wrong, cases):
     found = verdicts[name].paper
     assert (found.holds, found.known, found.cases) == (not wrong, cases, cases)
     assert found.why.startswith(f"not in {wrong} of {cases} cases" if wrong else f"in all {cases} cases")

@@ -86,8 +86,7 @@ def test_constants_go_by_size(name, severity, cifar, tiny_imagenet):
 
 
 @pytest.mark.parametrize(("side", "checksum"), [(32, "2d58736f52d93aa8"), (64, "a4e917f3e222d55a")])
-def test_every_constant_is_that_of_the_published_set(side, checksum):
-    """Compared number by number with the publisher's ``make_cifar_c.py`` and ``make_tinyimagenet_c.py``, then noted."""
+def test_no_constant_changes_unseen(side, checksum):
     constants = [constants_of(name, severity, side) for name in CORRUPTIONS for severity in SEVERITIES]
     text = json.dumps([[float(value) for value in one] for one in constants])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == checksum
