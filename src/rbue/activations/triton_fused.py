@@ -18,7 +18,7 @@ from rbue.activations.layout import ElementLayout
 from rbue.activations.triton_kernels import (
     MOST_OF_A_ROW,
     MOST_PROGRAMS_DOWN,
-    MOST_ROWS,
+    UNSPECIALISED,
     cdiv,
     copied_rows,
     mix,
@@ -26,6 +26,7 @@ from rbue.activations.triton_kernels import (
     own_rows,
     read_rows,
     row_keys,
+    rows_of_a_program,
     thresholds,
     warps_for,
     wide_relu,
@@ -75,7 +76,7 @@ def _normalised(x, numbers, WIDE: tl.constexpr):
     return (y - mean) * scale + offset if WIDE else tl.fma(y, scale, offset)
 
 
-@triton.jit(do_not_specialize=("rows", "x_rows", "first_row", "lane_stride"))
+@triton.jit(**UNSPECIALISED)
 def _normalised_kernel(
     x_ptr, residual_ptr, affine_ptr, residual_affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row,
     channels, plane, to_pixel, to_channel, threshold, steepness, intercept, cap,
@@ -114,7 +115,10 @@ def _normalised_kernel(
         tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=("lane_stride", "images", "samples"))
+@triton.jit(
+    do_not_specialize=(*UNSPECIALISED["do_not_specialize"], "images", "samples"),
+    do_not_specialize_on_alignment=UNSPECIALISED["do_not_specialize_on_alignment"],
+)
 def _pooled_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, images, samples, channels, plane, to_pixel, to_channel,
     threshold, steepness, intercept, cap, share,
@@ -201,7 +205,7 @@ def _block(layout: ElementLayout) -> tuple[int, int, int]:
     channels, plane = layout.shape[1], next_power_of_2(math.prod(layout.shape[2:]))
     last = _steps(layout)[1] == 1
     across = min(_CHANNELS, next_power_of_2(channels)) if last else 1
-    return min(MOST_ROWS, layout.rows), min(MOST_OF_A_ROW // across, plane), across
+    return rows_of_a_program(layout.rows), min(MOST_OF_A_ROW // across, plane), across
 
 
 def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:

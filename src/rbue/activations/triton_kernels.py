@@ -26,6 +26,12 @@ MIX_2 = tl.constexpr(random_stream.MIX_MULTIPLIERS[1])
 BITS_1 = tl.constexpr(random_stream.BITS_MULTIPLIERS[0])
 BITS_2 = tl.constexpr(random_stream.BITS_MULTIPLIERS[1])
 
+UNSPECIALISED = {
+    "do_not_specialize": ("lane_stride", "rows", "x_rows", "first_row", "threshold"),
+    "do_not_specialize_on_alignment": ("keys_ptr",),
+}
+"""Numbers for which Triton is not to compile a kernel again where they are 1 or a multiple of 16: that is no faster."""
+
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_ROWS, MOST_OF_A_ROW = 4, 1024
 """Rows of a program, and elements it has of each."""
@@ -152,7 +158,7 @@ def _narrow_relu(x, word, threshold, steepness, intercept, cap, DROP: tl.constex
     return y
 
 
-@triton.jit
+@triton.jit(**UNSPECIALISED)
 def _forward_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row, elements, channels, plane, slabs, across,
     threshold, steepness, intercept, cap,
@@ -188,7 +194,7 @@ def _gradient(
     return result
 
 
-@triton.jit
+@triton.jit(**UNSPECIALISED)
 def _backward_kernel(
     grad_ptr, y_ptr, out_ptr, keys_ptr, lane_stride, rows, first_row, elements, channels, plane, slabs, across,
     steepness, intercept, cap,
@@ -214,7 +220,7 @@ def _absorb(lane, word):
     return mix(lane ^ word)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("sample_stride", "rows", "sites"))
 def _keys_kernel(
     state_ptr, samples_ptr, sample_stride, images_ptr, sites_ptr, out_ptr, rows, sites, BLOCK: tl.constexpr
 ):
@@ -324,7 +330,7 @@ class Launch:
             channels, plane = layout.shape[1], math.prod(layout.shape[2:])
         across = min(MOST_OF_A_ROW, _tile_width(channels))
         down = min(MOST_OF_A_ROW // across, next_power_of_2(plane))
-        return cls(rows, elements, channels, plane, (min(MOST_ROWS, rows), down, across))
+        return cls(rows, elements, channels, plane, (rows_of_a_program(rows), down, across))
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -348,6 +354,11 @@ class Launch:
         whole = self.plane % pixels == self.channels % channels == 0
         warps = warps_for(pixels * channels)
         return {"ROWS": rows, "PIXELS": pixels, "CHANNELS": channels, "WHOLE": whole, "num_warps": warps}
+
+
+def rows_of_a_program(rows: int) -> int:
+    """Four or one, since each form is compiled; a program that has fewer rows of its own has the last one again."""
+    return 1 if rows == 1 else MOST_ROWS
 
 
 def warps_for(elements: int) -> int:
