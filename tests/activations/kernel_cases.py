@@ -164,6 +164,16 @@ def test_very_many_rows_take_several_launches(activation, memory_format, monkeyp
     assert gradients.equal(triton_kernels.backward(torch.ones_like(x), out, activation, key, layout, None))
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_kernels_have_two_forms_however_many_rows_there_are(memory_format):
+    """Each is compiled, and the sampler tries passes of one and two images before the large ones."""
+    maps = [torch.empty(rows, 32, 4, 4).to(memory_format=memory_format) for rows in range(1, 20)]
+    layouts = [ElementLayout.of(x, x.shape[0]) for x in maps]
+    forms = [triton_kernels.Launch.of(layout, True).constants for layout in layouts]
+    assert forms[1:] == forms[-1:] * 18
+    assert [triton_fused._block(layout)[0] for layout in layouts] == [1] + [4] * 18
+
+
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize(
     "shape",

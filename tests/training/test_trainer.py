@@ -423,7 +423,7 @@ def test_cudnn_searches_in_the_first_step_of_all(rows, compiled, monkeypatch):
     for name in ("stream", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", capture)
-    monkeypatch.setattr(engines, "compile_step", lambda function: function)
+    monkeypatch.setattr(engines, "_compiled", lambda function: function)
     method = parse("mc-droprelu:0.8")
     before = torch.backends.cudnn.benchmark
     engines.CapturedEngine(Recorded(fresh(method), method, batches(batch=rows), Recipe(batch=rows), 0), compiled)

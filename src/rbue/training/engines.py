@@ -7,16 +7,17 @@ is a step: the same batches, masks and rates as in the plain loop.
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib import import_module
 from typing import Protocol
 
 import torch
 
 from rbue.activations import kept_tables
 from rbue.errors import InvalidInput, RbueWarning
-from rbue.training.compiler import compile_step, compiler_loading, room_for_networks
 from rbue.training.step import TrainingStep
 
 ENGINES = ("auto", "plain", "captured", "compiled")
@@ -74,6 +75,32 @@ def _cudnn_search(wanted: bool) -> Iterator[None]:
         cudnn.benchmark, cudnn.benchmark_limit = before
 
 
+def _room_for_networks() -> AbstractContextManager:
+    """Let one process compile the step of many networks, and fail rather than run one uncompiled."""
+    return torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True)
+
+
+@contextmanager
+def _compiler_loading() -> Iterator[None]:
+    """Load torch's compiler, and start the processes that it compiles in, beside what is done inside."""
+
+    def load() -> None:
+        with suppress(Exception):  # compiling fails with it too, and says why
+            import_module("torch._inductor.async_compile")
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    try:
+        yield
+    finally:
+        loading.join()
+
+
+def _compiled(function: Callable) -> Callable:
+    """The function compiled, with small independent kernels (the casts of all weights) combined into one."""
+    return torch.compile(function, dynamic=False, options={"combo_kernels": True})
+
+
 class PlainEngine:
     """Operation by operation."""
 
@@ -102,19 +129,19 @@ class CapturedEngine:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         step.network.train()
         sizes = sorted(set(step.batch_sizes()), reverse=True)
-        with room_for_networks(), step.undone():
+        with _room_for_networks(), step.undone():
             torch.cuda.synchronize(step.device)
             try:
                 with torch.cuda.stream(self.stream):
                     if compiled:
                         # As written, for the tables that the compiled step reads. cuDNN is asked here already: what it
                         # chose once, it does not search for again.
-                        with kept_tables.keeping(), _cudnn_search(True), compiler_loading(step.device):
+                        with kept_tables.keeping(), _cudnn_search(True), _compiler_loading():
                             self._practise(sizes[0])
                     for rows in sizes:
                         # One small batch an epoch is worth neither a second compilation nor a search for kernels.
                         full = rows == sizes[0]
-                        step.forward = compile_step(step.loss_at) if compiled and full else step.loss_at
+                        step.forward = _compiled(step.loss_at) if compiled and full else step.loss_at
                         with _cudnn_search(full):
                             self.graphs[rows] = self._capture(rows)
             finally:
