@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 
 from rbue import functional
 from rbue.activations import DropReLU, RReLU, random_relu
@@ -203,6 +204,39 @@ class TestVmapped:
         x, activation = make_x(4, 30), getattr(functional, name)
         outs = torch.vmap(lambda seed: activation(x, seed=seed))(torch.arange(3))
         assert outs.equal(torch.stack([activation(x, seed=seed) for seed in range(3)]))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("cap", [None, 0.8])
+@pytest.mark.parametrize("activation", [DropReLU(0.6), RReLU()], ids=str)
+class TestSecondDerivatives:
+    @pytest.fixture
+    def function(self, activation, cap, inplace, make_keys):
+        keys, weights = make_keys(1), torch.linspace(-1, 1, 6, dtype=torch.float64)
+
+        def function(x):
+            y = random_relu(weights * x.clone()[None], activation, keys, cap=cap, inplace=inplace)
+            return (y.sum() ** 3 + (y * x).sum() ** 2) / 2
+
+        return function
+
+    def test_forward_mode_over_reverse_equals_reverse_over_reverse(self, function, make_x):
+        x = make_x(6).double()
+        expected = torch.func.jacrev(torch.func.jacrev(function))(x)
+        assert expected.abs().sum() > 0
+        torch.testing.assert_close(torch.func.hessian(function)(x), expected)
+
+    def test_for_every_image(self, function, make_x):
+        x = make_x(3, 6).double()
+        expected = torch.stack([torch.func.hessian(function)(row) for row in x])
+        torch.testing.assert_close(torch.vmap(torch.func.hessian(function))(x), expected)
+
+    def test_of_leaves_with_a_tangent(self, function, make_x):
+        x, tangent = make_x(6).double().requires_grad_(), torch.linspace(1, 2, 6, dtype=torch.float64)
+        (expected,) = torch.autograd.grad(function(x), x)
+        with forward_ad.dual_level():
+            found = forward_ad.unpack_dual(function(forward_ad.make_dual(x, tangent))).tangent
+        torch.testing.assert_close(found, expected @ tangent)
 
 
 @pytest.mark.slow

@@ -55,7 +55,8 @@ def random_relu(
         if inplace and plain_eager(x):
             _refuse_leaf(x)
             return _RandomReLUInPlace.apply(x, keys, activation, cap)
-        out: Tensor = _RandomReLU.apply(x, keys, activation, cap)
+        forward_mode = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+        out: Tensor = (_RandomReLUBothWays if forward_mode else _RandomReLU).apply(x, keys, activation, cap)
         return x.copy_(out) if inplace else out
     return _forward(x, keys, activation, cap, repeat, inplace, saved=False)
 
@@ -186,6 +187,20 @@ class _RandomReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         return _backward(grad, *_saved(ctx)), None, None, None
+
+
+class _RandomReLUBothWays(_RandomReLU):
+    """Differentiable in forward mode too, as ``torch.func.hessian`` asks; torch does not compile such a function."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        _RandomReLU.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(output, inputs[1])
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        """Element by element, so the slopes are those of backward."""
+        return _backward(tangent, *ctx.saved_for_forward, ctx.activation, ctx.cap)
 
 
 class _RandomReLUInPlace(torch.autograd.Function):
