@@ -200,7 +200,8 @@ class _RandomReLUBothWays(_RandomReLU):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         """Element by element, so the slopes are those of backward."""
-        return _backward(tangent, *ctx.saved_for_forward, ctx.activation, ctx.cap)
+        out, keys = ctx.saved_for_forward
+        return _backward(tangent, out, keys, ctx.activation, ctx.cap)
 
 
 class _RandomReLUInPlace(torch.autograd.Function):
