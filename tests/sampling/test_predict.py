@@ -239,6 +239,30 @@ def test_a_softmax_at_the_end_is_noticed():
     rbue.predict(ends_in_softmax, x, samples=2, outputs="probs")
 
 
+def scores_in(low, high, columns):
+    """A converted network whose outputs, of one pass of eight images, fill a range."""
+    network = nn.Sequential(
+        nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, columns), nn.Sigmoid(), nn.Linear(columns, columns)
+    )
+    with torch.no_grad():
+        for layer in network[0], network[2]:
+            layer.weight.fill_(1)
+            layer.bias.zero_()
+        network[4].weight.copy_(torch.eye(columns) * (high - low))
+        network[4].bias.fill_(low)
+    return rbue.convert(network, rbue.DropReLU(0.9)), torch.linspace(-8, 8, 8)[:, None]
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize(
+    ("low", "high", "noticed"), [(0, 1, True), (0.2, 0.6, False), (-0.5, 0.9, False), (0.1, 1.5, False), (0, 9, False)]
+)
+def test_sigmoids_at_the_end_are_noticed_and_logits_are_left_alone(low, high, noticed, columns, recwarn):
+    network, x = scores_in(low, high, columns)
+    rbue.predict(network, x, samples=2)
+    assert ["look like probabilities" in str(one.message) for one in recwarn] == [True] * noticed
+
+
 def test_the_arguments_of_one_call_are_not_taken_for_batches():
     class Two(nn.Module):
         def __init__(self):

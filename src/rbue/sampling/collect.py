@@ -75,7 +75,7 @@ class _Drawing:
         if answers.get("probabilities", False):
             warnings.warn(
                 "the network's outputs look like probabilities, and are taken for logits; use outputs='probs' if it "
-                "ends in a softmax.",
+                "ends in a softmax or a sigmoid.",
                 RbueWarning,
                 stacklevel=2,
             )
@@ -156,13 +156,17 @@ def probabilities(out: Tensor, outputs: str) -> Tensor:
     return out
 
 
-def _looks_like_probs(out: Tensor) -> Tensor | None:
-    """Whether a network's outputs are positive and sum to one; None where they could not."""
-    if out.dim() < 3 or out.shape[2] == 1:
-        return None
+def _looks_like_probs(out: Tensor) -> Tensor:
+    """Whether a network's outputs lie between 0 and 1, and either sum to one or fill that range as sigmoids do.
+
+    So would the logits of no trained network, and those of a fresh one lie close together.
+    """
     precision = 1e-2 if out.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    sums = out.float().sum(2)
-    return (out.min() >= 0) & ((sums - 1).abs().max() < precision)
+    least, most = out.aminmax()
+    alike = most - least > 0.5
+    if out.dim() > 2 and out.shape[2] > 1:
+        alike |= (out.float().sum(2) - 1).abs().max() < precision
+    return (least >= 0) & (most <= 1 + precision) & alike
 
 
 def refuse_infinite_images(x: Tensor, images: Tensor) -> None:
