@@ -52,3 +52,15 @@ def test_stored_probabilities_are_replaced_whole_or_not_at_all(tmp_path, monkeyp
     with pytest.raises(RbueError, match="No space left"):
         write_probs(path, np.array([[0.5, 0.5], [0.5, 0.5]], np.float32))
     assert read_probs(path).tolist() == [[0.25, 0.75]]
+
+
+def test_settings_that_cannot_be_read_are_written_anew_by_the_next_training(tmp_path):
+    config = RunConfig()
+    folder = RunFolder.of(config, tmp_path)
+    folder.open(config, {"machine": "first"})
+    (folder.path / "config.json").write_text("{")
+    with pytest.raises(RbueError, match=r"config\.json cannot be read .*; the command that trained this run writes it"):
+        folder.config()
+    folder.open(config, {"machine": "second"})
+    assert folder.config() == config
+    assert folder.read("environment") == {"machine": "first"}  # that of the training

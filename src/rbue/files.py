@@ -59,9 +59,9 @@ def write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON, or say which file is broken."""
+def read_json(path: Path, way_out: str = "remove it to have it made again") -> Any:
+    """Read JSON, or say which file is broken and what to do about it."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise RbueError(f"{path} cannot be read ({error}); remove it to have it made again.") from error
+        raise RbueError(f"{path} cannot be read ({error}); {way_out}.") from error

@@ -131,13 +131,22 @@ class RunFolder:
 
     def config(self) -> RunConfig:
         """The settings written in the folder."""
-        return RunConfig.from_json(read_json(self.path / "config.json"))
+        return RunConfig.from_json(read_json(self._config, "the command that trained this run writes it anew"))
+
+    @property
+    def _config(self) -> Path:
+        return self.path / "config.json"
 
     def open(self, config: RunConfig, environment: dict[str, Any]) -> None:
-        """Make the folder and note what is to run in it."""
-        if not (self.path / "config.json").exists():
+        """Make the folder and note what is to run in it; settings that cannot be read are written anew."""
+        if not self._config.exists():
             write_json(self.path / "environment.json", environment)
-            write_json(self.path / "config.json", config.as_json())
+        try:
+            noted = self.read("config")
+        except RbueError:
+            noted = None
+        if noted is None:
+            write_json(self._config, config.as_json())
 
     def read(self, name: str) -> Any:
         """The content of ``<name>.json``, or None if it is not there."""
