@@ -138,7 +138,7 @@ def our_steps(config: RunConfig, images: data.ImageSet, steps: int, device: torc
                 engine.wait()
                 start = time.perf_counter()
             if done < WARM_UP + steps:
-                engine.run_epoch_part(rows)
+                engine.start_step(rows)
                 done += 1
         epoch += 1
     engine.wait()

@@ -71,7 +71,7 @@ def ready(case: Case) -> Engine:
 
 def run_steps(engine: Engine) -> None:
     for _ in range(STEPS):
-        engine.run_epoch_part(BATCH)
+        engine.start_step(BATCH)
     engine.wait()
 
 

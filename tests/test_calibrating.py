@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbue import data, metrics
+from rbue import calibrating, data, metrics
 from rbue.calibrating import at_a_bound, calibrate_run, lacks_calibration
 from rbue.calibration import Temperature
 from rbue.errors import RbueError
@@ -112,6 +112,19 @@ def test_the_same_probabilities_are_calibrated_once(root):
     assert lacks_calibration(folder, KEY)
     assert calibrate_run(run, root)[1]["environment"]["cpu"] != "another machine"
     assert not lacks_calibration(folder, KEY)
+
+
+def test_what_another_process_adds_meanwhile_is_kept(root, monkeypatch):
+    run = config("mc-droprelu:0.9")
+    folder = RunFolder.of(run, root)
+
+    def cross_fitted(*args, usual=calibrating.cross_fitted):
+        folder.write("calibration", {"samples=1,seed=0": {}})
+        return usual(*args)
+
+    monkeypatch.setattr(calibrating, "cross_fitted", cross_fitted)
+    calibrate_run(run, root)
+    assert list(folder.read("calibration")) == ["samples=1,seed=0", KEY]
 
 
 def test_probabilities_of_a_measurement_that_was_stopped_before_its_result(root, monkeypatch):

@@ -68,7 +68,8 @@ def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
         "data": images.record(),
         "environment": facts(),
     }
-    folder.write(FILE, {**known, key: entry})
+    now = folder.read(FILE) or {}  # another process may have added to it
+    folder.write(FILE, {**now, key: entry})
     return key, entry
 
 

@@ -125,21 +125,14 @@ def _train_networks(
 ) -> dict[RunConfig, Diverged]:
     """Train networks side by side and keep those that can be; gives the errors of the others."""
     images = training_images(configs[0])
-    jobs: list[Job] = []
-    logs: list[EpochLog] = []
-    for config in configs:
-        folder = RunFolder.of(config, root)
-        network = shared(fresh_network(config, images, device), share, device)
-        if is_first():
-            folder.open(config, facts())
-        log = EpochLog(folder.log, folder.path / "tensorboard")
-        logs.append(log)
-        note = _note(config, log, report) if is_first() else None
-        batches = batches_for(config, images, device)
-        jobs.append(
-            Job(network, config.parsed, batches, config.recipe, config.seed, folder.state, report=note, share=share)
-        )
+    folders = [RunFolder.of(config, root) for config in configs]
+    logs = [EpochLog(folder.log, folder.path / "tensorboard") for folder in folders]
+    jobs = [
+        _job(config, folder, images, device, share, _note(config, log, report))
+        for config, folder, log in zip(configs, folders, logs, strict=True)
+    ]
     if len(jobs) > 1 and any(draws_from_torch(innermost(job.network), _example(job)) for job in jobs):
+        jobs.clear()  # made again one by one, and each measured without the memory of the others
         alone = (_train_networks([config], root, device, share, report, engine, shard_mib) for config in configs)
         return {config: error for found in alone for config, error in found.items()}
     if device.type == "cuda":
@@ -151,10 +144,34 @@ def _train_networks(
             log.close()
     only_one = device.type == "cuda" and len(jobs) == 1  # the peak of several is not that of any one
     peak = torch.cuda.max_memory_allocated(device) if only_one else None
-    for config, job, outcome in zip(configs, jobs, outcomes, strict=True):
+    for folder, job, outcome in zip(folders, jobs, outcomes, strict=True):
         if is_first() and not isinstance(outcome, Diverged):
-            _finish(RunFolder.of(config, root), job, outcome, peak, images, shard_mib)
+            _finish(folder, job, outcome, peak, images, shard_mib)
     return {config: one for config, one in zip(configs, outcomes, strict=True) if isinstance(one, Diverged)}
+
+
+def _job(
+    config: RunConfig,
+    folder: RunFolder,
+    images: data.ImageSet,
+    device: torch.device,
+    share: Share,
+    note: Callable[[EpochReport], None],
+) -> Job:
+    """One network to train, on its device; its folder notes what is to run there."""
+    network = shared(fresh_network(config, images, device), share, device)
+    if is_first():
+        folder.open(config, facts())
+    return Job(
+        network,
+        config.parsed,
+        batches_for(config, images, device),
+        config.recipe,
+        config.seed,
+        folder.state,
+        report=note if is_first() else None,
+        share=share,
+    )
 
 
 def _example(job: Job) -> torch.Tensor:

@@ -62,6 +62,6 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path, way_out: str = "remove it to have it made again") -> Any:
     """Read JSON, or say which file is broken and what to do about it."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RbueError(f"{path} cannot be read ({error}); {way_out}.") from error

@@ -92,7 +92,7 @@ def fold_batchnorm(network: nn.Module, example: Tensor) -> nn.Module:
 
 
 def _check_network(network: nn.Module) -> None:
-    innermost(network)
+    innermost(network)  # refuses what is not a module
     for path, module in network.named_modules():
         name = path or "the network"
         if innermost(module) is not module or module._compiled_call_impl is not None:
@@ -124,12 +124,10 @@ def _candidates(network: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
     holders = Counter(id(value) for module in network.modules() for value in module._parameters.values())
     layers, norms = [], []
     for module in network.modules():
-        changed = (
-            "forward" in vars(module)
-            or parametrize.is_parametrized(module)
-            or any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks))
-            or bool(module._backward_pre_hooks)
-        )
+        hooks = (
+            module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks,
+        )  # fmt: skip
+        changed = "forward" in vars(module) or parametrize.is_parametrized(module) or any(hooks)
         own = all(value is None or holders[id(value)] == 1 for value in module._parameters.values())
         if changed or not own:
             continue

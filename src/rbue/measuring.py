@@ -35,11 +35,11 @@ def predict_images(
     adaptive: Adaptive | None = None,
 ) -> Prediction:
     """Predict a set of images with the method of a run; a method with fewer samples draws all it has."""
-    settings = {"return_samples": return_samples, "adaptive": adaptive if config.parsed.limit is None else None}
-    count = _most(config, samples)
+    rule = adaptive if config.parsed.limit is None else None
+    count = usable_samples(config, samples)
     with _measuring(networks, device):
         parts = [
-            collect(stream, x, numbers, count, seed=seed, **settings)  # type: ignore[arg-type]
+            collect(stream, x, numbers, count, seed=seed, adaptive=rule, return_samples=return_samples)
             for stream, x, numbers in _streams(config, networks, images, seed, device)
         ]
     return concatenate(parts)
@@ -55,7 +55,7 @@ def predict_images_at(
     keep: int,
 ) -> list[Prediction]:
     """Predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep`` samples."""
-    reached = sorted({_most(config, count) for count in counts})
+    reached = sorted({usable_samples(config, count) for count in counts})
     with _measuring(networks, device):
         parts = [
             collect_at(stream, x, numbers, reached, seed=seed, keep=min(keep, reached[-1]))
@@ -64,7 +64,8 @@ def predict_images_at(
     return [concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def _most(config: RunConfig, samples: int) -> int:
+def usable_samples(config: RunConfig, samples: int) -> int:
+    """How many of the samples asked for the method of a run has."""
     limit = config.parsed.limit
     return samples if limit is None else min(samples, limit)
 

@@ -155,7 +155,7 @@ class RunningStatistics:
 
 
 def of_samples(samples: Tensor) -> Prediction:
-    """The prediction that samples ``(S, B, C, ...)`` come to which are all there already, such as stored members."""
+    """The prediction of samples ``(S, B, C, ...)`` that are all there already, such as those of stored members."""
     statistics = RunningStatistics(samples.shape[1], samples.device)
     statistics.add(torch.arange(samples.shape[1], device=samples.device), samples)
     return statistics.prediction(0, samples)

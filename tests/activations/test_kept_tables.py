@@ -191,7 +191,14 @@ class TestNoting:
         for thread in threads:
             thread.join()
         assert max(most) == 1
-        assert not kept_tables._keeping
+        assert kept_tables._keeper is None
+
+    def test_another_thread_keeps_nothing(self):
+        with kept_tables.keeping():
+            other = threading.Thread(target=kept_tables.note, args=[self.layout(8)])
+            other.start()
+            other.join()
+        assert not kept_tables._kept
 
 
 @pytest.mark.gpu

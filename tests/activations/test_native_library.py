@@ -1,12 +1,14 @@
 """How the compiled kernels come to be there, and what happens where they cannot."""
 
 import ctypes
+import errno
 import os
 import stat
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,6 +75,16 @@ def test_a_cache_that_cannot_be_used_does_no_harm(fresh, monkeypatch, error):
 
 
 @NEEDS_COMPILER
+def test_a_full_disk_leaves_nothing_in_the_cache(fresh, tmp_path, monkeypatch):
+    def full(self, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert native._agrees(fresh())
+    assert not list((tmp_path / "cache" / "rbue" / "kernels").iterdir())
+
+
+@NEEDS_COMPILER
 def test_a_file_in_the_place_of_the_cache_does_no_harm(fresh, tmp_path):
     (tmp_path / "cache").write_text("in the way")
     assert native._agrees(fresh())
@@ -119,6 +131,11 @@ def test_without_openmp_it_runs_on_one_thread(fresh, tmp_path, monkeypatch):
     refusing = f'for word; do [ "$word" = -fopenmp ] && exit 1; done\nexec {compiler} "$@"'
     monkeypatch.setenv("CC", a_compiler(tmp_path / "cc", refusing))
     assert native._agrees(fresh())
+
+
+def test_a_compiler_that_no_shell_could_read_gives_no_library(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "gcc '-O3")
+    assert fresh() is None
 
 
 def test_it_can_be_switched_off(fresh, monkeypatch):

@@ -1,8 +1,12 @@
 """Networks trained side by side end in the weights of training alone, whatever they draw and whatever others do."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
+from rbue import experiment
 from rbue.experiment import train_runs
 from rbue.networks import load_networks
 from rbue.runs import RunConfig, RunFolder
@@ -43,6 +47,27 @@ def test_weights_are_those_of_training_alone(name, side_by_side, tmp_path, monke
     assert count == {side_by_side}
     for one, other in zip(alone, beside, strict=True):
         assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_networks_that_have_to_train_alone_are_in_memory_alone(tmp_path, monkeypatch):
+    made, there = [], []
+
+    def fresh_network(*args, usual=experiment.fresh_network):
+        network = usual(*args)
+        made.append(weakref.ref(network))
+        return network
+
+    def train_together(jobs, engine, usual=experiment.train_together):
+        gc.collect()
+        there.append(sum(network() is not None for network in made))
+        return usual(jobs, engine)
+
+    monkeypatch.setattr(experiment, "fresh_network", fresh_network)
+    monkeypatch.setattr(experiment, "train_together", train_together)
+    (tmp_path / "networks_apart.py").write_text(NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    trained("networks_apart:Dropped", tmp_path / "runs", 2)
+    assert there == [1, 1]
 
 
 @pytest.mark.parametrize("together", [1, 2, 3])

@@ -116,5 +116,5 @@ def _gpu_kernels(x: Tensor) -> ModuleType | None:
 
 
 def _passes_everything(activation: Activation | None) -> bool:
-    """Whether it has no threshold in 32 bits."""
+    """Whether no ReLU is ever kept: the one probability without a 32-bit threshold, which kernels do not know."""
     return isinstance(activation, DropReLU) and activation.q == 0

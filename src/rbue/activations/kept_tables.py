@@ -25,27 +25,29 @@ _LARGEST, _ALL = 4 << 20, 32 << 20
 
 _Key = tuple[tuple[int, ...], torch.memory_format, torch.device]
 _kept: dict[_Key, Tensor] = {}
-_keeping = False
+_keeper: int | None = None  # the thread that is inside keeping()
 _lock = threading.RLock()
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """Keep the tables of the random sites that are passed on a GPU inside; one thread at a time."""
-    global _keeping
+    """Keep the tables of the random sites that this thread passes on a GPU inside; one thread at a time."""
+    global _keeper
     import_module("torch._inductor.inductor_prims")  # slow to import; has the operator of written()
     with _lock:
-        before, _keeping = _keeping, True
+        before, _keeper = _keeper, threading.get_ident()
         try:
             yield
         finally:
-            _keeping = before
+            _keeper = before
 
 
 def note(layout: ElementLayout) -> None:
-    """Keep the table of a site, if tables are being kept."""
+    """Keep the table of a site, if this thread is keeping tables."""
+    if _keeper != threading.get_ident() or layout.device.type != "cuda":
+        return
     size = layout.row_elements
-    if not _keeping or layout.device.type != "cuda" or size > _LARGEST or _key(layout) in _kept:
+    if size > _LARGEST or _key(layout) in _kept:
         return
     if size + sum(table.numel() for table in _kept.values()) <= _ALL:
         _kept[_key(layout)] = layout.table()

@@ -88,7 +88,7 @@ class ElementLayout:
         return _row_table(self.row_shape, self.memory_format, self.device)
 
     def traced_table(self) -> Tensor:
-        """``mix(element)`` for one row, computed in place for tracers and compilers."""
+        """``mix(element)`` for one row, computed on the spot, for tracers and compilers."""
         row = self.row_shape
         count = 1
         for size in row:

@@ -21,6 +21,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from rbue.errors import RbueError
+from rbue.files import write_bytes
+
 SOURCE = Path(__file__).with_name("native_kernels.c")
 
 EXACT = ("-O3", "-std=c99", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-shared", "-fPIC")
@@ -58,8 +61,9 @@ def native_library() -> ctypes.CDLL | None:
     with _lock:
         try:
             return _first_that_loads()
-        except (OSError, RuntimeError, subprocess.SubprocessError):
-            return None  # no source, no home, no place for temporary files, a compiler that hangs
+        except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):
+            # No source, no home, no place for temporary files, a $CC with an open quotation, a compiler that hangs.
+            return None
 
 
 def find_compiler() -> list[str] | None:
@@ -126,14 +130,9 @@ def _from_cache(name: str) -> ctypes.CDLL | None:
 
 def _keep(made: Path, name: str) -> None:
     """Copy a library into the cache, whole or not at all; where that cannot be written, the next process compiles."""
-    with contextlib.suppress(OSError, RuntimeError):
-        folder = _cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError, RuntimeError, RbueError):
         content = made.read_bytes()
-        handle, beside = tempfile.mkstemp(dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(beside).replace(folder / f"{name}-{_digest(content)}.so")
+        write_bytes(_cache_folder() / f"{name}-{_digest(content)}.so", content)
 
 
 def _digest(content: bytes) -> str:

@@ -234,16 +234,16 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
         raise InvalidInput(f"activation must be DropReLU(q), RReLU(lower, upper) or Dropout(p), not {activation!r}.")
     if isinstance(where, Tensor):
         raise InvalidInput(f"where is a tensor of shape {tuple(where.shape)}; if it is the example, give example=x.")
-    network = tracing.innermost(model)
-    tracing.refuse_unseen_parts(network)
+    network, kind = tracing.innermost(model), kind_for(activation)
     everything = isinstance(where, str) and where == "all"
     if example is None:
+        tracing.refuse_unseen_parts(network)
         if not everything:
             raise InvalidInput(f"where={where!r} needs an example input to find the call sites; pass example=x.")
         found, chosen = SiteTable(()), None
     else:
-        found = tracing.find_sites(network, example, kind_for(activation))
-        chosen = None if everything else choose(found, where, kind_for(activation).noun)
+        found = tracing.find_sites(network, example, kind)
+        chosen = None if everything else choose(found, where, kind.noun)
     if following.CONVERSION in network.__dict__:
         revert(network)
     paths = [path for path, _ in network.named_modules()]
@@ -252,7 +252,7 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     conversion.inputs = len(example) if isinstance(example, (tuple, list, dict)) else 1
     with torch.inference_mode(False):  # they count calls outside it too
         draws.attach_buffers(network, conversion.numbers, start)
-    following.follow(network, conversion.token, conversion.kind)
+    following.follow(network, conversion.token, kind)
     network.__dict__[following.CONVERSION] = conversion
     checkpointing.install()
     return model

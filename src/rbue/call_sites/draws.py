@@ -150,7 +150,7 @@ def carry_over(network: nn.Module, before: dict[str, Tensor | None], numbers: li
 
 
 def leave_meta(network: nn.Module, device: torch.device, numbers: list[int], seed: int) -> None:
-    """Begin anew on a device where only the weights have come to, as ``load_state_dict(assign=True)`` has them."""
+    """Begin anew on a device that only the weights have come to, as with ``load_state_dict(assign=True)``."""
     if network.get_buffer(SITES).is_meta and device.type != "meta":
         with torch.inference_mode(False):  # they count calls outside it too
             network._buffers.update(_fresh_buffers(numbers, seed, device))

@@ -29,9 +29,9 @@ CONVERSION = "_rbue_conversion"
 
 def followed_class(base: type[nn.Module]) -> type[nn.Module]:
     """The one subclass of ``base`` whose instances note their path, and run their conversion if they have one."""
-    if base not in _followed_classes:
-        _followed_classes[base] = _make_followed_class(base)
-    return _followed_classes[base]
+    found = _followed_classes.get(base)
+    # Two threads may make one at the same time; the first to come stays.
+    return _followed_classes.setdefault(base, _make_followed_class(base)) if found is None else found
 
 
 _followed_classes: dict[type[nn.Module], type[nn.Module]] = {}

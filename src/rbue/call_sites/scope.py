@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Scope:
-    """The place of one forward pass: the current module path and how many ReLUs each path has applied.
+    """The place of one forward pass: the current module path and how many call sites each path has had.
 
     ``owner`` tells the pass of a network from that of its copies, which share the token.
     """
@@ -27,7 +27,7 @@ class Scope:
         self.holds_converted = False  # whether one ever did
 
     def next_call(self) -> int:
-        """Count one more ReLU at the current path; return how many came before."""
+        """Count one more call site at the current path; return how many came before."""
         number = self.counts.get(self.path, 0)
         self.counts[self.path] = number + 1
         return number

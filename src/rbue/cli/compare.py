@@ -13,12 +13,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from rbue.cli.options import Samples, Selection, device_named, takes_selection
-from rbue.cli.output import AsJson, as_json, complain, duration, number, percent, print_json, remark, say, stdout
+from rbue.cli.output import (
+    AsJson,
+    as_json,
+    complain,
+    duration,
+    methods_table,
+    number,
+    percent,
+    print_json,
+    remark,
+    say,
+    stdout,
+)
 from rbue.cli.progress import working
 from rbue.cli.runs import is_readable
 from rbue.cli.train import trained
@@ -200,9 +210,7 @@ def _is_best(row: Row, column: Column, best: dict[str, float]) -> bool:
 def _show(title: str, rows: Sequence[Row]) -> None:
     best = best_values(rows)
     console = stdout()
-    room = (0, 1) if console.width > 100 else (0, 0)  # tight, the table fits into 80 columns
-    shown = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=room)
-    shown.add_column("method", overflow="fold")
+    shown = methods_table(console)
     for column in COLUMNS:
         shown.add_column(column.title.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:

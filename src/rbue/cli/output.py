@@ -95,6 +95,14 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], ri
     console.print(shown)
 
 
+def methods_table(console: Console) -> Table:
+    """A table whose first column is a method, for the caller to fill; tight where it is to fit into 80 columns."""
+    room = (0, 1) if console.width > 100 else (0, 0)
+    shown = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=room)
+    shown.add_column("method", overflow="fold")
+    return shown
+
+
 def _whole_words(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[int | None]:
     """Widths of columns that break no word, if a table is too wide and there are such; the first is never broken.
 

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from rbue.cli.finding import HELP, find_run, settings_and_root
 from rbue.cli.options import DeviceName, RunsFolder, Samples, device_named
-from rbue.cli.output import AsJson, number, percent, print_json, remark, say, stdout
+from rbue.cli.output import AsJson, methods_table, number, percent, print_json, remark, say, stdout
 from rbue.cli.progress import data_progress
 from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.errors import InvalidInput
@@ -126,15 +124,11 @@ def levels_in(text: str) -> list[int]:
 
 def labels_for(configs: Sequence[RunConfig]) -> list[str]:
     """A name for each run: its method, and as much more as it takes to tell the runs of one data set apart."""
-    parts = {
-        "model": lambda config: config.model,
-        "seed": lambda config: f"seed {config.seed}",
-        "id": lambda config: config.id,
-    }
-    for count in range(len(parts) + 1):
-        chosen = list(parts.values())[:count]
+    parts = [(config.model, f"seed {config.seed}", config.id) for config in configs]
+    for count in range(4):  # from none of the three to all
         labels = [
-            config.method + (f" ({', '.join(part(config) for part in chosen)})" if chosen else "") for config in configs
+            config.method + (f" ({', '.join(more[:count])})" if count else "")
+            for config, more in zip(configs, parts, strict=True)
         ]
         if len({(config.data, label) for config, label in zip(configs, labels, strict=True)}) == len(configs):
             return labels
@@ -191,9 +185,7 @@ def _document(outcome: Sequence[Measured], figures: Sequence[Path]) -> dict[str,
 
 def _show(runs: Sequence[Measured]) -> None:
     console = stdout()
-    room = (0, 1) if console.width > 100 else (0, 0)  # tight, the table fits into 80 columns
-    shown = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=room)
-    shown.add_column("method", overflow="fold")
+    shown = methods_table(console)
     for heading in ("severity", "accuracy", "worst", "ECE", "worst"):
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("hardest", no_wrap=True)

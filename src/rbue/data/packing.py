@@ -25,7 +25,7 @@ from rbue.data.lossless import decode_bytes, decode_images, encode_bytes, encode
 from rbue.data.problems import DataError
 from rbue.data.progress import Progress, silent
 from rbue.data.registry import FOLDER_PREFIX, DataSet, get
-from rbue.data.staging import append, staged, write_file
+from rbue.data.staging import append, lasting, staged, write_file
 from rbue.errors import InvalidInput
 
 FORMAT = 1
@@ -133,12 +133,10 @@ class _Parts:
     def _flush(self) -> None:
         file = f"part-{len(self.listed):03d}.bin"
         digest = hashlib.sha256()
-        with (self._folder / file).open("wb") as stream:
+        with lasting(self._folder / file) as stream:
             for block in self._blocks:
                 digest.update(block)
                 append(stream, block)
-            stream.flush()
-            os.fsync(stream.fileno())
         self.listed.append({"file": file, "bytes": self._size, "sha256": digest.hexdigest()})
         self._blocks, self._size = [], 0
 

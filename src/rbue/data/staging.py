@@ -47,12 +47,19 @@ def append(file: BinaryIO, data: bytes | memoryview) -> None:
     file.write(data)
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file and make sure that it has reached the disk."""
+@contextmanager
+def lasting(path: Path) -> Iterator[BinaryIO]:
+    """A file to write; it has reached the disk when the block ends well."""
     with path.open("wb") as file:
-        append(file, data)
+        yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file and make sure that it has reached the disk."""
+    with lasting(path) as file:
+        append(file, data)
 
 
 def _make_parents(folder: Path) -> Path | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from rbue.data.incoming import Incoming, as_image_set
 from rbue.data.problems import DataError
 from rbue.data.progress import Progress, silent
 from rbue.data.registry import DataSet
-from rbue.data.staging import append, staged, write_file
+from rbue.data.staging import append, lasting, staged, write_file
 
 FORMAT = 1
 META = "set.json"
@@ -114,21 +113,17 @@ def _write_split(folder: Path, incoming: Incoming, progress: Progress) -> Stored
     classes = len(incoming.dataset.classes)
     digest = hashlib.sha256()
     collected: list[Labels] = []
-    with (folder / f"{incoming.split}-images.npy").open("wb") as file:
+    with lasting(folder / f"{incoming.split}-images.npy") as file:
         _write_header(file, np.dtype(np.uint8), (incoming.count, *incoming.dataset.shape))
         for images, labels in incoming.checked(progress):
             data = np.ascontiguousarray(images).data.cast("B")
             digest.update(data)
             append(file, data)
             collected.append(labels)
-        file.flush()
-        os.fsync(file.fileno())
     compact = compact_labels(np.concatenate(collected), classes)
-    with (folder / f"{incoming.split}-labels.npy").open("wb") as file:
+    with lasting(folder / f"{incoming.split}-labels.npy") as file:
         _write_header(file, compact.dtype, compact.shape)
         append(file, compact.tobytes())
-        file.flush()
-        os.fsync(file.fileno())
     found = Checksums(digest.hexdigest(), hashlib.sha256(compact.tobytes()).hexdigest())
     return StoredSplit(incoming.count, incoming.variant, found, incoming.origin, incoming.verify(found))
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from rbue import data, variance
+from rbue.data.corruptions import corrupt
 from rbue.environment import facts
-from rbue.errors import RbueError
 from rbue.files import read_json, write_json
 from rbue.measuring import predict_images
 from rbue.networks import load_networks
@@ -93,10 +93,6 @@ def _passes(settings: Settings) -> int:
 
 
 def _shot_noise(experiment: Experiment, settings: Settings, *_: Any) -> dict[str, Any]:
-    try:
-        from rbue.data.corruptions import corrupt
-    except ImportError as error:
-        raise RbueError(f"images cannot be corrupted here ({error}); install rbue[shift].") from error
     name = settings.data_of(_illustration(experiment).data or "")
     clean = np.ascontiguousarray(data.load(name, "test").images[:NOISY_IMAGES])
     versions = [clean, *(corrupt(clean, "shot_noise", severity=severity) for severity in SEVERITIES)]

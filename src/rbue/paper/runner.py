@@ -25,9 +25,10 @@ from rbue.training import Diverged
 
 Tell = Callable[[str], None]
 DRAW = "draw"
-"""The name, among the kinds of steps, of what makes data for figures without a comparison of runs."""
+"""The name, among the kinds of steps, of making the data of illustrations, which no comparison of runs gives."""
 
 KINDS = (*STEPS, DRAW)
+_UNTRAINED = "its training is not finished"
 
 
 @dataclass
@@ -125,16 +126,7 @@ def run_experiments(
             else:
                 group = _alongside(step, jobs[number - 1 :], place, settings, kinds, diverged)
                 tell(f"{number} of {len(jobs)}: {', '.join(str(one) for one in group)}")
-                try:
-                    _do(group, settings, place, watch or Watch())
-                except RbueError as error:  # such as a training that diverged; the others go on
-                    trained = [one for one in group if one.kind == "train" and is_trained(one.config, place.root)]
-                    failed = [one for one in group if one not in trained]
-                    outcome.done += [str(one) for one in trained]
-                    outcome.failed += [(str(one), str(error)) for one in failed]
-                    diverged.update(failed if isinstance(error, Diverged) else ())
-                else:
-                    outcome.done += [str(one) for one in group]
+                diverged.update(_attempt(group, settings, place, watch or Watch(), outcome))
     _illustrate([one for one in drawn if one.grid is not None], settings, place, budget, tell, outcome)
     outcome.left = list(dict.fromkeys(outcome.left))
     return outcome
@@ -160,6 +152,20 @@ def _alongside(
     return trainings
 
 
+def _attempt(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch, outcome: Outcome) -> Sequence[Step]:
+    """Do steps and note what became of them; gives the trainings that diverged."""
+    try:
+        _do(steps, settings, place, watch)
+    except RbueError as error:  # such as a training that diverged; the others go on
+        trained = [one for one in steps if one.kind == "train" and is_trained(one.config, place.root)]
+        failed = [one for one in steps if one not in trained]
+        outcome.done += [str(one) for one in trained]
+        outcome.failed += [(str(one), str(error)) for one in failed]
+        return failed if isinstance(error, Diverged) else ()
+    outcome.done += [str(one) for one in steps]
+    return ()
+
+
 def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -> None:
     step, config = steps[0], steps[0].config
     if step.kind == "train":
@@ -178,7 +184,7 @@ def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -
 def _obstacle(step: Step, root: Path) -> str | None:
     """Why a step cannot be done here although its data is; None if it can."""
     if step.kind != "train" and not all(is_trained(member, root) for member in step.config.members()):
-        return "its training is not finished"
+        return _UNTRAINED
     return None
 
 
@@ -229,5 +235,5 @@ def _cannot_illustrate(experiment: Experiment, settings: Settings, root: Path) -
     if illustration.run is not None:
         runs = list(settings.configs(experiment))
         if not runs or not is_trained(runs[0], root):
-            return "its training is not finished"
+            return _UNTRAINED
     return None

@@ -35,7 +35,7 @@ in memory. Never more than a share of what is free."""
 _LIVE_TENSORS = 4
 """A pass holds about this many tensors of the largest size at once, where they cannot be followed."""
 _UNSEEN = 1.5
-"""What a pass takes over the tensors it can be seen to hold: libraries work in memory of their own."""
+"""How many times the memory that a pass can be seen to hold it takes: libraries work in memory of their own."""
 _NEVER = 9e3
 """Networks give a class that is impossible a score at least this far from 0: often -1e4, which is -9984 in bfloat16."""
 
@@ -49,14 +49,14 @@ class PassPlan:
         for_image: bytes that a pass takes for each image.
         for_row: bytes that it takes for each sample of each image.
         hold: whether calls may be held back (:mod:`rbue.call_sites.postponing`).
-        in_company: whether an image's samples were seen to depend on the batch it is in.
+        company_matters: whether an image's samples were seen to depend on the batch it is in.
     """
 
     share: bool
     for_image: float
     for_row: float
     hold: bool = True
-    in_company: bool = False
+    company_matters: bool = False
 
     def cost(self, images: int, samples: int) -> float:
         """Bytes of activations that a pass holds at once, roughly."""
@@ -109,8 +109,8 @@ class StackedPasses:
         self.network = innermost(model)
         self.conversion = conversion_of(self.network)
         self.state = random_stream.seed_state(seed, x.device)
-        in_company = len(x) > 1  # an image alone does not show whether others would change its samples
-        self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, in_company)
+        several = len(x) > 1  # an image alone does not show whether others would change its samples
+        self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, several)
         if self.key not in self.conversion.plans:
             self.conversion.plans[self.key] = self._make_plan(x)
         self.plan: PassPlan = self.conversion.plans[self.key]
@@ -155,8 +155,8 @@ class StackedPasses:
 
         The two images that the plan is made with may take the same one.
         """
-        if not self.plan.in_company:
-            self.plan = self.conversion.plans[self.key] = replace(self.plan, in_company=True)
+        if not self.plan.company_matters:
+            self.plan = self.conversion.plans[self.key] = replace(self.plan, company_matters=True)
             _warn_of_company()
 
     def _split(self, piece: Piece) -> list[Piece]:
@@ -224,21 +224,21 @@ class StackedPasses:
         """Find out whether sharing the prefix gives what stacking at the input gives, and what rows cost."""
         two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
         numbers = torch.arange(2, dtype=torch.int32, device=x.device)
-        in_company, shared = False, None
+        company_matters, shared = False, None
         with _as_written() if self.compiled else nullcontext(), suppress(Exception):
             # Whatever a network's code says to rows that multiply on the way, or to being watched, the plain way
             # remains; an error of its own shows again there.
-            in_company = len(x) > 1 and self._depends_on_company(two, numbers)
+            company_matters = len(x) > 1 and self._depends_on_company(two, numbers)
             shared = self._plan_of_sharing(two, numbers)
-        if in_company:
+        if company_matters:
             _warn_of_company()
         if shared is not None:
-            return replace(shared, in_company=in_company)
+            return replace(shared, company_matters=company_matters)
         meter = _Meter()
         with _uncompiled(), meter:
             self._pass(x[:1], numbers[:1], numbers[:1], share=False, model=self.network)
         for_row = _LIVE_TENSORS * max(meter.largest, x[:1].nbytes)
-        return PassPlan(False, 0, for_row, in_company=in_company)
+        return PassPlan(False, 0, for_row, company_matters=company_matters)
 
     def _depends_on_company(self, x: Tensor, numbers: Tensor) -> bool:
         """Whether a sample of the second image is another one without the first image beside it."""

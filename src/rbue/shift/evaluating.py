@@ -90,7 +90,7 @@ def shift_runs(
     if done < total:
         tell("measuring under corruptions", done, total)
     for group in groups:
-        with closing(group.measured(cache, helpers)) as steps:
+        with closing(group.measure_missing(cache, helpers)) as steps:
             for _ in steps:
                 done += 1
                 tell("measuring under corruptions", done, total)

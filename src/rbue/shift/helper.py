@@ -15,7 +15,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from threading import Lock
 from typing import IO, Any
 
 import numpy as np
@@ -27,7 +26,10 @@ from rbue.shift.rows import Cell
 
 
 class Helper:
-    """Such a process, seen from the one that started it; it ends when it is closed or its starter is gone."""
+    """Such a process, seen from the one that started it; it ends when it is closed or its starter is gone.
+
+    One thread at a time may ask it.
+    """
 
     def __init__(self, clean: Path, images: ImageSet, root: Path) -> None:
         self._process = subprocess.Popen(
@@ -37,16 +39,14 @@ class Helper:
             text=True,
             start_new_session=True,  # Ctrl-C is for the starter, who ends its helpers
         )
-        self._talking = Lock()
         facts = {"name": images.name, "split": images.split, "mean": images.mean}
         self._tell({"clean": str(clean), "root": str(root), **facts})
 
     def make(self, cell: Cell) -> None:
         """Have one set made and cached."""
-        with self._talking:
-            self._tell({"corruption": cell.corruption, "severity": cell.severity})
-            assert self._process.stdout is not None
-            answer = self._process.stdout.readline()
+        self._tell({"corruption": cell.corruption, "severity": cell.severity})
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
         if not answer:
             raise RbueError(
                 f"a helper process ended while making {cell} (exit code {self._process.wait()}; out of memory?); "

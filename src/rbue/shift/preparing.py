@@ -61,13 +61,12 @@ def prepared(
         pool = ThreadPoolExecutor(max(1, makers.count))
         stack.callback(pool.shutdown, cancel_futures=True)
         stack.callback(makers.stop)
-        waiting: deque[tuple[Cell, Future[data.ImageSet]]] = deque()
+        waiting: deque[Future[data.ImageSet]] = deque()
         coming = iter(cells)
         for cell in cells:
             while len(waiting) <= makers.count + 1 and (following := next(coming, None)) is not None:
-                waiting.append((following, pool.submit(makers.get, following)))
-            _, future = waiting.popleft()
-            yield cell, as_trained(future.result(), images)
+                waiting.append(pool.submit(makers.get, following))
+            yield cell, as_trained(waiting.popleft().result(), images)
             makers.forget(cell)
 
 

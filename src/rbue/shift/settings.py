@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rbue.errors import InvalidInput
+from rbue.measuring import usable_samples
 from rbue.runs import RunConfig
 from rbue.sampling.adaptive import Adaptive
 
@@ -29,8 +30,7 @@ class Setting:
 
     def count(self, config: RunConfig) -> int:
         """The passes this method can use of those asked for."""
-        limit = config.parsed.limit
-        return self.samples if limit is None else min(self.samples, limit)
+        return usable_samples(config, self.samples)
 
     def facts(self, config: RunConfig) -> dict[str, int | str | None]:
         """What was asked for, as written in a row; rows that agree in it belong together.

@@ -31,7 +31,7 @@ class Group:
 
     Attributes:
         needed: what has to be measured, as networks and sets; members of ensembles stand for themselves.
-        networks: the networks that takes.
+        networks: those that have to be loaded for it.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Group:
             stacklevel=4,
         )
 
-    def measured(self, cache: bool, helpers: int | None) -> Generator[None, None, None]:
+    def measure_missing(self, cache: bool, helpers: int | None) -> Generator[None, None, None]:
         """Measure what is missing, one network and one set at a time."""
         networks = {config: load_networks(config, self.root, self.device) for config in self.networks}
         at_work = [cell for cell in self.cells if any(wanted == cell for _, wanted in self.needed)]
@@ -150,7 +150,7 @@ class Group:
             if not self.labels.knows(name):
                 raise RbueError(
                     f"the probabilities of {config.method} under {cell} belong to images that are not on this machine; "
-                    f"remove shift.json of its members to have them measured again."
+                    "remove shift.json of its members to have them measured again."
                 )
             return self.labels[name]
 

@@ -30,7 +30,7 @@ class Engine(Protocol):
 
     name: str
 
-    def run_epoch_part(self, rows: int) -> None:
+    def start_step(self, rows: int) -> None:
         """Start the step for the next batch; it need not have ended on return."""
 
     def wait(self) -> None:
@@ -50,15 +50,15 @@ def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> 
     if name == "plain" or not on_gpu or step.share.processes > 1:
         return PlainEngine(step)
     steps = (step.recipe.epochs - epochs_done) * len(step.batches)
-    compiled = name == "compiled" or (name == "auto" and steps >= _COMPILING_PAYS)
-    for attempt in (True, False) if compiled else (False,):
+    compiling_pays = name == "compiled" or (name == "auto" and steps >= _COMPILING_PAYS)
+    for compiled in (True, False) if compiling_pays else (False,):
         try:
-            return CapturedEngine(step, attempt)
+            return CapturedEngine(step, compiled)
         except RuntimeError as error:
             if name != "auto":
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            how = "compiled" if attempt else "captured as a graph"
+            how = "compiled" if compiled else "captured as a graph"
             warnings.warn(f"the training step cannot be {how} ({reason}).", RbueWarning, stacklevel=2)
     return PlainEngine(step)
 
@@ -109,7 +109,7 @@ class PlainEngine:
     def __init__(self, step: TrainingStep) -> None:
         self.step = step
 
-    def run_epoch_part(self, rows: int) -> None:
+    def start_step(self, rows: int) -> None:
         """Run one step."""
         self.step(rows)
 
@@ -162,7 +162,7 @@ class CapturedEngine:
             self.step(rows)
         return graph
 
-    def run_epoch_part(self, rows: int) -> None:
+    def start_step(self, rows: int) -> None:
         """Start one step."""
         with torch.cuda.stream(self.stream):
             self.graphs[rows].replay()

@@ -23,7 +23,8 @@ from rbue.training.recipe import Recipe
 from rbue.training.step import Share, TrainingStep
 
 _SAVING_SHARE, _WRITING_SHARE = 0.02, 0.1
-"""The most of the time that training waits for checkpoints, and that they are written beside it, with short epochs."""
+"""Where epochs are short: the largest share of the time that training waits for checkpoints, and the largest in which
+they are written beside it."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSu
     """Train several networks side by side on one device: their steps are started in turn and overlap on a GPU.
 
     Masks, batches and rates are those of training alone. (Noise that a method draws from torch's own generator is not:
-    such a method should train alone.) One that diverges ends, and its error is given in place
-    of a summary; the others go on.
+    such a method should train alone.) One that diverges ends, and its error is given in place of a summary; the others
+    go on.
     """
     start = time.perf_counter()
     runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
@@ -119,7 +120,7 @@ def _run_epoch(active: Sequence[_Runner]) -> None:
     for sizes in zip_longest(*(runner.step.batch_sizes() for runner in active)):
         for runner, rows in zip(active, sizes, strict=True):
             if rows is not None:
-                runner.engine.run_epoch_part(rows)
+                runner.engine.start_step(rows)
     for runner in active:  # while a GPU is still busy with the steps it was given
         runner.plan_ahead()
     for runner in active:
@@ -150,7 +151,7 @@ class _Runner:
     def start_epoch(self) -> None:
         self.epoch_start = time.perf_counter()
         self.step.start_epoch(int(self.progress["epoch"]))
-        if self.step.device.type == "cuda":
+        if self.step.device.type == "cuda":  # an engine's own stream would not wait for what was set in this one
             torch.cuda.synchronize(self.step.device)
 
     def plan_ahead(self) -> None:
