@@ -196,10 +196,10 @@ def element_table(count: int, device: torch.device | str | None = None) -> Tenso
 
 
 def threshold(probability: float) -> int:
-    """The ``int32`` ``t`` with ``P(word < t) = probability``, to within 2**-32, for a probability below 1.
+    """The ``int32`` ``t`` with ``P(word < t) = probability``, to within 2**-32, for one up to ``1 - 2**-31``.
 
-    ``t`` is even, so that ``word < t`` equals ``(word >> 1) - t // 2 < 0``, which cannot overflow. A
-    probability of 1 has no 32-bit threshold; callers treat it apart.
+    ``t`` is even, so that ``word < t`` equals ``(word >> 1) - t // 2 < 0``, which cannot overflow. Above
+    ``1 - 2**-31`` the result is that of ``1 - 2**-31``; a probability of 1 is for callers to treat apart.
 
     >>> threshold(0.0) == -(2**31), threshold(0.5)
     (True, 0)

@@ -19,6 +19,7 @@ from rbue.paper.settings import Settings
 from rbue.runs import RunFolder
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
+RATES = ("mc-droprelu:0.8", "mc-droprelu:0.85", "mc-droprelu:0.9", "mc-droprelu:0.95")
 
 
 class Changed(PaperNumbers):
@@ -132,6 +133,29 @@ def test_the_most_accurate_rate_may_not_be_the_best_calibrated(rate, word):
     """q=0.95 has the highest accuracy on ResNet-18 and CIFAR-10, q=0.8 the lowest."""
     numbers = Changed((("cifar10", "resnet18", rate, "ece"), 0.01))
     assert judge(BY_ID["plane-ece-not-smallest"], numbers).measured.word == word
+
+
+def test_a_most_accurate_rate_with_the_smallest_error_may_tie_with_another():
+    """Both the q in question and another are the most accurate: which of them comes first must not decide."""
+    for calibrated, other in (RATES[:2], RATES[1::-1]):
+        accurate = [(("cifar10", "resnet18", rate, "accuracy"), 0.96) for rate in (calibrated, other)]
+        errors = [(("cifar10", "resnet18", rate, "ece"), 0.01 if rate == calibrated else 0.03) for rate in RATES]
+        assert judge(BY_ID["plane-ece-not-smallest"], Changed(*accurate, *errors)).measured.word == "false"
+
+
+@pytest.mark.parametrize(("best", "word"), [("mc-droprelu:0.9", "false"), ("mc-droprelu:0.85", "true")])
+def test_rates_that_tie_do_not_make_networks_differ(best, word):
+    """VGG-13 is as accurate with q=0.8 as with q=0.9, which is the best one for ResNet-18."""
+
+    def value(data, model, method, measure, table=None):
+        top = {"vgg13": ("mc-droprelu:0.8", "mc-droprelu:0.9"), "resnet18": ("mc-droprelu:0.9",)}.get(model, (best,))
+        return 0.95 if method in top else 0.9
+
+    numbers = PaperNumbers()
+    numbers.value = value
+    found = judge(BY_ID["q-depends-on-model"], numbers).measured
+    assert found.word == word
+    assert word == "true" or "vgg13 mc-droprelu:0.8 or mc-droprelu:0.9, resnet18 mc-droprelu:0.9" in found.why
 
 
 class UnderCorruptions(PaperNumbers):
@@ -259,9 +283,6 @@ def test_every_verdict_on_the_papers_tables_has_its_cases(verdicts):
     assert verdicts["plane-close-to-ensemble"].paper.covered_word == "true, 8 of 8 cases"
 
 
-RATES = ("mc-droprelu:0.8", "mc-droprelu:0.85", "mc-droprelu:0.9", "mc-droprelu:0.95")
-
-
 def test_coverage_and_single_runs_stand_with_a_verdict(tmp_path, monkeypatch):
     FakeWork(monkeypatch)
     settings = Settings(models=("resnet18",), methods=RATES)
@@ -303,6 +324,19 @@ def test_corruptions_count_their_runs(tmp_path, monkeypatch):
     run_experiments(chosen(["fig-shift-tinyimagenet"]), settings, place(tmp_path))
     found = judge(BY_ID["shift-exceeds-ensemble"], Measured(tmp_path, settings)).measured
     assert (found.covered_word, found.fewest_runs) == ("false, 5 of 5 cases", 1)
+
+
+def test_a_repetition_with_some_corruptions_does_not_count_for_the_others(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    settings = Settings(methods=("mc-droprelu:0.9", "deep-ensemble:4"), seeds=(0, 1))
+    run_experiments(chosen(["fig-shift-tinyimagenet"]), settings, place(tmp_path))
+    claim = BY_ID["shift-exceeds-ensemble"]
+    assert judge(claim, Measured(tmp_path, settings)).measured.fewest_runs == 2
+    folder = RunFolder.of(settings.config("tiny-imagenet", "densenet121", "mc-droprelu:0.9", 1), tmp_path)
+    content = folder.read("shift")
+    folder.write("shift", {**content, "rows": content["rows"][:3]})
+    found = judge(claim, Measured(tmp_path, settings)).measured
+    assert (found.known, found.fewest_runs) == (5, 1)
 
 
 def test_another_network_under_corruptions(tmp_path, monkeypatch):

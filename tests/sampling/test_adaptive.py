@@ -90,6 +90,23 @@ def test_sure_answers_with_rare_doubts_hold_too(middle, spread):
     assert float(off) <= 2 * (1 - rbue.Adaptive().confidence)
 
 
+@pytest.mark.parametrize("share", [0.021, 0.1, 0.19, 0.3])
+def test_samples_with_the_opposite_answer_that_the_first_round_misses(share):
+    """The chance to see none of them, the label that holds, and how far the mean is off then."""
+    images, first = 2000, 16
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(count, rows):
+        p = (torch.rand(count, len(rows), generator=generator, dtype=torch.float64) >= share).double()
+        return torch.stack([p, 1 - p], dim=2)
+
+    found = simulate(draw, rbue.Adaptive(first=first), 1024, images)
+    unseen = (found.count == first).double().mean()
+    assert float(unseen) == pytest.approx((1 - share) ** first, abs=4 * (0.25 / images) ** 0.5)
+    assert float((found.mean[:, 0] < 0.5).double().mean()) <= 0.05
+    assert float(((found.mean[:, 1] - share).abs() > 3 / first).double().mean()) <= 0.05
+
+
 def test_easy_images_stop_early_and_hard_ones_do_not():
     generator = torch.Generator().manual_seed(0)
 

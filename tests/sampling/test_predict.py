@@ -17,6 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
+from rbue import metrics
 from rbue.errors import ConversionError, InvalidInput, RbueWarning
 from rbue.sampling import passes
 from rbue.sampling.collect import probabilities
@@ -407,6 +408,49 @@ def test_probabilities_of_half_precision_may_be_off_by_their_rounding(dtype):
     assert torch.equal(probabilities(probs, "probs"), probs.float())
     with pytest.raises(InvalidInput, match=r"those of an image sum to 0\.9[78]"):
         probabilities(0.98 * probs, "probs")
+
+
+class Probabilities(nn.Module):
+    """A classifier that ends in probabilities, of which the last may be what the others leave."""
+
+    def __init__(self, remainder):
+        super().__init__()
+        self.scores = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.remainder = remainder
+
+    def forward(self, x):
+        probs = (9 * self.scores(x)).softmax(1)
+        if not self.remainder:
+            return probs
+        return torch.cat([probs[:, :2], 1 - probs[:, :1] - probs[:, 1:2]], 1)
+
+
+def test_a_probability_that_rounding_made_negative_has_no_entropy():
+    torch.manual_seed(0)
+    network, x = Probabilities(remainder=True), 2 * torch.randn(300, 6)
+    with torch.no_grad():
+        assert network(x).min() < 0
+    rbue.convert(network, rbue.DropReLU(0.8), example=x)
+    found = rbue.predict(network, x, samples=10, outputs="probs", return_samples=True)
+    torch.testing.assert_close(
+        found.expected_entropy.double(), metrics.expected_entropy(found.samples), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        found.mutual_information.double(), metrics.mutual_information(found.samples), atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_metrics_take_predictions_from_probabilities_of_half_precision(dtype):
+    torch.manual_seed(0)
+    network, x = Probabilities(remainder=False).to(dtype), torch.randn(100, 6).to(dtype)
+    with torch.no_grad():
+        assert (network(x).double().sum(1) - 1).abs().max() > 1e-4
+    rbue.convert(network, rbue.DropReLU(0.8), example=x)
+    found = rbue.predict(network, x, samples=4, outputs="probs", return_samples=True)
+    torch.testing.assert_close(found.probs.sum(1), torch.ones(100), atol=1e-5, rtol=0)
+    torch.testing.assert_close(metrics.entropy(found.probs), found.entropy.double(), atol=1e-6, rtol=0)
+    assert metrics.jsd(found.samples).shape == (4, 4)
 
 
 def test_per_pixel_classifiers():

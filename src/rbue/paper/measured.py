@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -111,9 +111,15 @@ class Measured:
             self._shift[key] = dict(table)
         return self._shift[key]
 
-    def corrupted_runs(self, data: str, model: str, method: str) -> int:
-        """How many repetitions have been measured under corruptions."""
-        return sum(bool(self.corrupted_rows(config)) for config in self.configs(data, model, method))
+    def corrupted_runs(self, data: str, model: str, method: str, severity: int) -> int:
+        """The fewest repetitions behind any corruption at one severity; 0 before all of them are measured."""
+        counts = Counter(
+            row["corruption"]
+            for config in self.configs(data, model, method)
+            for row in self.corrupted_rows(config)
+            if row["severity"] == severity
+        )
+        return min(counts.values()) if len(counts) >= CORRUPTION_COUNT else 0
 
     def corrupted_rows(self, config: RunConfig) -> list[Row]:
         """What was measured of one run under corruptions with the wanted number of samples."""

@@ -14,6 +14,9 @@ from rbue.prediction import Prediction, RunningStatistics
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.progress import SampleProgress
 
+_SUM_ROUNDING = 1e-5
+"""Sums of ``float32`` probabilities are closer to one than this."""
+
 
 class SampleStream(Protocol):
     """Anything that can draw numbered samples of numbered images: random passes, members, weight draws."""
@@ -47,6 +50,8 @@ class _Drawing:
             if self.outputs == "logits" and batch.start == 0 and self.done + stack.start == 0:
                 self.looks_like_probs = _looks_like_probs(out)
             probs = probabilities(out, self.outputs)
+            if self.outputs == "probs":
+                probs = _without_rounding(probs)
             self.statistics.add(active[batch], probs)
             self._keep(slice(self.done + stack.start, min(self.done + stack.stop, self.keep)), batch, probs)
             if self.report is not None:
@@ -154,6 +159,16 @@ def probabilities(out: Tensor, outputs: str) -> Tensor:
             remedy = "for p of several labels, each with a sigmoid, return torch.stack([1 - p, p], 1)."
         raise InvalidInput(f"outputs='probs', but the network's outputs are not probabilities: {wrong}; {remedy}")
     return out
+
+
+def _without_rounding(probs: Tensor) -> Tensor:
+    """Probabilities that only rounding made negative, or keeps from summing to one, mended; all others as they are.
+
+    The entropy of a negative number is infinite, and no metric takes sums as far off as those of half precision.
+    """
+    probs = probs.clamp(min=0)
+    total = probs.sum(2, keepdim=True)
+    return torch.where((total - 1).abs() > _SUM_ROUNDING, probs / total, probs)
 
 
 def _looks_like_probs(out: Tensor) -> Tensor:

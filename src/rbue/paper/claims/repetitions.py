@@ -29,7 +29,7 @@ class Watched:
 
     def shift(self, data: str, model: str, method: str, measure: str, severity: int) -> float | None:
         """A median over corruptions."""
-        self._note(self.measured.corrupted_runs(data, model, method))
+        self._note(self.measured.corrupted_runs(data, model, method, severity))
         return self.measured.shift(data, model, method, measure, severity)
 
     @property
