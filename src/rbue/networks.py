@@ -111,7 +111,7 @@ def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[n
 
 def _check_trained(folder: RunFolder, was_measured: bool) -> None:
     if folder.read("training") is None:
-        raise RbueError(f"{folder.path} holds no finished training; train it first.")
+        raise RbueError(f"{folder.path} holds no finished training; run `rbue train` with the same settings first.")
     if (was_measured or folder.has_results) and not folder.has_weights:
         raise NoWeights(
             f"the weights of {folder.path} are not kept in this folder: what was measured can be used, but no new "

@@ -107,6 +107,17 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "fused cell": (convert(lambda: nn.RNNCell(4, 4, nonlinearity="relu")), ConversionError, ["nn.RNNCell"]),
     "forward on the instance": (convert(own_forward, example=x), ConversionError, ["Sequential", "instance"]),
     "pattern picks nothing": (convert(where="layer9.*", example=x), InvalidInput, ["'layer9.*'", "2 ReLU"]),
+    "path of a container": (
+        convert(lambda: nn.Sequential(mlp()), where="0", example=x),
+        InvalidInput,
+        ["picks none", "where='0.*'"],
+    ),
+    "names in a list": (
+        convert(where=["1", "3"], example=x),
+        InvalidInput,
+        ["holds indices, not '1'", "lambda site: site.name in names"],
+    ),
+    "example is an array": (convert(example=x.numpy()), InvalidInput, ["not ndarray", "as tensors"]),
     "function picks nothing": (convert(where=lambda site: False, example=x), InvalidInput, ["picks none"]),
     "no index": (convert(where=[], example=x), InvalidInput, ["where=[]", "picks none"]),
     "index too large": (convert(where=[0, 2], example=x), InvalidInput, ["no site 2", "0 to 1"]),

@@ -93,6 +93,8 @@ def test_placement_does_not_change_the_bits_of_the_chosen_sites() -> None:
         ("b*", {2, 3}),
         ("b", {2, 3}),
         ("b[[]1]", {3}),
+        ("b[0]", {2}),
+        ("(root)[0]", {0}),
         ("?", {1, 2, 3}),
         (lambda site: site.call == 1, {3, 4}),
         (lambda site: site.shape == (3, 50), {0, 1, 2, 3, 4}),

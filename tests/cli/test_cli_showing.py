@@ -74,6 +74,11 @@ def test_sites(command, as_json, fails):
     assert len(rows) == 17
     assert rows[0]["shape"] == [64, 32, 32]
     assert "3 ReLU call sites of small_cnn" in command("sites", "small_cnn", "--shape", "1,8,8").stdout
+    Path("own.py").write_text(
+        "from torch import nn\n\n\ndef make(classes, channels, width):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))\n"
+    )
+    assert "1 ReLU call site of own:make" in command("sites", "own:make", "--shape", "1,8,8").stdout
     assert "--shape" in fails("sites", "small_cnn", "--shape", "big", code=2)
     assert "did you mean 'vgg13'" in fails("sites", "vgg31", code=2)
 
@@ -162,6 +167,11 @@ def test_runs(trained_once, command, as_json, fails, tmp_path):
     assert "mc-droprelu:0.9" in shown
     assert "weight decay" in shown
     assert as_json("runs", "show", row["run"])["training"]["epochs"] == 1
+    command("evaluate", row["id"], "--samples", "5")
+    shown = command("runs", "show", row["id"]).stdout
+    assert "{" not in shown, "tables inside the results are laid out"
+    assert "with fewer samples" in shown
+    assert len(re.findall(r"^(?:  jsd|  dis)? +(?:[01]\.\d{4} *){4}$", shown, re.M)) == 8, "JSD and DIS, a row a line"
     assert "add --yes" in fails("runs", "remove", row["id"], code=2)
     assert Path(row["run"]).is_dir()
     assert as_json("runs", "remove", row["id"], "--yes")["removed"] == row["run"]

@@ -101,7 +101,7 @@ def test_the_seed_of_the_passes_reaches_them(trained_once, as_json):
 
 
 def test_evaluate_needs_a_training(fails):
-    assert "train it first" in fails("evaluate", "--method", "single", code=1)
+    assert "run `rbue train` with the same settings first" in fails("evaluate", "--method", "single", code=1)
 
 
 def test_evaluate_takes_a_folder_or_settings(trained_once, fails):

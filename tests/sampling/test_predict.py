@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
 from rbue import metrics
-from rbue.errors import ConversionError, InvalidInput, RbueWarning
+from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
 from rbue.sampling import passes
 from rbue.sampling.collect import probabilities
 from rbue.sampling.passes import Piece, StackedPasses, class_scores
@@ -693,7 +693,12 @@ def bad_inputs():
         (dict(x=torch.empty(0, 6)), r"\(0, 6\)"),
         (dict(x=[]), "no batch"),
         (dict(x="images"), "str"),
-        (dict(x=[{"a": 1}]), "dict"),
+        (dict(x=[{"image": good}]), r"not dict; give \(batch\['image'\] for batch in loader\)"),
+        (dict(x={"image": good}), "not dict; give the one entry"),
+        (dict(x=good.numpy()), r"tensor or a loader of tensors, not ndarray; give torch\.as_tensor\(x\)"),
+        (dict(x=[good.numpy()]), r"not ndarray; make it one with torch\.as_tensor"),
+        (dict(x=good.tolist()), r"not float; give a list of numbers as torch\.tensor\(x\)"),
+        (dict(x=TensorDataset(good)), r"not TensorDataset; give torch\.utils\.data\.DataLoader"),
         (dict(x=UserDict(x=good)), "loader of tensors, not UserDict"),
         (dict(x=torch.empty(4, 6, device="meta").float()), "meta"),
         (dict(x=good, samples=0), "0"),
@@ -720,6 +725,12 @@ def test_bad_input_is_one_clear_sentence(arguments, message):
     with pytest.raises(InvalidInput, match=message) as error:
         rbue.predict(network, **{"samples": 2, **arguments})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("output", [(torch.zeros(4, 2), None), {"scores": torch.zeros(4, 2)}, None])
+def test_output_without_class_scores_names_the_way_out(output):
+    with pytest.raises(RbueError, match=f"returned {type(output).__name__}; .*wrap the network in a module"):
+        class_scores(output)
 
 
 def test_nan_from_the_network_is_reported():

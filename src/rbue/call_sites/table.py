@@ -88,7 +88,8 @@ def choose(sites: SiteTable, where: Placement, noun: str = "ReLU") -> frozenset[
         sites: what there is to choose from.
         where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices (negative ones count from the
             end), a name such as ``"layer4.0.relu[1]"``, a pattern such as ``"layer4.*"``, or a function of a
-            :class:`Site`. A module's path picks all sites in it.
+            :class:`Site`. A module's path picks every call of that module, not those of the modules inside
+            it; ``"relu[0]"`` picks the first call alone.
         noun: what a site is called in an error.
     """
     if callable(where):
@@ -105,7 +106,8 @@ def choose(sites: SiteTable, where: Placement, noun: str = "ReLU") -> frozenset[
             f"not {where!r}."
         )
     if not picked:
-        raise InvalidInput(f"where={where!r} picks none of the {len(sites)} {noun} call sites:\n{sites!r}")
+        hint = f" (inside it: where={where + '.*'!r})" if isinstance(where, str) and _has_inside(sites, where) else ""
+        raise InvalidInput(f"where={where!r} picks none of the {len(sites)} {noun} call sites{hint}:\n{sites!r}")
     return frozenset((site.path, site.call) for site in picked)
 
 
@@ -117,11 +119,22 @@ def _by_word(sites: SiteTable, word: str) -> list[Site]:
     if word == "last":
         return [sites[-1]]
     # A name goes before a pattern, in which the brackets of "relu[1]" would stand for the one character 1.
-    named = [site for site in sites if site.call and site.name == word]
+    # The first call has a name without a number, which is its module's path too; with "[0]" it is picked alone.
+    named = [site for site in sites if word == (site.name if site.call else f"{site.name}[0]")]
     return named or [site for site in sites if fnmatchcase(site.name, word) or fnmatchcase(site.path, word)]
 
 
+def _has_inside(sites: SiteTable, path: str) -> bool:
+    """Whether sites lie in the modules inside the one at a path."""
+    return any(site.path.startswith(f"{path}.") for site in sites)
+
+
 def _by_index(sites: SiteTable, index: int) -> Site:
+    if isinstance(index, str):
+        raise InvalidInput(
+            f"a list for where holds indices, not {index!r}; for several names give a function, such as "
+            "lambda site: site.name in names."
+        )
     if isinstance(index, bool) or not isinstance(index, Integral):
         raise InvalidInput(f"a site index must be an integer, not {index!r}.")
     if not -len(sites) <= index < len(sites):

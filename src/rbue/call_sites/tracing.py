@@ -170,7 +170,8 @@ def call_with(function: Callable, example: Any) -> Any:
     if isinstance(example, (tuple, list)):
         return function(*example)
     raise InvalidInput(
-        f"example must be a tensor, a tuple of arguments or a dict of keyword arguments, not {type(example).__name__}."
+        f"example must be a tensor, a tuple of arguments or a dict of keyword arguments, not {type(example).__name__}; "
+        "give one batch as the network takes it, as tensors."
     )
 
 

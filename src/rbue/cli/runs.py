@@ -67,6 +67,12 @@ def show(run: RunName, runs: RunsFolder = Path("runs"), json: AsJson = False) ->
     for key, result in (content["results"] or {}).items():
         say(f"\nresults with {key}")
         facts(_pairs({name: value for name, value in result.items() if name not in ("data", "environment")}, "  "))
+        if result.get("by_samples"):
+            say("\n  with fewer samples")
+            facts(
+                (f"    {one['samples']}", f"accuracy {percent(one['accuracy'])}, ECE {number(one['ece'])}")
+                for one in result["by_samples"]
+            )
     if content["environment"] is not None:
         say("\nenvironment")
         facts(_pairs(content["environment"], "  "))
@@ -172,7 +178,12 @@ def _epochs_done(run: RunFolder) -> int:
 def _pairs(content: dict[str, Any], indent: str = "") -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for name, value in content.items():
-        if isinstance(value, dict):
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            continue  # a table of its own
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            first, *others = ("  ".join(map(number, row)) for row in value)
+            pairs += [(f"{indent}{name}", first), *(("", row) for row in others)]
+        elif isinstance(value, dict):
             pairs += [(f"{indent}{name}", ""), *_pairs(value, f"{indent}  ")]
         else:
             pairs.append((f"{indent}{name.replace('_', ' ')}", _text(value)))

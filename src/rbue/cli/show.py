@@ -84,7 +84,8 @@ def sites(
         print_json({"model": model, "shape": size, "sites": rows})
         return
     cells = [(str(site.index), site.name, site.form, "x".join(map(str, site.shape[1:]))) for site in found]
-    title = f"{len(found)} ReLU call sites of {model} for an image of {'x'.join(map(str, size))}"
+    noun = "site" if len(found) == 1 else "sites"
+    title = f"{len(found)} ReLU call {noun} of {model} for an image of {'x'.join(map(str, size))}"
     table(title, ("index", "site", "form", "output"), cells, right=("index",))
 
 

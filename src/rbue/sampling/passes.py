@@ -335,7 +335,8 @@ def class_scores(output: Any) -> Tensor:
             output = getattr(output, name)
     if not isinstance(output, Tensor):
         raise RbueError(
-            f"the network returned {type(output).__name__}; rbue needs a tensor, or an object or dict with 'logits'."
+            f"the network returned {type(output).__name__}; rbue needs a tensor, or an object or dict with 'logits' or "
+            "'out'; wrap the network in a module that returns its class scores alone, and convert that."
         )
     return output
 

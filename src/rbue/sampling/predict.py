@@ -7,8 +7,10 @@ from contextlib import contextmanager, nullcontext
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from rbue import random_stream
 from rbue.call_sites import conversion_of, evaluating, innermost
@@ -107,15 +109,38 @@ def _batches(x: Tensor | Iterable[Any]) -> Iterator[Tensor]:
     if isinstance(x, Tensor):
         yield x
         return
-    if isinstance(x, (str, bytes, Mapping)) or not isinstance(x, Iterable):
-        raise InvalidInput(f"x must be a tensor or a loader of tensors, not {type(x).__name__}.")
+    if isinstance(x, (str, bytes, Mapping, np.ndarray)) or not isinstance(x, Iterable):
+        raise InvalidInput(f"x must be a tensor or a loader of tensors, not {type(x).__name__}{_way_to_tensors(x)}.")
     for batch in x:
         first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
         if not isinstance(first, Tensor):
             raise InvalidInput(
-                f"a loader must yield tensors, or tuples whose first entry is one, not {type(first).__name__}."
+                f"a loader must yield tensors, or tuples whose first entry is one, not {type(first).__name__}"
+                f"{_way_from_batch(first)}."
             )
         yield first
+
+
+def _way_to_tensors(x: Any) -> str:
+    """What to write instead of an ``x`` of another type, where that is known."""
+    if isinstance(x, np.ndarray):
+        return "; give torch.as_tensor(x)"
+    if isinstance(x, Dataset):
+        return "; give torch.utils.data.DataLoader(x, batch_size=64)"
+    if isinstance(x, Mapping):
+        return "; give the one entry that is the input"
+    return ""
+
+
+def _way_from_batch(batch: Any) -> str:
+    """What to write instead of a loader of such batches, where that is known."""
+    if isinstance(batch, Mapping):
+        return f"; give (batch[{next(iter(batch), 'x')!r}] for batch in loader), with the name of the input"
+    if isinstance(batch, np.ndarray):
+        return "; make it one with torch.as_tensor"
+    if isinstance(batch, Real):
+        return "; give a list of numbers as torch.tensor(x)"
+    return ""
 
 
 def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool) -> Tensor:
