@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
 from rbue.errors import RbueError
 
+_numbers = itertools.count()
+_being_written: set[str] = set()
+"""Names of the unfinished files of this process. A number is never given twice, while that of a thread is, after its
+end."""
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or the next start after a crash, sees the old one or the new one whole."""
     # Two processes, or two threads of one, may write the same file.
-    partial = path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{next(_numbers)}.{os.getpid()}.partial")
+    _being_written.add(partial.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
@@ -30,6 +36,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         if not isinstance(error, OSError):
             raise
         raise RbueError(f"{path} could not be written ({error.strerror}); nothing was changed.") from error
+    finally:
+        _being_written.discard(partial.name)
 
 
 def append_text(path: Path, text: str) -> None:
@@ -45,11 +53,9 @@ def _remove_orphans(path: Path) -> None:
     """Remove what killed processes left of this file; one of them may have had this one's number."""
     if not Path("/proc").exists():
         return
-    found = list(path.parent.glob(f"{glob.escape(path.name)}.*.partial"))
-    own = {str(thread.ident) for thread in threading.enumerate()}  # after looking: a thread may have begun meanwhile
-    for orphan in found:
-        thread, process = orphan.name.split(".")[-3:-1]
-        alive = thread in own if process == str(os.getpid()) else Path(f"/proc/{process}").exists()
+    for orphan in list(path.parent.glob(f"{glob.escape(path.name)}.*.partial")):
+        process = orphan.name.split(".")[-2]
+        alive = orphan.name in _being_written if process == str(os.getpid()) else Path(f"/proc/{process}").exists()
         if process.isdigit() and not alive:
             orphan.unlink(missing_ok=True)
 

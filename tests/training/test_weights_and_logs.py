@@ -179,15 +179,29 @@ def test_of_two_lines_for_an_epoch_the_last_one_counts(tmp_path):
 
 def test_what_a_killed_process_left_goes_even_if_it_had_our_number(tmp_path):
     path = tmp_path / "file"
-    left = path.with_name(f"file.123.{os.getpid()}.partial")
-    ours = path.with_name(f"file.{threading.get_ident()}.{os.getpid()}.partial")
-    left.write_text("")
+    path.with_name(f"file.123.{os.getpid()}.partial").write_text("")
     write_bytes(path, b"content")
     assert list(tmp_path.iterdir()) == [path]
-    ours.write_text("")
+
+
+def test_what_another_thread_is_writing_stays(tmp_path, monkeypatch):
+    path, waiting, go_on = tmp_path / "file", threading.Event(), threading.Event()
+
+    def first_one_waits(_):
+        if not waiting.is_set():
+            waiting.set()
+            go_on.wait(10)
+
+    monkeypatch.setattr("os.fsync", first_one_waits)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(write_bytes, path, b"more").result()
-    assert sorted(tmp_path.iterdir()) == [path, ours]
+        slow = pool.submit(write_bytes, path, b"first to begin")
+        waiting.wait(10)
+        write_bytes(path, b"first to end")
+        assert path.read_bytes() == b"first to end"
+        go_on.set()
+        slow.result()
+    assert path.read_bytes() == b"first to begin"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_writer_says_whether_it_writes_and_how_long_it_took(tmp_path, monkeypatch):
