@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from rbue.call_sites import evaluating
 from rbue.data import ImageSet
 from rbue.errors import InvalidInput, RbueError
+from rbue.sampling.passes import class_scores
 
 
 def check_fits(network: nn.Module, name: str, shape: tuple[int, int, int], images: ImageSet) -> None:
@@ -23,7 +24,7 @@ def check_fits(network: nn.Module, name: str, shape: tuple[int, int, int], image
     first = next((one for one in network.parameters() if one.is_floating_point()), torch.empty(0))
     try:
         with _unchanged(network, first.device), evaluating(network):
-            scores = network(torch.zeros(2, *shape, device=first.device))
+            output = network(torch.zeros(2, *shape, device=first.device))
     except (RbueError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -32,11 +33,15 @@ def check_fits(network: nn.Module, name: str, shape: tuple[int, int, int], image
             f"{name} cannot take images of {size} as in {images.name} ({type(error).__name__}: {reason}); mend it, or "
             "choose another network or other data."
         ) from error
-    found = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"type {type(scores).__name__}"
-    if not isinstance(scores, Tensor) or scores.shape != wanted:
+    try:
+        scores = class_scores(output)
+        found = f"shape {tuple(scores.shape)}"
+    except RbueError:
+        scores, found = torch.empty(0), f"type {type(output).__name__}"
+    if scores.shape != wanted:
         raise InvalidInput(
             f"{name} returned an output of {found} for two images of {size}; {images.name} has {wanted[1]} classes, so "
-            f"it must return a tensor of shape {wanted}."
+            f"it must return a tensor of shape {wanted}, or an object or dict with such 'logits'."
         )
     odd = next((key for key, value in network.state_dict().items() if not isinstance(value, Tensor)), None)
     if odd is not None:

@@ -52,6 +52,28 @@ def fresh(method, seed=0):
     return method.prepare(network, torch.zeros(1, 1, 8, 8))
 
 
+class Returning(nn.Module):
+    """A network whose scores come in some form."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.body, self.form = fresh(parse("single")), form
+
+    def forward(self, x):
+        return self.form(self.body(x))
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_a_network_that_returns_a_dict_trains_as_one_that_returns_its_scores(spec):
+    method = parse(spec)
+    losses = []
+    for form in (lambda scores: scores, lambda scores: {"logits": scores}):
+        network, reports = method.prepare(Returning(form), torch.zeros(1, 1, 8, 8)), []
+        train(Job(network, method, batches(), Recipe(epochs=1, batch=20), 0, report=reports.append), "plain")
+        losses.append(reports[0].loss)
+    assert losses[0] == losses[1]
+
+
 def write(path, network, optimiser, progress):
     writer = CheckpointWriter(path)
     writer.start(snapshot(network, optimiser), progress)

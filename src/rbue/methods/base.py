@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rbue.errors import InvalidInput
 from rbue.sampling.collect import SampleStream
+from rbue.sampling.passes import class_scores
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class TrainingProgress:
 
 Loss = tuple[Tensor, Tensor]
 """What to minimise, and the class scores it came from."""
+
+
+def cross_entropy(network: nn.Module, x: Tensor, y: Tensor) -> Loss:
+    """The loss of a plain network."""
+    logits = class_scores(network(x))
+    return F.cross_entropy(logits, y), logits
 
 
 @runtime_checkable

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rbue.errors import InvalidInput
-from rbue.methods.base import Loss, TrainingProgress, register
+from rbue.methods.base import Loss, TrainingProgress, cross_entropy, register
 from rbue.methods.members import MemberStream
 from rbue.sampling.collect import SampleStream
 
@@ -41,8 +40,7 @@ class DeepEnsemble:
 
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
         """Cross-entropy, for each member on its own."""
-        logits = network(x)
-        return F.cross_entropy(logits, y), logits
+        return cross_entropy(network, x, y)
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """Sample ``k`` is member ``k``."""

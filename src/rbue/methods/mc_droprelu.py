@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rbue.activations import DropReLU
 from rbue.call_sites import convert
-from rbue.methods.base import Loss, TrainingProgress, register
+from rbue.methods.base import Loss, TrainingProgress, cross_entropy, register
 from rbue.sampling.collect import SampleStream
 from rbue.sampling.passes import StackedPasses
 
@@ -34,8 +33,7 @@ class MCDropReLU:
 
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
         """Cross-entropy of one random pass."""
-        logits = network(x)
-        return F.cross_entropy(logits, y), logits
+        return cross_entropy(network, x, y)
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """Random passes of the one network."""

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rbue.errors import InvalidInput
-from rbue.methods.base import Loss, TrainingProgress, register
+from rbue.methods.base import Loss, TrainingProgress, cross_entropy, register
 from rbue.methods.gaussian_layers import gaussian_layers, make_gaussian, weight_draw
 from rbue.methods.members import outputs_of
 from rbue.sampling.collect import SampleStream
@@ -64,8 +63,8 @@ class SVI:
         """Cross-entropy plus the weighted divergence from the prior, both an image."""
         grown = 1.0 if self.warm_up == 0 else torch.clamp(progress.fraction / self.warm_up, max=1.0)
         divergence = torch.stack([layer.kl(None, self.tied) for _, layer in gaussian_layers(network)]).sum()
-        logits = network(x)
-        return F.cross_entropy(logits, y) + self.kl_weight * grown * divergence / progress.images, logits
+        loss, logits = cross_entropy(network, x, y)
+        return loss + self.kl_weight * grown * divergence / progress.images, logits
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """One weight draw a sample, shared by all images."""
