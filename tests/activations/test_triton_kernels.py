@@ -41,6 +41,26 @@ def passes(settings, ids):
 
 
 @NEEDS_TRITON
+def test_kernels_are_not_compiled_again_for_other_batches_and_sites():
+    """Nor for one image, which the sampler tries first: Triton would make a form for each of 1, 16 and the rest."""
+    from rbue.activations import triton_fused, triton_kernels
+
+    changing = {"lane_stride", "sample_stride", "rows", "x_rows", "first_row", "sites", "images", "samples"}
+    changing |= {"threshold"}  # of another q
+    launched = [
+        kernel
+        for module in (triton_kernels, triton_fused)
+        for name, kernel in vars(module).items()
+        if name.endswith("_kernel") and name != "_affine_kernel"
+    ]
+    assert len(launched) == 5
+    for kernel in launched:
+        for parameter in kernel.params:
+            assert parameter.do_not_specialize == (parameter.name in changing), (kernel, parameter.name)
+            assert parameter.do_not_specialize_on_alignment == (parameter.name == "keys_ptr")
+
+
+@NEEDS_TRITON
 @pytest.mark.parametrize("half", [0, 1])
 def test_interpreted_kernels_equal_the_formula(half):
     passes(INTERPRETER, cases(INTERPRETER)[half::2])

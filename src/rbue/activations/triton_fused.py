@@ -115,10 +115,7 @@ def _normalised_kernel(
         tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(
-    do_not_specialize=(*UNSPECIALISED["do_not_specialize"], "images", "samples"),
-    do_not_specialize_on_alignment=UNSPECIALISED["do_not_specialize_on_alignment"],
-)
+@triton.jit(**UNSPECIALISED)
 def _pooled_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, images, samples, channels, plane, to_pixel, to_channel,
     threshold, steepness, intercept, cap, share,

@@ -26,11 +26,12 @@ MIX_2 = tl.constexpr(random_stream.MIX_MULTIPLIERS[1])
 BITS_1 = tl.constexpr(random_stream.BITS_MULTIPLIERS[0])
 BITS_2 = tl.constexpr(random_stream.BITS_MULTIPLIERS[1])
 
-UNSPECIALISED = {
-    "do_not_specialize": ("lane_stride", "rows", "x_rows", "first_row", "threshold"),
-    "do_not_specialize_on_alignment": ("keys_ptr",),
-}
-"""Numbers for which Triton is not to compile a kernel again where they are 1 or a multiple of 16: that is no faster."""
+_CHANGING = (
+    "lane_stride", "sample_stride", "rows", "x_rows", "first_row", "sites", "images", "samples", "threshold",
+)  # fmt: skip
+UNSPECIALISED = {"do_not_specialize": _CHANGING, "do_not_specialize_on_alignment": ("keys_ptr",)}
+"""What changes from batch to batch and site to site: Triton would compile a kernel again where it is 1 or a multiple of
+16, which would be no faster. A kernel need not have all of it."""
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_ROWS, MOST_OF_A_ROW = 4, 1024
@@ -220,7 +221,7 @@ def _absorb(lane, word):
     return mix(lane ^ word)
 
 
-@triton.jit(do_not_specialize=("sample_stride", "rows", "sites"))
+@triton.jit(**UNSPECIALISED)
 def _keys_kernel(
     state_ptr, samples_ptr, sample_stride, images_ptr, sites_ptr, out_ptr, rows, sites, BLOCK: tl.constexpr
 ):

@@ -20,6 +20,9 @@ app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs
 RunName = Annotated[str, typer.Argument(help=HELP)]
 BROKEN, MEASURED, TRAINED = "cannot be read", "measured", "trained"
 
+_SHOWN_APART = ("data", "environment", "by_samples")
+"""Parts of a result that are no list of names and values."""
+
 
 @app.command("list", epilog="Example: rbue runs list --runs runs")
 def list_(runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
@@ -66,7 +69,7 @@ def show(run: RunName, runs: RunsFolder = Path("runs"), json: AsJson = False) ->
         facts([("  time", duration(training["seconds"])), *_pairs(kept, "  ")])
     for key, result in (content["results"] or {}).items():
         say(f"\nresults with {key}")
-        facts(_pairs({name: value for name, value in result.items() if name not in ("data", "environment")}, "  "))
+        facts(_pairs({name: value for name, value in result.items() if name not in _SHOWN_APART}, "  "))
         if result.get("by_samples"):
             say("\n  with fewer samples")
             facts(
@@ -178,8 +181,6 @@ def _epochs_done(run: RunFolder) -> int:
 def _pairs(content: dict[str, Any], indent: str = "") -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for name, value in content.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            continue  # a table of its own
         if isinstance(value, list) and value and isinstance(value[0], list):
             first, *others = ("  ".join(map(number, row)) for row in value)
             pairs += [(f"{indent}{name}", first), *(("", row) for row in others)]

@@ -174,7 +174,7 @@ def _without_rounding(probs: Tensor) -> Tensor:
 def _looks_like_probs(out: Tensor) -> Tensor:
     """Whether a network's outputs lie between 0 and 1, and either sum to one or fill that range as sigmoids do.
 
-    So would the logits of no trained network, and those of a fresh one lie close together.
+    The logits of a trained network hardly do, and those of a fresh one lie close together.
     """
     precision = 1e-2 if out.dtype in (torch.float16, torch.bfloat16) else 1e-4
     least, most = out.aminmax()

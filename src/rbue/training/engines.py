@@ -50,8 +50,8 @@ def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> 
     if name == "plain" or not on_gpu or step.share.processes > 1:
         return PlainEngine(step)
     steps = (step.recipe.epochs - epochs_done) * len(step.batches)
-    compiling_pays = name == "compiled" or (name == "auto" and steps >= _COMPILING_PAYS)
-    for compiled in (True, False) if compiling_pays else (False,):
+    try_compiling = name == "compiled" or (name == "auto" and steps >= _COMPILING_PAYS)
+    for compiled in (True, False) if try_compiling else (False,):
         try:
             return CapturedEngine(step, compiled)
         except RuntimeError as error:
