@@ -128,7 +128,7 @@ def our_steps(config: RunConfig, images: data.ImageSet, steps: int, device: torc
     start = time.perf_counter()
     network = fresh_network(config, images, device)
     step = TrainingStep(network, config.parsed, batches_for(config, images, device), config.recipe, run_seed=0)
-    engine = engine_for(step)
+    engine = engine_for(step, "compiled")
     engine.wait()
     prepared, done, epoch = time.perf_counter() - start, 0, 0
     while done < WARM_UP + steps:  # whole epochs as in training, the small last batch with them

@@ -1,7 +1,6 @@
 """The training loop: deterministic, resumable, and it learns."""
 
 import threading
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,10 +12,9 @@ from torch.nn import functional as F
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.methods import parse
-from rbue.training import Batches, Job, Recipe, engines, recipe_for, train, train_together, trainer
+from rbue.training import Batches, Job, Recipe, recipe_for, train, train_together, trainer
 from rbue.training.batches import crop, epoch_seed
 from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
-from rbue.training.engines import engine_for
 from rbue.training.step import Share, TrainingStep, restart_randomness
 
 CPU = torch.device("cpu")
@@ -336,25 +334,6 @@ def test_a_last_batch_with_one_image_for_a_process_is_left_out(batch, processes,
     assert list(step.batch_sizes()) == sizes
 
 
-@pytest.mark.parametrize("engine", ["captured", "compiled"])
-def test_steps_of_several_processes_are_not_captured(engine, monkeypatch):
-    method = parse("single")
-    step = TrainingStep(fresh(method), method, batches(), RECIPE, 0, Share(0, 2))
-    monkeypatch.setattr(step, "device", torch.device("cuda"))
-    with pytest.raises(InvalidInput, match=f"the {engine} engine trains in one process, not in 2"):
-        engine_for(step, engine)
-
-
-@pytest.mark.parametrize(("done", "compiles"), [(0, True), (199, False)])
-def test_compiling_is_for_many_steps_to_come(done, compiles, monkeypatch):
-    method, tried = parse("single"), []
-    step = TrainingStep(fresh(method), method, batches(batch=1), Recipe(epochs=300), 0)
-    monkeypatch.setattr(step, "device", torch.device("cuda"))
-    monkeypatch.setattr(engines, "CapturedEngine", lambda step, compiled: tried.append(compiled))
-    engine_for(step, "auto", done)
-    assert tried == [compiles]
-
-
 def test_every_process_draws_noise_of_its_own():
     network = fresh(parse("single"))
     drawn = []
@@ -417,40 +396,6 @@ def test_a_batch_of_one_that_batch_norm_cannot_take_is_explained():
     network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(1, 2))
     with pytest.raises(InvalidInput, match="use a batch of at least 2"):
         train(Job(network, method, batches(batch=1), Recipe(epochs=1, batch=1), 0), "plain")
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("rows", [20, 60])
-def test_cudnn_searches_in_the_first_step_of_all(rows, compiled, monkeypatch):
-    """torch keeps the first kernel it got for a convolution, so a step without the search would settle it for good.
-
-    An epoch may have fewer batches than there are steps before it.
-    """
-
-    class Recorded(TrainingStep):
-        def __call__(self, rows):
-            if not capturing:  # which takes steps down and runs none
-                searched.append((rows, torch.backends.cudnn.benchmark))
-                super().__call__(rows)
-
-    @contextmanager
-    def capture(*_, **__):
-        capturing.append(True)
-        yield
-        capturing.clear()
-
-    searched, capturing = [], []
-    for name in ("Stream", "CUDAGraph"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    for name in ("stream", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph", capture)
-    monkeypatch.setattr(engines, "_compiled", lambda function: function)
-    method = parse("mc-droprelu:0.8")
-    before = torch.backends.cudnn.benchmark
-    engines.CapturedEngine(Recorded(fresh(method), method, batches(batch=rows), Recipe(batch=rows), 0), compiled)
-    assert set(searched) == {(rows, True), (96 % rows, False)}  # the one small batch of an epoch is not worth a search
-    assert torch.backends.cudnn.benchmark is before
 
 
 @pytest.mark.parametrize("spec", METHODS)

@@ -3,24 +3,27 @@
 On a GPU the operations of a step for a batch of 128 are so short that starting them takes longer than running them. A
 captured graph starts them all at once. Everything a step reads and changes lives in tensors (:mod:`.step`), so a replay
 is a step: the same batches, masks and rates as in the plain loop.
+
+Compiled steps are shorter still, but compiling takes as long as thousands of them. A long training starts with steps as
+they are written, and changes to compiled ones between two epochs, when a thread has made them.
 """
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib import import_module
-from typing import Protocol
+from contextlib import contextmanager
+from typing import Literal, Protocol
 
 import torch
 
 from rbue.activations import kept_tables
 from rbue.errors import InvalidInput, RbueWarning
+from rbue.training import compiler
 from rbue.training.step import TrainingStep
 
 ENGINES = ("auto", "plain", "captured", "compiled")
+Compiling = Literal["never", "first", "beside"]
 _COMPILING_PAYS = 20_000
 """Steps from which the time saved by compiled steps exceeds the time spent on compiling them."""
 
@@ -30,11 +33,17 @@ class Engine(Protocol):
 
     name: str
 
+    def before_epoch(self) -> None:
+        """Called before each epoch, when no step is running: the time to change how steps are run."""
+
     def start_step(self, rows: int) -> None:
         """Start the step for the next batch; it need not have ended on return."""
 
     def wait(self) -> None:
         """Return when every started step has ended."""
+
+    def close(self) -> None:
+        """Called after the last epoch, or when there will be no other: end what is done beside the steps."""
 
 
 def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> Engine:
@@ -49,18 +58,23 @@ def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> 
             raise InvalidInput(f"the {name} engine trains in one process, not in {step.share.processes}; use 'plain'.")
     if name == "plain" or not on_gpu or step.share.processes > 1:
         return PlainEngine(step)
-    steps = (step.recipe.epochs - epochs_done) * len(step.batches)
-    try_compiling = name == "compiled" or (name == "auto" and steps >= _COMPILING_PAYS)
-    for compiled in (True, False) if try_compiling else (False,):
+    ways: tuple[Compiling, ...] = ("first",) if name == "compiled" else ("never",)
+    if name == "auto" and (step.recipe.epochs - epochs_done) * len(step.batches) >= _COMPILING_PAYS:
+        # When the compiler ends it puts torch's generator back where it was: what a method draws from it would recur.
+        ways = ("first", "never") if step.method.trains_alone else ("beside",)
+    for compiling in ways:
         try:
-            return CapturedEngine(step, compiled)
+            return CapturedEngine(step, compiling)
         except RuntimeError as error:
             if name != "auto":
                 raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            how = "compiled" if compiled else "captured as a graph"
-            warnings.warn(f"the training step cannot be {how} ({reason}).", RbueWarning, stacklevel=2)
+            _warn_that_it_cannot_be("compiled" if compiling == "first" else "captured as a graph", error)
     return PlainEngine(step)
+
+
+def _warn_that_it_cannot_be(how: str, error: Exception) -> None:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    warnings.warn(f"the training step cannot be {how} ({reason}).", RbueWarning, stacklevel=3)
 
 
 @contextmanager
@@ -75,32 +89,6 @@ def _cudnn_search(wanted: bool) -> Iterator[None]:
         cudnn.benchmark, cudnn.benchmark_limit = before
 
 
-def _room_for_networks() -> AbstractContextManager:
-    """Let one process compile the step of many networks, and fail rather than run one uncompiled."""
-    return torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True)
-
-
-@contextmanager
-def _compiler_loading() -> Iterator[None]:
-    """Load torch's compiler, and start the processes that it compiles in, beside what is done inside."""
-
-    def load() -> None:
-        with suppress(Exception):  # compiling fails with it too, and says why
-            import_module("torch._inductor.async_compile")
-
-    loading = threading.Thread(target=load)
-    loading.start()
-    try:
-        yield
-    finally:
-        loading.join()
-
-
-def _compiled(function: Callable) -> Callable:
-    """The function compiled, with small independent kernels (the casts of all weights) combined into one."""
-    return torch.compile(function, dynamic=False, options={"combo_kernels": True})
-
-
 class PlainEngine:
     """Operation by operation."""
 
@@ -108,6 +96,9 @@ class PlainEngine:
 
     def __init__(self, step: TrainingStep) -> None:
         self.step = step
+
+    def before_epoch(self) -> None:
+        """Nothing changes."""
 
     def start_step(self, rows: int) -> None:
         """Run one step."""
@@ -118,32 +109,45 @@ class PlainEngine:
         if self.step.device.type == "cuda":
             torch.cuda.synchronize(self.step.device)
 
+    def close(self) -> None:
+        """Nothing is done beside the steps."""
+
 
 class CapturedEngine:
-    """One graph for full batches, another one for the last batch of an epoch if it is smaller."""
+    """One graph for full batches, another one for the last batch of an epoch if it is smaller.
 
-    def __init__(self, step: TrainingStep, compiled: bool) -> None:
-        self.name = "compiled" if compiled else "captured"
+    The graph of full batches is compiled never, first of all, or beside the first epochs.
+    """
+
+    def __init__(self, step: TrainingStep, compiling: Compiling = "never") -> None:
+        self.name = "captured"
         self.step = step
         self.stream = torch.cuda.Stream(step.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.sizes = sorted(set(step.batch_sizes()), reverse=True)
+        self.compilation = None if compiling == "never" else compiler.Compilation(step.loss_at)
+        with self._practising():
+            if self.compilation is not None:
+                # As written, for the tables that the compiled step reads. cuDNN is asked here already: what it chose
+                # once, it does not search for again.
+                with kept_tables.keeping(), _cudnn_search(True), compiler.loading():
+                    self._practise(self.sizes[0])
+            if compiling == "first":
+                self._capture_compiled()
+            for rows in self.sizes:
+                if rows not in self.graphs:
+                    self._capture(rows)
+
+    @contextmanager
+    def _practising(self) -> Iterator[None]:
+        """Steps taken inside run on the engine's stream and leave no trace."""
+        step = self.step
         step.network.train()
-        sizes = sorted(set(step.batch_sizes()), reverse=True)
-        with _room_for_networks(), step.undone():
+        with compiler.room_for_networks(), step.undone():
             torch.cuda.synchronize(step.device)
             try:
                 with torch.cuda.stream(self.stream):
-                    if compiled:
-                        # As written, for the tables that the compiled step reads. cuDNN is asked here already: what it
-                        # chose once, it does not search for again.
-                        with kept_tables.keeping(), _cudnn_search(True), _compiler_loading():
-                            self._practise(sizes[0])
-                    for rows in sizes:
-                        # One small batch an epoch is worth neither a second compilation nor a search for kernels.
-                        full = rows == sizes[0]
-                        step.forward = _compiled(step.loss_at) if compiled and full else step.loss_at
-                        with _cudnn_search(full):
-                            self.graphs[rows] = self._capture(rows)
+                    yield
             finally:
                 step.forward = step.loss_at
                 torch.cuda.synchronize(step.device)
@@ -153,14 +157,46 @@ class CapturedEngine:
         self.step.done.zero_()  # later in a short epoch there may be fewer rows than that
         self.step(rows)
 
-    def _capture(self, rows: int) -> torch.cuda.CUDAGraph:
-        for _ in range(3):  # lets libraries choose their kernels and the allocator settle
-            self._practise(rows)
-        torch.cuda.synchronize(self.step.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
-            self.step(rows)
-        return graph
+    def _capture(self, rows: int) -> None:
+        # One small batch an epoch is worth neither a second compilation nor a search for kernels.
+        with _cudnn_search(rows == self.sizes[0]):
+            for _ in range(3):  # lets libraries choose their kernels and the allocator settle
+                self._practise(rows)
+            torch.cuda.synchronize(self.step.device)
+            graph = torch.cuda.CUDAGraph()
+            # The step of another network may be compiled meanwhile, and its thread must be free to use the device.
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                self.step(rows)
+        self.graphs[rows] = graph
+
+    def _capture_compiled(self) -> None:
+        compilation, self.compilation = self.compilation, None
+        assert compilation is not None
+        self.step.forward = compilation.function()
+        self.graphs.pop(self.sizes[0], None)  # its memory serves the next one
+        self._capture(self.sizes[0])
+        self.step.forward = self.step.loss_at
+        self.name = "compiled"
+
+    def before_epoch(self) -> None:
+        """Have the step compiled before the first epoch; change to it before the first one that finds it compiled."""
+        if self.compilation is None:
+            return
+        if not self.compilation.is_started:
+            self.compilation.start(self._first_call)
+        elif self.compilation.has_ended:
+            with self._practising():
+                try:
+                    self._capture_compiled()
+                except Exception as error:  # of any kind: the step as written has been running all the time
+                    _warn_that_it_cannot_be("compiled", error)
+                    self.step.forward = self.step.loss_at
+                    if self.sizes[0] not in self.graphs:
+                        self._capture(self.sizes[0])
+
+    def _first_call(self, compiled: Callable) -> None:
+        with torch.cuda.device(self.step.device):
+            self.step.next_loss(self.sizes[0], compiled)
 
     def start_step(self, rows: int) -> None:
         """Start one step."""
@@ -170,3 +206,8 @@ class CapturedEngine:
     def wait(self) -> None:
         """Wait for this network's steps, not for those of others."""
         self.stream.synchronize()
+
+    def close(self) -> None:
+        """Let the thread that compiles end."""
+        if self.compilation is not None:
+            self.compilation.cancel()

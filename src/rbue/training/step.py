@@ -91,13 +91,13 @@ class TrainingStep:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.method.loss(self.network, x, y, TrainingProgress(fraction, len(self.batches.images))), y
 
-    def __call__(self, rows: int) -> None:
-        """Train on the next ``rows`` images of the epoch."""
+    def next_loss(self, rows: int, forward: Callable[[Tensor], tuple[Loss, Tensor]]) -> tuple[Loss, Tensor]:
+        """What ``forward`` makes of this process's share of the next ``rows`` images of the epoch."""
         share = self.share.of(rows)
         start = self.done % len(self.batches) * self.batches.batch + share.start
         with uncounted(self.network, self.numbers[share.start : share.stop]):
             try:
-                (loss, logits), y = self.forward(start + self.rows[: len(share)])
+                return forward(start + self.rows[: len(share)])
             except ValueError as error:
                 if len(share) > 1 or "more than 1 value per channel" not in str(error):
                     raise
@@ -105,6 +105,11 @@ class TrainingStep:
                     "BatchNorm cannot normalise a single image where its feature map has shrunk to 1x1; use a batch of "
                     "at least 2."
                 ) from error
+
+    def __call__(self, rows: int) -> None:
+        """Train on the next ``rows`` images of the epoch."""
+        share = self.share.of(rows)
+        (loss, logits), y = self.next_loss(rows, self.forward)
         self.optimiser.zero_grad(set_to_none=True)
         (loss * (len(share) * self.share.processes / rows)).backward()
         count_call(self.network)

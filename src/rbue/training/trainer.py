@@ -18,7 +18,7 @@ from rbue.errors import RbueError, RbueWarning
 from rbue.methods.base import Method
 from rbue.training.batches import Batches
 from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
-from rbue.training.engines import engine_for
+from rbue.training.engines import Engine, PlainEngine, engine_for
 from rbue.training.recipe import Recipe
 from rbue.training.step import Share, TrainingStep
 
@@ -111,6 +111,9 @@ def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSu
         for runner in runners:
             runner.abandon()
         raise
+    finally:
+        for runner in runners:
+            runner.close()
     return [runner.diverged or runner.summary() for runner in runners]
 
 
@@ -137,9 +140,10 @@ class _Runner:
         self.progress: dict[str, Any] = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
         if job.checkpoint is not None and job.checkpoint.exists():
             self.progress = load_checkpoint(job.checkpoint, job.network, self.step.optimiser)
+        self.engine: Engine = PlainEngine(self.step)  # of one that has nothing left to run
         if not self.finished:
             self.engine = engine_for(self.step, engine, int(self.progress["epoch"]))
-            self.progress |= {"engine": self.engine.name, "side_by_side": together}
+            self.progress["side_by_side"] = together
         file = job.checkpoint if job.share.rank == 0 else None
         self.writer = None if file is None else CheckpointWriter(file)
         self.saving, self.saved_at = 0.0, time.perf_counter()
@@ -149,6 +153,7 @@ class _Runner:
         return int(self.progress["epoch"]) >= self.job.recipe.epochs
 
     def start_epoch(self) -> None:
+        self.engine.before_epoch()
         self.epoch_start = time.perf_counter()
         self.step.start_epoch(int(self.progress["epoch"]))
         if self.step.device.type == "cuda":  # an engine's own stream would not wait for what was set in this one
@@ -171,10 +176,12 @@ class _Runner:
                 f"training diverged in epoch {epoch + 1}: {trouble}; lower the rate ({self.job.recipe.rate})."
             )
             self.abandon()
+            self.close()
             return
         seconds = self.progress["seconds"] + (now - self.last_look) / together
         self.last_look = now
         self.progress |= {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
+        self.progress["engine"] = self.engine.name
         if self.job.report is not None:
             rate = self.job.recipe.rate_at(epoch)
             self.job.report(EpochReport(epoch, loss, accuracy, rate, (now - self.epoch_start) / together))
@@ -204,6 +211,9 @@ class _Runner:
             self.writer.close()
         except RbueError as error:
             warnings.warn(f"the last checkpoint is lost: {error}", RbueWarning, stacklevel=2)
+
+    def close(self) -> None:
+        self.engine.close()
 
     def summary(self) -> TrainingSummary:
         names = ("seconds", "loss", "accuracy", "engine", "side_by_side")
