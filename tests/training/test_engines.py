@@ -1,7 +1,10 @@
 """Which engine runs the steps, and when it changes to compiled ones; graphs and streams are stand-ins without a GPU."""
 
+import gc
 import threading
+import weakref
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +51,7 @@ class RecordedStep(TrainingStep):
             self.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     def __call__(self, rows):
+        assert self.network.training
         if RecordedStep.capturing is not None:
             RecordedStep.capturing.step = self, rows, self.forward
         else:
@@ -164,6 +168,7 @@ def test_steps_are_compiled_beside_the_first_epochs(graphs, compilations):
     def between(epoch):
         names.append(engine.name)
         compilation.has_ended = epoch >= 2
+        step.network.eval()  # as a report that evaluates leaves it
 
     run_epochs(step, engine, 4, between)
     run_epochs(plain, engines.PlainEngine(plain), 4)
@@ -189,6 +194,17 @@ def test_a_step_is_compiled_first_when_asked_to(graphs, compilations):
     assert not compilations[0].is_started
 
 
+def test_a_step_that_could_not_be_compiled_first_is_as_written(graphs, compilations, monkeypatch):
+    def fail(self, places):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(Compilation, "called", fail)
+    step = recorded_step()
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        engines.CapturedEngine(step, "first")
+    assert step.forward == step.loss_at
+
+
 @pytest.mark.parametrize("where", ["compiling", "running"])
 def test_training_goes_on_as_written_if_the_step_cannot_be_compiled(where, graphs, compilations):
     step, plain = recorded_step(), recorded_step()
@@ -212,6 +228,27 @@ def test_training_goes_on_as_written_if_the_step_cannot_be_compiled(where, graph
     run_epochs(plain, engines.PlainEngine(plain), 3)
     assert engine.name == "captured"
     torch.testing.assert_close(weights(step), weights(plain), atol=0, rtol=0)
+
+
+def test_a_step_that_failed_frees_its_memory_before_steps_as_written_need_it(graphs, compilations):
+    step, kept = recorded_step(), []
+    engine = engines.CapturedEngine(step, "beside")
+    (compilation,) = compilations
+
+    def fail(places):
+        activations = places.clone()
+        kept.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("too large")
+
+    def as_written(places, loss_at=step.loss_at):
+        kept.append(kept[0]())
+        return loss_at(places)
+
+    engine.before_epoch()
+    compilation.called, compilation.has_ended, step.loss_at = fail, True, as_written
+    with pytest.warns(RbueWarning, match="too large"):
+        engine.before_epoch()
+    assert kept[1:] == [None] * 3
 
 
 @pytest.fixture
@@ -261,6 +298,16 @@ def test_compiling_ends_with_the_training(on_a_gpu):
     assert [compilation.cancelled for compilation in on_a_gpu] == [True]
 
 
+def test_compiling_ends_for_one_that_diverges_while_others_go_on(on_a_gpu):
+    cancelled = []
+
+    def note(epoch):
+        cancelled.append([compilation.cancelled for compilation in on_a_gpu])
+
+    train_together([job(recipe=replace(RECIPE, rate=1e30)), job(note, seed=1)])
+    assert cancelled[-1] == [True, False]
+
+
 def test_compiling_ends_when_a_training_is_stopped(on_a_gpu):
     def stop(epoch):
         raise KeyboardInterrupt
@@ -268,6 +315,11 @@ def test_compiling_ends_when_a_training_is_stopped(on_a_gpu):
     with pytest.raises(KeyboardInterrupt):
         train_together([job(stop), job(seed=1)])
     assert [compilation.cancelled for compilation in on_a_gpu] == [True, True]
+
+
+def busy():
+    while True:
+        pass
 
 
 class TestCompilation:
@@ -288,7 +340,7 @@ class TestCompilation:
 
     def ended(self, compilation, first_call):
         compilation.start(first_call)
-        compilation._thread.join()
+        compilation._backend.thread.join()
         assert compilation.has_ended
         return compilation
 
@@ -323,21 +375,52 @@ class TestCompilation:
         with pytest.raises(ValueError, match="no"):
             compilation.function()
 
-    def test_one_that_is_cancelled_compiles_nothing(self):
-        compilation = compiler.Compilation(lambda x: x + 1)
-        compilation.cancel()
-        self.ended(compilation, lambda compiled: compiled(torch.ones(1)))
-        assert not self.compiled
+    @pytest.mark.parametrize("in_thread", [False, True])
+    def test_a_network_is_not_kept_by_what_was_compiled_for_it(self, in_thread):
+        class Network:
+            def scaled(self, x):
+                return x * 2
 
-    def test_one_that_is_cancelled_on_the_way_ends_before_the_longest_part(self):
-        compilation = compiler.Compilation(lambda x: x + 1)
+        network = Network()
+        compilation = compiler.Compilation(network.scaled)
+        if in_thread:
+            self.ended(compilation, lambda compiled: compiled(torch.ones(1)))
+        assert compilation.function()(torch.ones(1)) == 2
+        gone = weakref.ref(network)
+        del network, compilation
+        gc.collect()
+        assert gone() is None
 
+    def test_one_that_is_cancelled_ends_at_once(self):
         def call(compiled):
-            compilation.cancel()
-            compiled(torch.ones(1))
+            started.set()
+            while True:  # as long as a compiler takes
+                compiled(torch.ones(1))
 
-        self.ended(compilation, call)
-        assert not self.compiled
+        started, compilation = threading.Event(), compiler.Compilation(lambda x: x + 1)
+        compilation.cancel()  # there is nothing to stop yet
+        compiler._inductor = lambda graph, inputs: busy()  # put back by the fixture
+        compilation.start(call)
+        started.wait()
+        compilation.cancel()
+        assert compilation.has_ended
+        compilation.cancel()
+
+    def test_one_that_waits_for_another_is_cancelled_too(self):
+        """And the one after it goes on waiting for the first."""
+        first, second, third = (compiler.Compilation(lambda x: x + 1) for _ in range(3))
+        called, go_on = [], threading.Event()
+        first.start(lambda compiled: go_on.wait())
+        second.start(called.append)
+        third.start(lambda compiled: called.append(go_on.is_set()))
+        second.cancel()
+        assert second.has_ended
+        assert not first.has_ended
+        third._backend.thread.join(0.3)
+        assert not called
+        go_on.set()
+        third._backend.thread.join()
+        assert called == [True]
 
     def test_a_thread_runs_nothing_either_where_compiling_is_switched_off(self):
         called = []
@@ -345,7 +428,7 @@ class TestCompilation:
         def function(number):
             called.append(number)
 
-        with torch._dynamo.config.patch(disable=True):
+        with torch.compiler.set_stance("force_eager"):
             compilation = self.ended(compiler.Compilation(function), lambda compiled: compiled(1))
             assert not called
             compilation.function()(2)
@@ -370,7 +453,7 @@ class TestCompilation:
         for compilation in compilations:
             compilation.start(call)
         for compilation in compilations:
-            compilation._thread.join()
+            compilation._backend.thread.join()
         assert most == [1, 1, 1]
 
 
@@ -386,7 +469,7 @@ def test_both_passes_of_a_step_are_compiled_before_it_runs(spec):
     before = weights(step)
     compilation = compiler.Compilation(step.loss_at)
     compilation.start(lambda compiled: step.next_loss(20, compiled))
-    compilation._thread.join()
+    compilation._backend.thread.join()
     made = len(PyCodeCache.modules)
     assert torch.equal(weights(step), before)
     step.start_epoch(1)

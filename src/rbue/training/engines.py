@@ -133,17 +133,18 @@ class CapturedEngine:
                 with kept_tables.keeping(), _cudnn_search(True), compiler.loading():
                     self._practise(self.sizes[0])
             if compiling == "first":
-                self._capture_compiled()
+                with compiler.room_for_networks():
+                    self._capture_compiled()
             for rows in self.sizes:
                 if rows not in self.graphs:
-                    self._capture(rows)
+                    self._capture(rows, step.loss_at)
 
     @contextmanager
     def _practising(self) -> Iterator[None]:
         """Steps taken inside run on the engine's stream and leave no trace."""
         step = self.step
         step.network.train()
-        with compiler.room_for_networks(), step.undone():
+        with step.undone():
             torch.cuda.synchronize(step.device)
             try:
                 with torch.cuda.stream(self.stream):
@@ -157,7 +158,8 @@ class CapturedEngine:
         self.step.done.zero_()  # later in a short epoch there may be fewer rows than that
         self.step(rows)
 
-    def _capture(self, rows: int) -> None:
+    def _capture(self, rows: int, forward: Callable) -> None:
+        self.step.forward = forward
         # One small batch an epoch is worth neither a second compilation nor a search for kernels.
         with _cudnn_search(rows == self.sizes[0]):
             for _ in range(3):  # lets libraries choose their kernels and the allocator settle
@@ -172,10 +174,9 @@ class CapturedEngine:
     def _capture_compiled(self) -> None:
         compilation, self.compilation = self.compilation, None
         assert compilation is not None
-        self.step.forward = compilation.function()
+        compiled = compilation.function()
         self.graphs.pop(self.sizes[0], None)  # its memory serves the next one
-        self._capture(self.sizes[0])
-        self.step.forward = self.step.loss_at
+        self._capture(self.sizes[0], compiled)
         self.name = "compiled"
 
     def before_epoch(self) -> None:
@@ -190,9 +191,8 @@ class CapturedEngine:
                     self._capture_compiled()
                 except Exception as error:  # of any kind: the step as written has been running all the time
                     _warn_that_it_cannot_be("compiled", error)
-                    self.step.forward = self.step.loss_at
-                    if self.sizes[0] not in self.graphs:
-                        self._capture(self.sizes[0])
+                if self.sizes[0] not in self.graphs:  # after the error is gone, and the memory of its step with it
+                    self._capture(self.sizes[0], self.step.loss_at)
 
     def _first_call(self, compiled: Callable) -> None:
         with torch.cuda.device(self.step.device):

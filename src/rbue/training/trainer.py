@@ -22,7 +22,7 @@ from rbue.training.engines import Engine, PlainEngine, engine_for
 from rbue.training.recipe import Recipe
 from rbue.training.step import Share, TrainingStep
 
-_SAVING_SHARE, _WRITING_SHARE = 0.02, 0.1
+_SAVING_SHARE, _WRITING_SHARE = 0.005, 0.1
 """Where epochs are short: the largest share of the time that training waits for checkpoints, and the largest in which
 they are written beside it."""
 
