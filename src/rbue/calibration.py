@@ -84,7 +84,10 @@ class Temperature:
             scores, labels = scores[possible], labels[possible]
         ruled_out = scores.isneginf()
         if bool((scores.amax(dim=1) == scores.masked_fill(ruled_out, math.inf).amin(dim=1)).all()):
-            _warn("every prediction is uniform, so that no temperature changes the NLL: 1.0 is kept.")
+            _warn(
+                "every prediction is uniform over the classes it does not rule out, so that no temperature changes the "
+                "NLL: 1.0 is kept."
+            )
             return cls(1.0)
 
         # Measured from the true class, whose own term is then exactly 0, no rounding can hide the sign of the

@@ -706,7 +706,7 @@ def bad_inputs():
         (dict(x=good, seed=-1), "-1"),
         (dict(x=good, seed=1 << 64), "18446744073709551616"),
         (dict(x=good, outputs="scores"), "scores"),
-        (dict(x=good, outputs="probs"), "are not probabilities: one is -"),
+        (dict(x=good, outputs="probs"), "are not probabilities: (one is -|those of an image sum)"),
         (dict(x=good, index=torch.arange(3)), "3 images"),
         (dict(x=good, index=torch.arange(4.0)), "float32"),
         (dict(x=good, index=torch.tensor([0, 1, 2, -3])), "-3"),

@@ -53,8 +53,14 @@ class Draw:
         return site_keys(self.state, self.samples, self.images, numbers)
 
     def renumbered(self, rows: int) -> Draw:
-        """The same sample for ``rows`` rows that are not the images of the batch."""
-        return Draw(self.state, self.samples[:1], _rows(rows, self.images.device))
+        """The same sample for ``rows`` rows that are not the images of the batch.
+
+        Their numbers begin at a place that the first image decides, so that ranks, replicas and batches of a loader
+        draw apart here too; image 0 begins at 0.
+        """
+        start = random_stream.mix(random_stream.working_words(self.images[:1]))
+        numbers = random_stream.to_int32(start + _rows(rows, self.images.device))
+        return Draw(self.state, self.samples[:1], numbers)
 
 
 def _rows(rows: int, device: torch.device) -> Tensor:

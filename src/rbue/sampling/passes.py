@@ -50,6 +50,8 @@ class PassPlan:
         for_row: bytes that it takes for each sample of each image.
         hold: whether calls may be held back (:mod:`rbue.call_sites.postponing`).
         company_matters: whether an image's samples were seen to depend on the batch it is in.
+        stack: whether samples may share a pass. Not where one of them comes out differently alone: one mask of a ReLU
+            of what was made from weights would serve all samples of a pass.
     """
 
     share: bool
@@ -57,6 +59,7 @@ class PassPlan:
     for_row: float
     hold: bool = True
     company_matters: bool = False
+    stack: bool = True
 
     def cost(self, images: int, samples: int) -> float:
         """Bytes of activations that a pass holds at once, roughly."""
@@ -86,6 +89,10 @@ class Piece:
         """The same images, some of the samples."""
         return Piece(self.batch, slice(start, stop), self.size)
 
+    def one_by_one(self) -> list[Piece]:
+        """The same images, each sample in a piece of its own, the first one last."""
+        return [self.with_samples(k, k + 1) for k in reversed(range(self.stack.start, self.stack.stop))]
+
     def with_fewer_images(self, most: int) -> list[Piece]:
         """As few pieces as ``most`` images in each allow, all with room for the same number."""
         start, stop = self.batch.start, self.batch.stop
@@ -111,9 +118,10 @@ class StackedPasses:
         self.state = random_stream.seed_state(seed, x.device)
         several = len(x) > 1  # an image alone does not show whether others would change its samples
         self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.compiled, several)
-        if self.key not in self.conversion.plans:
-            self.conversion.plans[self.key] = self._make_plan(x)
-        self.plan: PassPlan = self.conversion.plans[self.key]
+        self.telling = True
+        self.plan: PassPlan = self.conversion.plans.get(self.key) or self._make_plan(x)
+        if self.telling:
+            self.conversion.plans[self.key] = self.plan
         if self.compiled and self.plan.share:
             self.model, self.compiled = self.network._call_impl, False
         self.budget = _default_budget(x.device) if memory is None else memory
@@ -123,6 +131,9 @@ class StackedPasses:
         work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
         while work:
             piece = work.pop()
+            if not self.plan.stack and piece.samples > 1:
+                work += piece.one_by_one()
+                continue
             cost = self.plan.cost(piece.size, piece.samples)
             single = piece.size * piece.samples == 1
             if cost > self.budget and not single:
@@ -138,10 +149,16 @@ class StackedPasses:
                     raise
                 if len(x) > 1:
                     self._note_company()
-                work += [piece.with_samples(k, k + 1) for k in reversed(range(stack.start, stack.stop))]
+                work += piece.one_by_one()
                 continue
-            except RuntimeError as error:
-                if single or not _is_out_of_memory(error):
+            except Exception as error:
+                if not _is_out_of_memory(error):
+                    if not self.plan.share or piece.samples == 1:
+                        raise
+                    self._stop_sharing()  # these images go another way than the two that the plan was made with
+                    work.append(piece)
+                    continue
+                if single:
                     raise
             if out is None:  # here the error, and with it what the failed pass held, is gone
                 self.budget = min(self.budget, cost) / 2
@@ -158,6 +175,10 @@ class StackedPasses:
         if not self.plan.company_matters:
             self.plan = self.conversion.plans[self.key] = replace(self.plan, company_matters=True)
             _warn_of_company()
+
+    def _stop_sharing(self) -> None:
+        for_row = self.plan.for_image + self.plan.for_row
+        self.plan = self.conversion.plans[self.key] = replace(self.plan, share=False, for_image=0, for_row=for_row)
 
     def _split(self, piece: Piece) -> list[Piece]:
         """Smaller pieces of work: fewer images, or fewer samples of one."""
@@ -224,12 +245,16 @@ class StackedPasses:
         """Find out whether sharing the prefix gives what stacking at the input gives, and what rows cost."""
         two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
         numbers = torch.arange(2, dtype=torch.int32, device=x.device)
-        company_matters, shared = False, None
-        with _as_written() if self.compiled else nullcontext(), suppress(Exception):
+        company_matters, stack, shared = False, False, None
+        with _as_written() if self.compiled else nullcontext():
             # Whatever a network's code says to rows that multiply on the way, or to being watched, the plain way
             # remains; an error of its own shows again there.
-            company_matters = len(x) > 1 and self._depends_on_company(two, numbers)
-            shared = self._plan_of_sharing(two, numbers)
+            with suppress(Exception):
+                company_matters = len(x) > 1 and self._depends_on_company(two, numbers)
+            with suppress(Exception):
+                stacked = self._pass(two, numbers, numbers, share=False)
+                stack = self._stacks(stacked, two, numbers)
+                shared = self._plan_of_sharing(stacked, two, numbers) if stack else None
         if company_matters:
             _warn_of_company()
         if shared is not None:
@@ -238,7 +263,7 @@ class StackedPasses:
         with _uncompiled(), meter:
             self._pass(x[:1], numbers[:1], numbers[:1], share=False, model=self.network)
         for_row = _LIVE_TENSORS * max(meter.largest, x[:1].nbytes)
-        return PassPlan(False, 0, for_row, company_matters=company_matters)
+        return PassPlan(False, 0, for_row, company_matters=company_matters, stack=stack)
 
     def _depends_on_company(self, x: Tensor, numbers: Tensor) -> bool:
         """Whether a sample of the second image is another one without the first image beside it."""
@@ -246,13 +271,24 @@ class StackedPasses:
         alone = self._pass(x[1:], numbers[:1], numbers[1:], share=False)
         return not bool(torch.isnan(beside).any()) and not _agree(alone, beside, slack=10)
 
-    def _plan_of_sharing(self, x: Tensor, numbers: Tensor) -> PassPlan | None:
+    def _stacks(self, stacked: Tensor, x: Tensor, numbers: Tensor) -> bool:
+        """Whether two samples of one pass are those of a pass of their own, beside a copy of themselves.
+
+        Such a pass has as many rows, so that it runs the same kernels. Networks with random numbers of their own do not
+        tell. Where both samples are equal, as before a last layer of zeros is trained, the next time may tell more.
+        """
+        twice, images = repeat_rows(x, 2), numbers.repeat(2)
+        first, again, second = (self._pass(twice, numbers[k : k + 1], images, share=False)[:, :2] for k in (0, 0, 1))
+        self.telling = not torch.equal(first, second)
+        same_again = torch.equal(first, again)
+        return not same_again or _agree(stacked, torch.cat([first, second]), slack=0.01)
+
+    def _plan_of_sharing(self, stacked: Tensor, x: Tensor, numbers: Tensor) -> PassPlan | None:
         """What sharing takes, if it gives what stacking at the input gives.
 
         Compiled code does not share. It is given up where sharing saves more: where most of the work comes before the
         first random site.
         """
-        stacked = self._pass(x, numbers, numbers, share=False)
         hold = next((hold for hold in (True, False) if self._shares(x, numbers, stacked, hold)), None)
         if hold is None:
             return None
