@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from rbue.call_sites import evaluating
 from rbue.data import ImageSet
 from rbue.errors import InvalidInput, RbueError
-from rbue.sampling.passes import class_scores
+from rbue.sampling.outputs import class_scores
 
 
 def check_fits(network: nn.Module, name: str, shape: tuple[int, int, int], images: ImageSet) -> None:

@@ -27,7 +27,7 @@ from rbue.call_sites import evaluating, innermost, mode
 from rbue.call_sites.following import CONVERSION, plain_class
 from rbue.call_sites.prefix import tensors_in
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.sampling.passes import class_scores, largest_score
+from rbue.sampling.outputs import class_scores, largest_score
 
 _LAYERS: dict[type[nn.Module], int] = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
 """How many dimensions the output must have for its channels to be dimension 1, the one that BatchNorm normalises."""

@@ -13,6 +13,7 @@ from rbue.call_sites import postponing
 from rbue.call_sites.live_rows import LiveRows
 from rbue.models.resnet18 import ResNet18
 from rbue.sampling.passes import GPU_BUDGET, StackedPasses, _default_budget
+from rbue.sampling.plans import shared_work
 from rbue.sampling.products import Products
 
 
@@ -68,7 +69,7 @@ def test_the_estimate_is_near(network, make, where):
     assert passes.plan.share
     peak = Peak(model)
     with peak:
-        passes._pass(x, samples, torch.arange(6, dtype=torch.int32), True)
+        passes.runner.run(x, samples, torch.arange(6, dtype=torch.int32), True)
     # Watched, the activations use the formula, which takes more memory than the kernels do.
     assert 0.4 < passes.plan.cost(6, 12) / peak.live.peak[True] < 2.5
 
@@ -130,7 +131,7 @@ def test_how_much_work_is_shared(where, least, most, inference):
     rbue.convert(network, rbue.DropReLU(0.9), where=where if isinstance(where, str) else range(where, 17), example=x)
     passes = StackedPasses(network, x, 0)
     with torch.inference_mode(inference):
-        assert least <= passes._shared_work(x, torch.arange(2, dtype=torch.int32)) <= most
+        assert least <= shared_work(passes.runner, x, torch.arange(2, dtype=torch.int32)) <= most
 
 
 def test_a_network_that_cannot_be_watched_counts_as_sharing_nothing(monkeypatch):
@@ -138,7 +139,7 @@ def test_a_network_that_cannot_be_watched_counts_as_sharing_nothing(monkeypatch)
     rbue.convert(network, rbue.DropReLU(0.9), example=x)
     passes = StackedPasses(network, x, 0)
     monkeypatch.setattr(Products, "__torch_dispatch__", lambda *_: 1 / 0)
-    assert passes._shared_work(x, torch.arange(2, dtype=torch.int32)) == 0
+    assert shared_work(passes.runner, x, torch.arange(2, dtype=torch.int32)) == 0
 
 
 def test_gpu_passes_hold_no_more_than_a_share_of_what_is_free(monkeypatch):

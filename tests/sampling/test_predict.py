@@ -19,9 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import rbue
 from rbue import metrics
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
-from rbue.sampling import passes
 from rbue.sampling.collect import probabilities
-from rbue.sampling.passes import Piece, StackedPasses, class_scores
+from rbue.sampling.outputs import class_scores
+from rbue.sampling.pass_runner import PassRunner
+from rbue.sampling.passes import Piece, StackedPasses
+from rbue.sampling.plans import uncompiled
 
 OUTPUT_TOLERANCE = 2e-6
 """Network outputs differ between batch sizes by the rounding of other convolution kernels; masks do not."""
@@ -485,7 +487,7 @@ def test_out_of_memory_makes_smaller_passes_and_loses_nothing(monkeypatch):
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
     expected = rbue.predict(network, x, samples=8, return_samples=True)
     rows = []
-    original = StackedPasses._pass
+    original = PassRunner.run
 
     def cramped(self, x, samples, *rest, **keywords):
         if len(x) * len(samples) > 10:
@@ -493,7 +495,7 @@ def test_out_of_memory_makes_smaller_passes_and_loses_nothing(monkeypatch):
         rows.append(len(x) * len(samples))
         return original(self, x, samples, *rest, **keywords)
 
-    monkeypatch.setattr(StackedPasses, "_pass", cramped)
+    monkeypatch.setattr(PassRunner, "run", cramped)
     found = rbue.predict(network, x, samples=8, return_samples=True)
     torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
     assert found.samples_used.tolist() == [8] * 9
@@ -508,7 +510,7 @@ def test_out_of_memory_for_a_single_row_is_reported(monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr(StackedPasses, "_pass", full)
+    monkeypatch.setattr(PassRunner, "run", full)
     with pytest.raises(torch.OutOfMemoryError):
         rbue.predict(network, x, samples=2)
 
@@ -580,13 +582,13 @@ def test_threads_that_look_at_compiled_networks_together_leave_compiling_on():
     began = threading.Event()
 
     def first():
-        with passes._uncompiled():
+        with uncompiled():
             began.set()
             time.sleep(0.1)
 
     def second():
         began.wait()
-        with passes._uncompiled():
+        with uncompiled():
             time.sleep(0.2)
 
     threads = [threading.Thread(target=work) for work in (first, second)]
@@ -602,7 +604,7 @@ def test_rows_are_filled_for_compiled_networks_only():
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
     compiled = torch.compile(network, backend="eager")
     models = {"a": network, "b": nn.DataParallel(network), "c": compiled, "d": nn.DataParallel(compiled)}
-    found = {name: StackedPasses(model, x, 0).compiled for name, model in models.items()}
+    found = {name: StackedPasses(model, x, 0).runner.compiled for name, model in models.items()}
     assert found == {"a": False, "b": False, "c": True, "d": True}
 
 

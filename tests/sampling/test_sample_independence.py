@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import rbue
+from rbue import models
+from rbue.sampling.passes import StackedPasses
 
 
 class OfWeights(nn.Module):
@@ -119,3 +121,50 @@ def test_batches_and_ranks_draw_apart_where_rows_are_not_images(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     rbue.seed(net, 0)
     assert not torch.equal(net(x), here)
+
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def stacks(name, activation, precision, device):
+    torch.manual_seed(0)
+    x = torch.randn(3, 3, 32, 32, device=device)
+    net = models.create(name, classes=10).to(device).eval()
+    rbue.convert(net, activation, example=x)
+    return StackedPasses(net.to(PRECISIONS[precision]), x.to(PRECISIONS[precision]), seed=0).plan.stack
+
+
+@pytest.mark.parametrize(
+    "activation", [rbue.DropReLU(0.9), rbue.RReLU(), rbue.Dropout(0.2)], ids=["drop", "rrelu", "dropout"]
+)
+@pytest.mark.parametrize("name", ["small_cnn", "vgg13", "resnet18"])
+def test_samples_of_common_networks_share_passes(name, activation):
+    assert stacks(name, activation, "float32", "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "activation", [rbue.DropReLU(0.9), rbue.RReLU(), rbue.Dropout(0.2)], ids=["drop", "rrelu", "dropout"]
+)
+@pytest.mark.parametrize("name", ["vgg13", "resnet18", "densenet121"])
+def test_samples_of_common_networks_share_passes_on_a_gpu(name, activation, precision):
+    assert stacks(name, activation, precision, "cuda")
+
+
+class WithNoise(nn.Module):
+    """Draws random numbers of its own, so no two of its passes are the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.head(F.relu(self.first(x))) + torch.randn(len(x), 3) / 10
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+def test_a_network_with_random_numbers_of_its_own_may_share_passes():
+    net, x = WithNoise(), torch.randn(3, 8)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    assert StackedPasses(net, x, seed=0).plan.stack

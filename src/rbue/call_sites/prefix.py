@@ -6,7 +6,7 @@ skip connection, a dense concatenation) is repeated on the spot. Tensors are mar
 or a constant that happens to have ``B`` rows is not taken for a batch.
 
 This is a shortcut the network's code can defeat (by remembering its batch size, say), so the sampler checks it
-against the plain way before it relies on it: see :mod:`rbue.sampling.passes`.
+against the plain way before it relies on it: see :mod:`rbue.sampling.plans`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,116 @@
+"""One pass of a converted network: some samples of some images, stacked along the batch (samples first)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbue import random_stream
+from rbue.call_sites import Draw, conversion_of, innermost, running
+from rbue.call_sites.live_rows import LiveRows
+from rbue.call_sites.prefix import repeat_rows
+from rbue.errors import RbueError
+from rbue.sampling.outputs import class_scores
+
+
+class PassRunner:
+    """Runs passes of one network with one seed.
+
+    Attributes:
+        model: what is called for a pass.
+        compiled: whether that is compiled code.
+        network: the converted network in it, as it is written.
+        conversion: its conversion.
+    """
+
+    def __init__(self, model: nn.Module, seed: int, device: torch.device) -> None:
+        self.model: Callable[[Tensor], Any]
+        self.model, self.compiled = _in_this_thread(model)
+        self.network = innermost(model)
+        self.conversion = conversion_of(self.network)
+        self.state = random_stream.seed_state(seed, device)
+
+    def leave_compiled_code(self) -> None:
+        """Run the network as it is written from now on."""
+        if self.compiled:
+            self.model, self.compiled = self.network._call_impl, False
+
+    def run(self, x: Tensor, samples: Tensor, images: Tensor, share: bool, **options: Any) -> Tensor:
+        """The outputs ``(s, b, ...)`` of samples and images with these numbers.
+
+        ``share`` runs what comes before the first random site once for all samples; ``hold`` lets it hold calls back,
+        ``live`` notes the memory it holds. ``model`` is called in the place of the usual one.
+        """
+        try:
+            return self._rows_pass(x, samples, images, share, **options)
+        except Exception:
+            if len(x) * len(samples) > 1:
+                raise
+            with suppress(Exception):  # a squeeze() takes a batch of one for none; beside a copy of itself it is one
+                return self._rows_pass(repeat_rows(x, 2), samples, images.repeat(2), share, **options)[:, :1]
+            raise
+
+    def _rows_pass(
+        self,
+        x: Tensor,
+        samples: Tensor,
+        images: Tensor,
+        share: bool,
+        live: LiveRows | None = None,
+        model: Callable[[Tensor], Any] | None = None,
+        hold: bool = True,
+    ) -> Tensor:
+        stack, batch = len(samples), len(x)
+        draw = Draw(
+            self.state,
+            samples if stack == 1 else samples.repeat_interleave(batch),
+            images.repeat(stack),
+            repeat=stack if share and stack > 1 else 1,
+            live=live,
+            hold=hold,
+        )
+        # The network gets rows of its own: one that works in place must not change the caller's tensor.
+        rows = x.clone() if draw.repeat > 1 else repeat_rows(x, stack)
+        before, running.draws = running.draws, (self.conversion.token, draw)
+        try:
+            with torch.no_grad():
+                out = class_scores((self.model if model is None else model)(rows))
+        finally:
+            running.draws = before
+        if not out.is_floating_point():
+            raise RbueError(
+                f"the network returned {out.dtype}; rbue needs scores of the classes in floating point, before any "
+                "argmax or comparison."
+            )
+        if out.dim() == 0:
+            raise RbueError(
+                "the network returned one number for the whole batch; rbue needs outputs of shape (B, C, ...), before "
+                "any loss or mean over the images."
+            )
+        if out.shape[0] != stack * batch:
+            raise RbueError(
+                f"the network returned {out.shape[0]} rows for {stack * batch} inputs; rbue needs one row for each."
+            )
+        return out.unflatten(0, (stack, batch))
+
+
+def _in_this_thread(model: nn.Module) -> tuple[nn.Module, bool]:
+    """What to call for a pass on one device, and whether it is compiled.
+
+    It lies inside ``DataParallel``, whose threads do not know the draw of this one, and inside
+    ``DistributedDataParallel``, which would wait for other processes.
+    """
+    found, compiled = model, False
+    while True:
+        compiled |= model._compiled_call_impl is not None
+        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+            compiled, model = True, model._orig_mod
+        elif innermost(model) is not model:
+            model = model.module  # type: ignore[assignment]
+            found, compiled = model, False
+        else:
+            return found, compiled
