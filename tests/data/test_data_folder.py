@@ -99,7 +99,7 @@ def test_folders_that_give_nothing_are_named(tree, tmp_path):
     (tree / "train" / "cow").mkdir()
     with pytest.raises(data.DataError, match="cow is an empty class folder"):
         data.load(f"folder:{tree}", "train")
-    with pytest.raises(data.DataError, match="There is no folder"):
+    with pytest.raises(data.DataError, match="there is no folder"):
         data.load("folder:/nowhere/at/all", "train")
     (tmp_path / "empty").mkdir()
     with pytest.raises(data.DataError, match="no class folders"):

@@ -81,7 +81,7 @@ def test_missing_data_says_how_to_get_it(tmp_path):
         data.load("cifar10", "train", tmp_path / "nowhere")
     with pytest.raises(data.DataError, match="not on this machine"):
         data.check("cifar10", tmp_path / "nowhere")
-    with pytest.raises(data.DataError, match=r"There is no .*nowhere"):
+    with pytest.raises(data.DataError, match=r"there is no .*nowhere"):
         data.import_("cifar10", tmp_path / "nowhere", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(data.DataError, match=r"holds no files of cifar10.*cifar-10-binary.tar.gz"):
@@ -276,7 +276,7 @@ def test_an_unwritable_folder_is_named(shrink, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "mkdtemp", refuse)
-        with pytest.raises(data.CannotWrite, match=r"Cannot write to .*root.cifar10: no permission"):
+        with pytest.raises(data.CannotWrite, match=r"cannot write to .*root.cifar10: no permission"):
             data.import_("cifar10", folder, tmp_path / "root")
     assert not (tmp_path / "root").exists()
     (tmp_path / "file").write_text("")

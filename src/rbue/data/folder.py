@@ -94,9 +94,9 @@ def _place(name: str) -> tuple[Path, int | None]:
     head, _, size = text.rpartition(":")
     scaled = Path(head).expanduser()
     if not (head and size.isdecimal() and scaled.is_dir()):
-        raise DataError(f"There is no folder {base}; give folder:PATH with one folder a class inside.")
+        raise DataError(f"there is no folder {base}; give folder:PATH with one folder a class inside.")
     if not _SIDES[0] <= int(size) <= _SIDES[1]:
-        raise DataError(f"Images are scaled to {_SIDES[0]} to {_SIDES[1]} pixels, not {size}; give folder:{head}:64.")
+        raise DataError(f"images are scaled to {_SIDES[0]} to {_SIDES[1]} pixels, not {size}; give folder:{head}:64.")
     return scaled, int(size)
 
 
@@ -148,7 +148,7 @@ def _children(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise DataError(f"Cannot read {folder}: {error.strerror or error}.") from error
+        raise DataError(f"cannot read {folder}: {error.strerror or error}.") from error
 
 
 def _common_form(items: list[_Item], side: int | None) -> tuple[tuple[int, int] | int, str]:

@@ -29,9 +29,9 @@ def holdout(image_set: ImageSet, count: int, seed: int) -> tuple[ImageSet, Image
     """
     total = len(image_set)
     if not 1 <= count < total:
-        raise InvalidInput(f"A holdout of {count} images is impossible; choose 1 to {total - 1} of the {total}.")
+        raise InvalidInput(f"a holdout of {count} images is impossible; choose 1 to {total - 1} of the {total}.")
     if not 0 <= seed < 2**32:
-        raise InvalidInput(f"The holdout seed must lie in 0..{2**32 - 1}, got {seed}.")
+        raise InvalidInput(f"the holdout seed must lie in 0..{2**32 - 1}, got {seed}.")
     if image_set.held_out is not None:
         raise InvalidInput(f"{image_set!r} is already one part of a holdout; split the whole set instead.")
     sizes = np.bincount(image_set.labels, minlength=len(image_set.classes))

@@ -65,19 +65,19 @@ class ImageSet:
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
             raise InvalidInput(
-                f"Images must be uint8 of shape (N, H, W, C), got {self.images.dtype} {self.images.shape}."
+                f"images must be uint8 of shape (N, H, W, C), got {self.images.dtype} {self.images.shape}."
             )
         if self.labels.dtype != np.int64 or self.labels.shape != self.images.shape[:1]:
             raise InvalidInput(
-                f"Labels must be int64 of shape ({len(self.images)},), got {self.labels.dtype} {self.labels.shape}."
+                f"labels must be int64 of shape ({len(self.images)},), got {self.labels.dtype} {self.labels.shape}."
             )
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
             raise InvalidInput(
-                f"Labels must lie in 0..{len(self.classes) - 1}, got {self.labels.min()}..{self.labels.max()}."
+                f"labels must lie in 0..{len(self.classes) - 1}, got {self.labels.min()}..{self.labels.max()}."
             )
         if not len(self.mean) == len(self.std) == self.images.shape[3]:
             raise InvalidInput(
-                f"Mean and std need one number a channel ({self.images.shape[3]}), "
+                f"mean and std need one number a channel ({self.images.shape[3]}), "
                 f"got {len(self.mean)} and {len(self.std)}."
             )
 

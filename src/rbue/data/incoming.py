@@ -81,7 +81,7 @@ class Incoming:
             for kind, wanted, got in (("images", images, found.images), ("labels", labels, found.labels)):
                 if wanted is not None and wanted != got:
                     raise DataError(
-                        f"The {kind} of {self.dataset.name} {self.split} from {self.origin} have the SHA-256 {got} "
+                        f"the {kind} of {self.dataset.name} {self.split} from {self.origin} have the SHA-256 {got} "
                         f"instead of the {what} {wanted}; get the files again."
                     )
         if published.images and published.labels:

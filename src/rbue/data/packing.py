@@ -58,7 +58,7 @@ def pack(
     """
     limit = int(part_mib * _MIB)
     if limit < 64 * 1024:
-        raise InvalidInput(f"Parts of {part_mib} MiB are too small; choose 0.0625 or more.")
+        raise InvalidInput(f"parts of {part_mib} MiB are too small; choose 0.0625 or more.")
     if name.startswith(FOLDER_PREFIX) or get(name).embedded is not None:
         raise InvalidInput(f"{name} needs no packing: copy the folder, or install the same packages there.")
     target = Path(folder).expanduser()

@@ -41,4 +41,4 @@ def writing_to(place: Path) -> Iterator[None]:
             reason = "a file is in the way; remove it or choose another root"
         else:
             reason = f"the system says: {error.strerror or error}"
-        raise CannotWrite(f"Cannot write to {place}: {reason}. Nothing half-written was left behind.") from error
+        raise CannotWrite(f"cannot write to {place}: {reason}. Nothing half-written was left behind.") from error

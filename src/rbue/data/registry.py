@@ -116,7 +116,7 @@ _discovered = False
 def register(dataset: DataSet) -> DataSet:
     """Add an entry; the name must be new."""
     if dataset.name in _SETS:
-        raise InvalidInput(f"A data set called {dataset.name!r} is registered already; choose another name.")
+        raise InvalidInput(f"a data set called {dataset.name!r} is registered already; choose another name.")
     _SETS[dataset.name] = dataset
     return dataset
 
@@ -136,7 +136,7 @@ def get(name: str) -> DataSet:
     _discover()
     if name not in _SETS:
         raise InvalidInput(
-            f"There is no data set called {name!r}{did_you_mean(name, _SETS)}; "
+            f"there is no data set called {name!r}{did_you_mean(name, _SETS)}; "
             f"known are {', '.join(names())} and folder:PATH."
         )
     return _SETS[name]

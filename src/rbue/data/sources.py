@@ -51,14 +51,14 @@ class FolderSource:
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
-            raise DataError(f"Cannot read {self.place(name)}: {error.strerror or error}.") from error
+            raise DataError(f"cannot read {self.place(name)}: {error.strerror or error}.") from error
 
     def children(self, name: str) -> list[str]:
         """Names directly inside a folder."""
         try:
             return _natural(child.name for child in (self.path / name).iterdir() if not child.name.startswith("."))
         except OSError as error:
-            raise DataError(f"Cannot read {self.place(name)}: {error.strerror or error}.") from error
+            raise DataError(f"cannot read {self.place(name)}: {error.strerror or error}.") from error
 
     def place(self, name: str) -> str:
         """The path of the file."""
@@ -145,7 +145,7 @@ def md5_of(path: Path) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
+        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
     return digest.hexdigest()
 
 

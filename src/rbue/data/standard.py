@@ -23,7 +23,7 @@ def find_in_folder(dataset: DataSet, folder: Path) -> list[Incoming]:
         DataError: No known files there.
     """
     if not folder.exists():
-        raise DataError(f"There is no {folder}; give the folder or archive that holds the files of {dataset.name}.")
+        raise DataError(f"there is no {folder}; give the folder or archive that holds the files of {dataset.name}.")
     if folder.is_file():
         candidates: Iterator[tuple[Layout, Path]] = ((layout, folder) for layout in dataset.layouts)
     else:

@@ -57,7 +57,7 @@ def find(root: Path, name: str) -> Stored | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"Cannot read {path}: {error}.") from error
+        raise DataError(f"cannot read {path}: {error}.") from error
     try:
         meta = json.loads(text)
         if meta["format"] != FORMAT:

@@ -117,23 +117,23 @@ def _as_pixels(images: ArrayLike) -> NDArray[Any]:
     array = np.asarray(images)
     if array.ndim != 4:
         raise InvalidInput(
-            f"Images must have the shape (B, H, W, C), got {array.shape}; for one image give image[None]."
+            f"images must have the shape (B, H, W, C), got {array.shape}; for one image give image[None]."
         )
     height, width, channels = array.shape[1:]
     if channels == 4:
-        raise InvalidInput(f"Images of shape {array.shape} have four channels (RGBA?); give RGB without transparency.")
+        raise InvalidInput(f"images of shape {array.shape} have four channels (RGBA?); give RGB without transparency.")
     if channels not in (1, 3):
         hint = "; this looks like (B, C, H, W), give (B, H, W, C)" if array.shape[1] in (1, 3) else ""
-        raise InvalidInput(f"Images must have 3 channels, or 1 for grey, got {channels} in {array.shape}{hint}.")
+        raise InvalidInput(f"images must have 3 channels, or 1 for grey, got {channels} in {array.shape}{hint}.")
     if min(height, width) < SMALLEST_SIDE:
-        raise InvalidInput(f"Images must be at least {SMALLEST_SIDE} pixels high and wide, got {height}x{width}.")
+        raise InvalidInput(f"images must be at least {SMALLEST_SIDE} pixels high and wide, got {height}x{width}.")
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":
-        raise InvalidInput(f"Images must be uint8, or floats between 0 and 1, got {array.dtype}.")
+        raise InvalidInput(f"images must be uint8, or floats between 0 and 1, got {array.dtype}.")
     if len(array) and not (array.min() >= 0 and array.max() <= 1):
         raise InvalidInput(
-            f"Images given as floats must lie between 0 and 1, got {array.min():g} to {array.max():g}; "
+            f"images given as floats must lie between 0 and 1, got {array.min():g} to {array.max():g}; "
             "divide by 255 or undo the normalisation."
         )
     return np.round(array * 255.0).astype(np.uint8)
@@ -149,8 +149,8 @@ def _as_numbers(index: ArrayLike | None, count: int) -> NDArray[np.uint64]:
     numbers = np.asarray(index)
     if numbers.shape != (count,) or (count and numbers.dtype.kind not in "iu"):
         raise InvalidInput(
-            f"The index needs one whole number an image, ({count},), got {numbers.dtype} {numbers.shape}."
+            f"the index needs one whole number an image, ({count},), got {numbers.dtype} {numbers.shape}."
         )
     if count and not (numbers.min() >= 0 and numbers.max() < INDEX_LIMIT):
-        raise InvalidInput(f"Image numbers must lie in 0..2**48 - 1, got {numbers.min()}..{numbers.max()}.")
+        raise InvalidInput(f"image numbers must lie in 0..2**48 - 1, got {numbers.min()}..{numbers.max()}.")
     return numbers.astype(np.uint64)

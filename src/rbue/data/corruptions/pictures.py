@@ -75,7 +75,7 @@ def severity_strip(
 def _one(image: ArrayLike) -> Bytes:
     array = np.asarray(image)
     if array.ndim != 3:
-        raise InvalidInput(f"The picture shows one image of shape (H, W, C), got {array.shape}.")
+        raise InvalidInput(f"the picture shows one image of shape (H, W, C), got {array.shape}.")
     return array[None]
 
 

@@ -72,7 +72,7 @@ class Corruption:
         if isinstance(given, str):
             if given not in self.table:
                 raise InvalidInput(
-                    f"There are no constants called {given!r}{did_you_mean(given, self.table)}; "
+                    f"there are no constants called {given!r}{did_you_mean(given, self.table)}; "
                     f"known are {' and '.join(map(repr, self.table))}, or give a tuple ({', '.join(self.parameters)})."
                 )
             return self.table[given][severity - 1]
@@ -109,7 +109,7 @@ def find(name: str) -> Corruption:
     """
     if name not in CORRUPTIONS:
         raise InvalidInput(
-            f"There is no corruption called {name!r}{did_you_mean(str(name), CORRUPTIONS)}; "
+            f"there is no corruption called {name!r}{did_you_mean(str(name), CORRUPTIONS)}; "
             f"known are {', '.join(CORRUPTIONS)}."
         )
     return _FOUND[name]
