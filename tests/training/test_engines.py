@@ -317,6 +317,12 @@ def test_compiling_ends_when_a_training_is_stopped(on_a_gpu):
     assert [compilation.cancelled for compilation in on_a_gpu] == [True, True]
 
 
+def reset_compiler():
+    """Where a torch built for CUDA finds no GPU, it crashes if the first who compiles is a thread that ends."""
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+
+
 def busy():
     while True:
         pass
@@ -327,9 +333,7 @@ class TestCompilation:
 
     @pytest.fixture(autouse=True)
     def fast_backend(self, monkeypatch):
-        torch._dynamo.reset()
-        # Where a torch built for CUDA finds no GPU, it crashes if the first who compiles is a thread that ends.
-        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        reset_compiler()
         self.compiled = []
 
         def backend(graph, inputs):
@@ -463,7 +467,7 @@ def test_both_passes_of_a_step_are_compiled_before_it_runs(spec):
     """By the real compiler: no code is made in the first step that is taken, and it is the step as written."""
     from torch._inductor.codecache import PyCodeCache
 
-    torch._dynamo.reset()
+    reset_compiler()
     step, plain = (TrainingStep(fresh(parse(spec)), parse(spec), batches(), RECIPE, 0) for _ in range(2))
     step.start_epoch(0)
     before = weights(step)
