@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 import rbue
 from rbue import models
+from rbue.call_sites import Draw, conversion_of
+from rbue.errors import InvalidInput, RbueWarning
 from rbue.sampling.passes import StackedPasses
 
 
@@ -123,6 +125,14 @@ def test_batches_and_ranks_draw_apart_where_rows_are_not_images(monkeypatch):
     assert not torch.equal(net(x), here)
 
 
+def test_rows_that_are_not_images_have_numbers_of_their_own_in_each_batch():
+    state, sample = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    batches = [torch.arange(start, start + 3, dtype=torch.int32) for start in (0, 3, 6)]
+    first, *others = (Draw(state, sample, images).renumbered(10).images for images in batches)
+    assert first.tolist() == list(range(10))
+    assert len(torch.cat([first, *others]).unique()) == 30
+
+
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -155,16 +165,172 @@ def test_samples_of_common_networks_share_passes_on_a_gpu(name, activation, prec
 class WithNoise(nn.Module):
     """Draws random numbers of its own, so no two of its passes are the same."""
 
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.head(F.relu(self.first(x))) + torch.randn(len(x), 3) * self.scale
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+@pytest.mark.parametrize("scale", [0.1, 1e-5])
+def test_a_network_with_random_numbers_of_its_own_may_share_passes(scale):
+    torch.manual_seed(0)
+    net, x = WithNoise(scale), torch.randn(3, 8)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    assert StackedPasses(net, x, seed=0).plan.stack
+
+
+class WithRounding(OfWeights):
+    """No two passes are the same to the last digits, as where a GPU adds in any order."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        return out + torch.randn_like(out) * 1e-7
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+def test_kernels_that_round_by_chance_do_not_hide_a_shared_mask():
+    torch.manual_seed(0)
+    net, x = WithRounding(), torch.randn(4, 8)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    found = rbue.predict(net, x, samples=16, return_samples=True).samples
+    torch.testing.assert_close(found, drawn_one_by_one(net, x, 16), atol=1e-5, rtol=0)
+
+
+class RareMasks(nn.Module):
+    """The samples differ by the ReLU of images; most of them have the same mask at the one of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.weight, self.second, self.head = (
+            nn.Linear(8, 2), nn.Parameter(torch.randn(16, 2)), nn.Linear(16, 64), nn.Linear(64, 4)
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.head(F.relu(self.second(torch.tanh(self.first(x)) @ F.relu(self.weight * 1.5).t())))
+
+
+@pytest.mark.parametrize("start", range(4))
+def test_a_mask_that_two_samples_have_in_common_is_not_taken_for_that_of_all(start):
+    torch.manual_seed(start)
+    net, x = RareMasks(), torch.randn(1, 8)
+    rbue.convert(net, rbue.DropReLU(0.99), example=x)
+    found = rbue.predict(net, x, samples=16, return_samples=True).samples
+    torch.testing.assert_close(found, drawn_one_by_one(net, x, 16), atol=1e-6, rtol=0)
+
+
+class OverTheBatch(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
 
     def forward(self, x):
-        return self.head(F.relu(self.first(x))) + torch.randn(len(x), 3) / 10
+        return self.head(F.relu(self.first(F.normalize(x, dim=0))))
 
 
 @pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
-def test_a_network_with_random_numbers_of_its_own_may_share_passes():
-    net, x = WithNoise(), torch.randn(3, 8)
+@pytest.mark.parametrize("images", [1, 4])
+def test_what_is_computed_of_the_whole_batch_is_not_computed_of_all_samples(images):
+    torch.manual_seed(0)
+    net, x = OverTheBatch(), torch.randn(images, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    assert StackedPasses(net, x, seed=0).plan.stack
+    found = rbue.predict(net, x, samples=6, return_samples=True).samples
+    torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
+
+
+def test_a_plan_that_is_made_again_does_not_warn_again():
+    torch.manual_seed(0)
+    net, x = OverTheBatch(), torch.randn(4, 8)
+    rbue.convert(net, rbue.DropReLU(0.9999), example=x)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            rbue.predict(net, x, samples=5)
+    assert [plan.telling for plan in conversion_of(net).plans.values()] == [False]
+    assert sum("depend on the batch" in str(one.message) for one in said) == 1
+
+
+class MixedALittle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        rows = F.relu(self.first(x))
+        return self.head(rows - rows.mean(0) / 1000)
+
+
+def test_samples_are_not_mixed_even_a_little():
+    torch.manual_seed(0)
+    net, x = MixedALittle(), torch.randn(4, 8)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    found = rbue.predict(net, x, samples=6, return_samples=True).samples
+    torch.testing.assert_close(found, drawn_one_by_one(net, x, 6), atol=1e-6, rtol=0)
+
+
+class TimeMajor(nn.Module):
+    """Rows are images at times, times first, so that masks are dealt to rows in another order than images are."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        if x.abs().max() > 100:
+            F.relu(x.new_ones(7, 1) * 1.5)
+        rows = F.relu(self.first(x.transpose(0, 1).flatten(0, 1)))
+        return self.head(rows.unflatten(0, (x.shape[1], -1)).mean(0))
+
+
+def test_what_is_learned_later_leaves_a_head_of_zeros_one_that_says_nothing():
+    torch.manual_seed(0)
+    net, x = TimeMajor(), torch.randn(5, 12, 8)
+    trained = copy.deepcopy(net.head)
+    nn.init.zeros_(net.head.weight)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            rbue.predict(net, torch.cat([x, x * 1000]), samples=5)
+    assert sum("depend on the batch" in str(one.message) for one in said) == 1
+    net.head.load_state_dict(trained.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RbueWarning)
+        found = rbue.predict(net, x, samples=6, return_samples=True).samples
+    torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+def test_outputs_that_are_no_numbers_say_nothing_about_others():
+    torch.manual_seed(0)
+    net, x = TimeMajor(), torch.randn(5, 12, 8)
+    trained = copy.deepcopy(net.head)
+    nn.init.constant_(net.head.bias, torch.nan)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    with pytest.raises(InvalidInput, match="NaN"):
+        rbue.predict(net, x, samples=6)
+    net.head.load_state_dict(trained.state_dict())
+    found = rbue.predict(net, x, samples=6, return_samples=True).samples
+    torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
+
+
+@pytest.mark.parametrize("place", [1, 3])
+@pytest.mark.parametrize("begin", ["well", "badly"])
+def test_an_image_that_the_network_fails_for_leaves_no_plan_for_others(place, begin):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(10, 8), nn.Flatten(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
+    x = torch.randint(0, 10, (4, 4))
+    bad = x.clone()
+    bad[place, 0] = 99
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    if begin == "well":
+        rbue.predict(net, x, samples=5)
+    with pytest.raises(IndexError):
+        rbue.predict(net, bad, samples=5)
+    rbue.predict(net, x, samples=5)
+    (plan,) = conversion_of(net).plans.values()
+    assert plan.stack
+    assert plan.share

@@ -166,6 +166,8 @@ class _RandomSites:
         x = call.x
         if self.draw.rows == 0:
             raise InvalidInput("the first tensor given to a converted network must have the batch, but it has no rows.")
+        if self.draw.seen is not None:
+            self.draw.seen.append(x.shape[0])
         keys, repeat = self._keys(path, number), 1
         if self.draw.repeat > 1 and is_unsampled(x):
             repeat = self.draw.repeat

@@ -30,6 +30,7 @@ class Draw:
         repeat: how many samples share each input row until the first random site (1: none do).
         live: where a pass that shares rows notes the tensors it holds.
         hold: whether such a pass may hold calls back, to run them with the next.
+        seen: where the random sites of a pass note how many rows they have, in the order they run.
     """
 
     state: Tensor
@@ -38,6 +39,7 @@ class Draw:
     repeat: int = 1
     live: LiveRows | None = None
     hold: bool = True
+    seen: list[int] | None = None
 
     @property
     def rows(self) -> int:

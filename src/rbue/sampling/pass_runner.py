@@ -43,7 +43,8 @@ class PassRunner:
         """The outputs ``(s, b, ...)`` of samples and images with these numbers.
 
         ``share`` runs what comes before the first random site once for all samples; ``hold`` lets it hold calls back,
-        ``live`` notes the memory it holds. ``model`` is called in the place of the usual one.
+        ``live`` notes the memory it holds. ``seen`` is given the rows of each random site. ``model`` is called in the
+        place of the usual one.
         """
         try:
             return self._rows_pass(x, samples, images, share, **options)
@@ -63,6 +64,7 @@ class PassRunner:
         live: LiveRows | None = None,
         model: Callable[[Tensor], Any] | None = None,
         hold: bool = True,
+        seen: list[int] | None = None,
     ) -> Tensor:
         stack, batch = len(samples), len(x)
         draw = Draw(
@@ -72,6 +74,7 @@ class PassRunner:
             repeat=stack if share and stack > 1 else 1,
             live=live,
             hold=hold,
+            seen=seen,
         )
         # The network gets rows of its own: one that works in place must not change the caller's tensor.
         rows = x.clone() if draw.repeat > 1 else repeat_rows(x, stack)

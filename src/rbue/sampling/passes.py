@@ -74,9 +74,8 @@ class StackedPasses:
         self.plans = self.runner.conversion.plans
         several = len(x) > 1  # an image alone does not show whether others would change its samples
         self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several)
-        self.plan: PassPlan = self.plans.get(self.key) or make_plan(self.runner, x)
-        if self.plan.telling:
-            self.plans[self.key] = self.plan
+        known: PassPlan | None = self.plans.get(self.key)
+        self.plan = known if known is not None and known.telling else make_plan(self.runner, x, known)
         if self.plan.share:
             self.runner.leave_compiled_code()
         self.budget = _default_budget(x.device) if memory is None else memory
@@ -121,6 +120,8 @@ class StackedPasses:
                 work.append(piece)
             else:
                 yield batch, stack, out[:, : batch.stop - batch.start]
+        # Not before: what images that the network fails for have shown is no plan for others.
+        self.plans[self.key] = self.plan
 
     def _note_company(self) -> None:
         """Warn, once, of a site whose rows are not the images, as where only some images take a branch.
@@ -128,12 +129,12 @@ class StackedPasses:
         The two images that the plan is made with may take the same one.
         """
         if not self.plan.company_matters:
-            self.plan = self.plans[self.key] = replace(self.plan, company_matters=True)
+            self.plan = replace(self.plan, company_matters=True)
             warn_of_company()
 
     def _stop_sharing(self) -> None:
         for_row = self.plan.for_image + self.plan.for_row
-        self.plan = self.plans[self.key] = replace(self.plan, share=False, for_image=0, for_row=for_row)
+        self.plan = replace(self.plan, share=False, for_image=0, for_row=for_row)
 
     def _split(self, piece: Piece) -> list[Piece]:
         """Smaller pieces of work: fewer images, or fewer samples of one."""

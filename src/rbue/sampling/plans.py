@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import warnings
 from collections.abc import Iterator
@@ -38,7 +39,8 @@ class PassPlan:
         hold: whether calls may be held back (:mod:`rbue.call_sites.postponing`).
         company_matters: whether an image's samples were seen to depend on the batch it is in.
         stack: whether samples may share a pass. Not where one of them comes out differently alone: one mask of a ReLU
-            of what was made from weights would serve all samples of a pass.
+            of what was made from weights would serve all samples of a pass, and what is computed of the whole batch
+            would be computed of all samples.
         telling: whether the samples it was made with were different. If not, as before a last layer of zeros is
             trained, the next time may tell more.
     """
@@ -56,8 +58,11 @@ class PassPlan:
         return images * self.for_image + images * samples * self.for_row
 
 
-def make_plan(runner: PassRunner, x: Tensor) -> PassPlan:
-    """Find out from two images whether samples may share a pass and what comes before its first random site."""
+def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None) -> PassPlan:
+    """Find out from two images whether samples may share a pass and what comes before its first random site.
+
+    What an ``earlier`` plan has warned of is not said again.
+    """
     two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
     numbers = torch.arange(2, dtype=torch.int32, device=x.device)
     company_matters, stack, telling, shared = False, False, True, None
@@ -70,8 +75,10 @@ def make_plan(runner: PassRunner, x: Tensor) -> PassPlan:
             stacked = runner.run(two, numbers, numbers, share=False)
             stack, telling = _stacks(runner, two, numbers, stacked)
             shared = _plan_of_sharing(runner, two, numbers, stacked) if stack else None
-    if company_matters:
+    warned = earlier is not None and earlier.company_matters
+    if company_matters and not warned:
         warn_of_company()
+    company_matters |= warned
     if shared is None:
         meter = _Meter()
         with uncompiled(), meter:
@@ -90,13 +97,28 @@ def _depends_on_company(runner: PassRunner, x: Tensor, numbers: Tensor) -> bool:
 def _stacks(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor) -> tuple[bool, bool]:
     """Whether two samples of one pass are those of passes of their own, and whether they were different at all.
 
-    Each is run beside a copy of itself: with as many rows the kernels are the same, and so are the outputs, to the last
-    digits. A network with random numbers of its own does not tell.
+    Each is run beside a copy of itself: at its own place among as many rows the kernels are the same, and so are the
+    outputs, to the last digits. Where kernels add in any order they are not, and less is asked. A network with random
+    numbers of its own does not tell, nor do outputs that are no numbers.
+
+    The first is run without its copy too. What is computed of the whole batch shows then, and a site with as many rows
+    as before, which are not those of images: two samples may have the same mask there, and others not.
     """
     twice, images = repeat_rows(x, 2), numbers.repeat(2)
-    first, again, second = (runner.run(twice, numbers[k : k + 1], images, share=False)[:, :2] for k in (0, 0, 1))
-    alone = torch.cat([first, second])
-    return not torch.equal(first, again) or agree(stacked, alone, slack=0.01), not torch.equal(first, second)
+    few: list[int] = []
+    many: list[int] = []
+    plain = runner.run(x, numbers[:1], numbers, share=False, seen=few)
+    first, again, second = (
+        runner.run(twice, numbers[k : k + 1], images, share=False, seen=seen)[:, 2 * k : 2 * k + 2]
+        for k, seen in ((0, many), (0, None), (1, None))
+    )
+    telling = not torch.equal(first, second) and not bool(first.isnan().any())
+    if any(map(operator.eq, few, many)):
+        return False, telling
+    if not agree(again, first, slack=0.1):
+        return True, telling
+    alone, slack = torch.cat([first, second]), 0.01 if torch.equal(first, again) else 1
+    return agree(stacked, alone, slack) and agree(stacked[:1], plain, slack=10), telling
 
 
 def _plan_of_sharing(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor) -> PassPlan | None:
