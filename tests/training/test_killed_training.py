@@ -19,7 +19,7 @@ def killed(folder, method, kills=20, seed=0):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("method", ["mc-droprelu:0.9", "svi"])
+@pytest.mark.parametrize("method", ["mc-droprelu:0.9", pytest.param("svi", marks=pytest.mark.slow)])
 def test_twenty_kills_change_nothing(tmp_path, method):
     found = killed(tmp_path, method)
     assert found["sums"][0] == found["sums"][1]
