@@ -100,11 +100,13 @@ def test_images_that_leave_before_the_first_random_site_are_predicted_too():
         torch.testing.assert_close(found.probs[9:], net(x / 100).softmax(1))
 
 
-class TimeFirst(nn.Module):
+class TwoLayers(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
 
+
+class TimeFirst(TwoLayers):
     def forward(self, x):
         return self.head(F.relu(self.first(x.transpose(0, 1))).mean(0))
 
@@ -162,13 +164,12 @@ def test_samples_of_common_networks_share_passes_on_a_gpu(name, activation, prec
     assert stacks(name, activation, precision, "cuda")
 
 
-class WithNoise(nn.Module):
+class WithNoise(TwoLayers):
     """Draws random numbers of its own, so no two of its passes are the same."""
 
     def __init__(self, scale):
         super().__init__()
         self.scale = scale
-        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
 
     def forward(self, x):
         return self.head(F.relu(self.first(x))) + torch.randn(len(x), 3) * self.scale
@@ -222,11 +223,7 @@ def test_a_mask_that_two_samples_have_in_common_is_not_taken_for_that_of_all(sta
     torch.testing.assert_close(found, drawn_one_by_one(net, x, 16), atol=1e-6, rtol=0)
 
 
-class OverTheBatch(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
-
+class OverTheBatch(TwoLayers):
     def forward(self, x):
         return self.head(F.relu(self.first(F.normalize(x, dim=0))))
 
@@ -253,11 +250,7 @@ def test_a_plan_that_is_made_again_does_not_warn_again():
     assert sum("depend on the batch" in str(one.message) for one in said) == 1
 
 
-class MixedALittle(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
-
+class MixedALittle(TwoLayers):
     def forward(self, x):
         rows = F.relu(self.first(x))
         return self.head(rows - rows.mean(0) / 1000)
@@ -271,12 +264,8 @@ def test_samples_are_not_mixed_even_a_little():
     torch.testing.assert_close(found, drawn_one_by_one(net, x, 6), atol=1e-6, rtol=0)
 
 
-class TimeMajor(nn.Module):
+class TimeMajor(TwoLayers):
     """Rows are images at times, times first, so that masks are dealt to rows in another order than images are."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
 
     def forward(self, x):
         if x.abs().max() > 100:

@@ -208,6 +208,6 @@ class CapturedEngine:
         self.stream.synchronize()
 
     def close(self) -> None:
-        """Let the thread that compiles end."""
+        """Stop the thread that compiles."""
         if self.compilation is not None:
             self.compilation.cancel()
