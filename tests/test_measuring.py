@@ -63,7 +63,7 @@ def test_a_run_is_measured_on_the_way(own, samples):
     assert [row["samples"] for row in result["by_samples"]] == [count for count in (1, 4, 10) if count < samples]
     for row in [*result["by_samples"], result]:
         alone = measure(predict_images(run, networks, images, row["samples"], 1, CPU), labels)
-        assert {name: row[name] for name in alone} == pytest.approx(alone, rel=1e-5)
+        assert {name: row[name] for name in alone} == pytest.approx(alone, rel=1e-5, abs=1e-7)  # of other batches
     first = predict_images(run, networks, images, 4, 1, CPU, return_samples=True)
     for name, value in diversity(first).items():
         np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-8)

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from rbue import experiment
+from rbue.cli.progress import training_progress
 from rbue.experiment import train_runs
 from rbue.networks import load_networks
 from rbue.runs import RunConfig, RunFolder
-from rbue.training import Diverged, recipe_for
+from rbue.training import Diverged, EpochReport, recipe_for
 
 CPU = torch.device("cpu")
 NETWORKS = """
@@ -84,3 +85,15 @@ def test_one_that_diverges_does_not_end_the_others(together, tmp_path):
     for config in others:
         one, other = (load_networks(config, root, CPU)[0].state_dict() for root in (tmp_path, alone))
         assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_each_epoch_says_how_many_networks_shared_its_time(tmp_path, capsys):
+    recipe = recipe_for("digits", epochs=2, batch=128)
+    configs = [RunConfig(model="small_cnn", method="single", seed=seed, recipe=recipe) for seed in (0, 1, 2)]
+    reports = []
+    train_runs(configs, tmp_path, CPU, report=lambda config, epoch: reports.append(epoch), together=2)
+    assert [report.side_by_side for report in reports] == [2, 2, 2, 2, 1, 1]
+    with training_progress() as tell:
+        for shared in (1, 2):
+            tell(configs[0], EpochReport(0, loss=1.0, accuracy=0.5, rate=0.1, seconds=40.0, side_by_side=shared))
+    assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == ["0:40 left", "1:20 left"]

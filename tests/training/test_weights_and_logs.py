@@ -146,18 +146,39 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_by_the_next_call(tmp_pa
     writer.finish()
 
 
+class Mixed(nn.Module):
+    """Tensors of several types and shapes, some of them the only one of their type, one without elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(4)
+        self.short = nn.Parameter(torch.randn(5, dtype=torch.float16))
+        self.register_buffer("nothing", torch.zeros(0, 7))
+
+
 def test_a_checkpoint_is_of_the_moment_it_was_taken(tmp_path):
-    network = nn.Linear(2, 2)
+    torch.manual_seed(0)
+    network = Mixed()
     optimiser = torch.optim.SGD(network.parameters(), lr=1, momentum=0.9)
-    before = network.weight.detach().clone()
+    sum(parameter.float().square().sum() for parameter in network.parameters()).backward()
+    optimiser.step()
+    momentum = {parameter: optimiser.state[parameter]["momentum_buffer"] for parameter in network.parameters()}
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    momentum_before = [value.clone() for value in momentum.values()]
     taken = snapshot(network, optimiser)
     with torch.no_grad():
-        network.weight.add_(1)
+        for value in (*network.state_dict().values(), *momentum.values()):
+            value.add_(1)
     writer = CheckpointWriter(tmp_path / "state")
     writer.start(taken, {"epoch": 1})
     writer.finish()
     load_checkpoint(tmp_path / "state", network, optimiser)
-    assert torch.equal(network.weight, before)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(
+        torch.equal(optimiser.state[parameter]["momentum_buffer"], value)
+        for parameter, value in zip(momentum, momentum_before, strict=True)
+    )
 
 
 def test_a_log_that_cannot_grow_is_one_clear_sentence(tmp_path):

@@ -50,7 +50,8 @@ def _name(config: RunConfig) -> str:
 def _state(config: RunConfig, epoch: EpochReport) -> str:
     done, total = epoch.epoch + 1, config.recipe.epochs
     text = f"epoch {done}/{total}, loss {epoch.loss:.4f}, accuracy {100 * epoch.accuracy:.2f} %"
-    return text if done == total else f"{text}, {duration((total - done) * epoch.seconds)} left"
+    left = (total - done) * epoch.seconds * epoch.side_by_side
+    return text if done == total else f"{text}, {duration(left)} left"
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -43,8 +43,8 @@ class _Drawing:
         self.looks_like_probs: Tensor | None = None
         self.done = 0
 
-    def draw(self, target: int, active: Tensor) -> None:
-        """Draw until the images ``active`` have ``target`` samples."""
+    def draw(self, target: int, active: Tensor, fewer: Mapping[int, RunningStatistics] | None = None) -> None:
+        """Draw until the images ``active`` have ``target`` samples; ``fewer`` are given the first so many of them."""
         numbers = torch.arange(self.done, target, dtype=torch.int32, device=self.x.device)
         for batch, stack, out in self.stream(self.x[active], numbers, self.images[active]):
             if self.outputs == "logits" and batch.start == 0 and self.done + stack.start == 0:
@@ -53,6 +53,9 @@ class _Drawing:
             if self.outputs == "probs":
                 probs = _without_rounding(probs)
             self.statistics.add(active[batch], probs)
+            for count, statistics in (fewer or {}).items():
+                if count > self.done + stack.start:
+                    statistics.add(active[batch], probs[: count - self.done - stack.start])
             self._keep(slice(self.done + stack.start, min(self.done + stack.stop, self.keep)), batch, probs)
             if self.report is not None:
                 self.report.advance(probs.shape[0] * probs.shape[1])
@@ -126,15 +129,17 @@ def collect(
 def collect_at(
     stream: SampleStream, x: Tensor, images: Tensor, counts: Sequence[int], *, seed: int, keep: int = 0
 ) -> list[Prediction]:
-    """The predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep``."""
+    """The predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep``.
+
+    All samples are asked for at once: a stream makes passes of one size of them, and each size costs time to prepare.
+    """
+    *fewer, most = counts
     drawing = _Drawing(stream, x, images, "logits", keep, None)
-    everything = torch.arange(len(x), device=x.device)
-    found: list[Prediction] = []
-    for target in counts:
-        drawing.draw(target, everything)
-        found.append(drawing.statistics.prediction(seed, drawing.kept if target == counts[-1] else None))
-    drawing.check(found[-1].probs)
-    return found
+    statistics = {count: RunningStatistics(len(x), x.device) for count in fewer}
+    drawing.draw(most, torch.arange(len(x), device=x.device), statistics)
+    result = drawing.statistics.prediction(seed, drawing.kept)
+    drawing.check(result.probs)
+    return [*(statistics[count].prediction(seed) for count in fewer), result]
 
 
 def probabilities(out: Tensor, outputs: str) -> Tensor:

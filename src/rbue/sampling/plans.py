@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rbue.activations import kept_tables
+from rbue.activations.triton_support import by_formula
 from rbue.call_sites.live_rows import LiveRows
 from rbue.call_sites.prefix import repeat_rows
 from rbue.errors import RbueWarning
@@ -66,14 +67,18 @@ def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None) ->
     two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
     numbers = torch.arange(2, dtype=torch.int32, device=x.device)
     company_matters, stack, telling, shared = False, False, True, None
+    # Forms of the kernels that the passes to come may have no use for are not compiled for the first of these; tables
+    # for compiled code are kept where kernels run.
+    first = nullcontext if runner.compiled else by_formula
     with _as_written() if runner.compiled else nullcontext():
         # Whatever a network's code says to rows that multiply on the way, or to being watched, the plain way remains;
         # an error of its own shows again there.
-        with suppress(Exception):
+        with suppress(Exception), first():
             company_matters = len(x) > 1 and _depends_on_company(runner, two, numbers)
         with suppress(Exception):
-            stacked = runner.run(two, numbers, numbers, share=False)
-            stack, telling = _stacks(runner, two, numbers, stacked)
+            with first():
+                stacked = runner.run(two, numbers, numbers, share=False)
+                stack, telling = _stacks(runner, two, numbers, stacked)
             shared = _plan_of_sharing(runner, two, numbers, stacked) if stack else None
     warned = earlier is not None and earlier.company_matters
     if company_matters and not warned:

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from rbue.call_sites import innermost
 from rbue.errors import RbueError
@@ -31,7 +32,20 @@ def snapshot(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, 
         momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
         if momentum is not None:
             tensors[_MOMENTUM + name] = momentum
-    return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+    return _copied_to_cpu(tensors)
+
+
+def _copied_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies, those of one type in one piece of memory: a GPU would be waited for as many times as there are pieces."""
+    alike: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, value in tensors.items():
+        alike.setdefault((value.device, value.dtype), []).append(name)
+    copies: dict[str, Tensor] = {}
+    for names in alike.values():
+        values = [tensors[name].detach() for name in names]
+        flat = _flatten_dense_tensors(values).to("cpu", copy=True)
+        copies |= zip(names, _unflatten_dense_tensors(flat, values), strict=True)
+    return {name: copies[name] for name in tensors}
 
 
 class CheckpointWriter:

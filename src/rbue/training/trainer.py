@@ -22,20 +22,21 @@ from rbue.training.engines import Engine, PlainEngine, engine_for
 from rbue.training.recipe import Recipe
 from rbue.training.step import Share, TrainingStep
 
-_SAVING_SHARE, _WRITING_SHARE = 0.005, 0.1
+_SAVING_SHARE, _WRITING_SHARE = 0.005, 0.02
 """Where epochs are short: the largest share of the time that training waits for checkpoints, and the largest in which
 they are written beside it."""
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What one epoch came to."""
+    """What one epoch came to; ``seconds`` is a network's part of it where several shared the clock."""
 
     epoch: int
     loss: float
     accuracy: float
     rate: float
     seconds: float
+    side_by_side: int = 1
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ class _Runner:
         self.progress["engine"] = self.engine.name
         if self.job.report is not None:
             rate = self.job.recipe.rate_at(epoch)
-            self.job.report(EpochReport(epoch, loss, accuracy, rate, (now - self.epoch_start) / together))
+            seconds = (now - self.epoch_start) / together
+            self.job.report(EpochReport(epoch, loss, accuracy, rate, seconds, together))
         if self.writer is not None and (self.finished or self._is_time_to_save(self.writer, now)):
             self._save(self.writer)
 
