@@ -96,4 +96,4 @@ def test_each_epoch_says_how_many_networks_shared_its_time(tmp_path, capsys):
     with training_progress() as tell:
         for shared in (1, 2):
             tell(configs[0], EpochReport(0, loss=1.0, accuracy=0.5, rate=0.1, seconds=40.0, side_by_side=shared))
-    assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == ["0:40 left", "1:20 left"]
+    assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == ["40.0 s left", "1:20 left"]

@@ -144,7 +144,8 @@ def loading() -> Iterator[None]:
 def _inductor(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
     """Torch's own backend, with small independent kernels (the casts of all weights) combined into one.
 
-    It is not asked to make matrix products wider: it would time them both ways, and wait for a busy device each time.
+    It does not look whether wider matrix products would be faster: finding that out, with questions to the driver and
+    timings, takes seconds beside a busy device, and convolutional networks have one small product.
     """
     compile_fx = import_module("torch._inductor.compile_fx").compile_fx  # slow to import
     return compile_fx(graph, inputs, config_patches={"combo_kernels": True, "shape_padding": False})
