@@ -20,10 +20,13 @@ RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
 SAMPLES = 100
 SEEDS = range(10)
 KEY = result_key(SAMPLES)
-SHIFTED_SCORES = ("accuracy", "ece", "nll", "brier", "aurc")
 
 Found = dict[str, tuple[RunConfig, dict[str, Any]]]
 """method -> its run and what was measured of it"""
+Set = tuple[str, int]
+"""a corruption and its severity"""
+Sets = dict[Set, dict[str, Any]]
+"""corrupted test set -> what a run was measured to be on it"""
 
 
 @dataclass(frozen=True)
@@ -114,17 +117,28 @@ class Study:
         """Means over the corrupted test sets that all of the methods have in common."""
         rows = {method: sets for method, (config, _) in self.measured().items() if (sets := _corrupted_sets(config))}
         common = set.intersection(*(set(sets) for sets in rows.values()))
+        noise = {one for one in common if one[0].endswith("_noise")}
+        singles = self._runs_under(common, "single")
         lines = [
             f"Means over the {len(common)} sets that all of these rows have.{self._shifted_again(rows, common)}",
             "",
-            "| method | sets measured | accuracy, % | ECE | NLL | Brier | AURC |",
-            "|---|---|---|---|---|---|---|",
+            "| method | sets measured | accuracy, % | ECE | NLL | NLL under noise | NLL elsewhere "
+            "| sets with a lower NLL than every run of `single` | Brier | AURC |",
+            "|---|---|---|---|---|---|---|---|---|---|",
         ]
         every = len(CORRUPTIONS) * len(SEVERITIES)
         for method, sets in rows.items():
-            means = {name: mean(sets[one][name] for one in common) for name in SHIFTED_SCORES}
-            scores = [f"{100 * means['accuracy']:.2f}", *(f"{means[name]:.3f}" for name in SHIFTED_SCORES[1:])]
-            lines.append(f"| {' | '.join([f'`{method}`', f'{len(sets)} of {every}', *scores])} |")
+            lower = sum(all(sets[one]["nll"] < single[one]["nll"] for single in singles) for one in common)
+            cells = [
+                f"`{method}`",
+                f"{len(sets)} of {every}",
+                f"{100 * _mean(sets, common, 'accuracy'):.2f}",
+                f"{_mean(sets, common, 'ece'):.3f}",
+                *(f"{_mean(sets, some, 'nll'):.3f}" for some in (common, noise, common - noise)),
+                "–" if method == "single" else str(lower),
+                *(f"{_mean(sets, common, name):.3f}" for name in ("brier", "aurc")),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
         return lines
 
     def samples_on_corrupted(self) -> str:
@@ -132,20 +146,26 @@ class Study:
         rows = [row for config, _ in self.measured().values() for row in _corrupted_sets(config).values()]
         return ", ".join(map(str, sorted({row["samples_asked"] for row in rows if row["samples_asked"]})))
 
-    def _shifted_again(self, methods: Iterable[str], common: set[tuple[str, int]]) -> str:
-        """The same means over all runs of a method, whatever their seed; empty if no method has several."""
+    def _runs_under(self, common: set[Set], method: str) -> list[Sets]:
+        """What each run of a method that has all of these corrupted sets was on them, whatever its seed."""
+        configs = [self.config(method, seed) for seed in SEEDS]
+        runs = [_corrupted_sets(config, root) for root in (RUNS, *sorted(RERUNS.glob("*"))) for config in configs]
+        return [sets for sets in runs if common <= sets.keys()]
+
+    def _shifted_again(self, methods: Iterable[str], common: set[Set]) -> str:
+        """The same means over all runs of a method; empty if no method has several."""
         texts = []
         for method in methods:
-            configs = [self.config(method, seed) for seed in SEEDS]
-            runs = [_corrupted_sets(config, root) for root in (RUNS, *sorted(RERUNS.glob("*"))) for config in configs]
-            runs = [sets for sets in runs if common <= sets.keys()]
+            runs = self._runs_under(common, method)
             if len(runs) > 1:
-                means = {name: [mean(sets[one][name] for one in common) for sets in runs] for name in SHIFTED_SCORES}
-                accuracy, ece, nll = ((min(means[name]), max(means[name])) for name in ("accuracy", "ece", "nll"))
+                means = {
+                    name: [_mean(sets, common, name) for sets in runs] for name in ("accuracy", "ece", "nll", "brier")
+                }
+                accuracy, ece, nll, brier = ((min(values), max(values)) for values in means.values())
                 texts.append(
                     f" The {len(runs)} runs of `{method}` range from {100 * accuracy[0]:.2f} to "
-                    f"{100 * accuracy[1]:.2f} % of accuracy, from {ece[0]:.3f} to {ece[1]:.3f} of ECE, and from "
-                    f"{nll[0]:.3f} to {nll[1]:.3f} of NLL."
+                    f"{100 * accuracy[1]:.2f} % of accuracy, from {ece[0]:.3f} to {ece[1]:.3f} of ECE, from "
+                    f"{nll[0]:.3f} to {nll[1]:.3f} of NLL and from {brier[0]:.3f} to {brier[1]:.3f} of Brier."
                 )
         return "".join(texts)
 
@@ -174,6 +194,22 @@ class Study:
                 cells = [f"{100 * one['accuracy']:.2f} / {one['ece']:.4f} / {one['nll']:.3f}" for one in results]
                 lines.append(f"| `{method}` | {cells[0]} | {'; '.join(cells[1:])} |")
         return lines
+
+    def differences_on_corrupted(self) -> list[str]:
+        """How far a run of each row and the same row trained again lie apart under corruptions."""
+        texts = []
+        for method, (config, _) in self.measured().items():
+            first = _corrupted_sets(config)
+            for root in sorted(RERUNS.glob("*")):
+                again = _corrupted_sets(config, root)
+                common = first.keys() & again.keys()
+                if common:
+                    ours, theirs = (
+                        [_mean(sets, common, name) for name in ("accuracy", "ece", "nll")] for sets in (first, again)
+                    )
+                    cells = [f"{100 * one[0]:.2f} / {one[1]:.3f} / {one[2]:.3f}" for one in (ours, theirs)]
+                    texts.append(f"| `{method}` | {len(common)} | {' | '.join(cells)} |")
+        return ["| method, seed 0 | sets in common | in the table | again |", "|---|---|---|---|", *texts]
 
     def origin(self) -> str:
         """Where the numbers come from."""
@@ -204,7 +240,11 @@ def _with_paper(value: float, paper: float | None, text: str, scale: float = 1.0
     )
 
 
-def _corrupted_sets(config: RunConfig, root: Path = RUNS) -> dict[tuple[str, int], dict[str, Any]]:
+def _mean(sets: Sets, some: Iterable[Set], score: str) -> float:
+    return mean(sets[one][score] for one in some)
+
+
+def _corrupted_sets(config: RunConfig, root: Path = RUNS) -> Sets:
     """What a run was measured to be on each corrupted test set."""
     kept = RunFolder.of(config, root).read("shift") or {"rows": []}
     return {(row["corruption"], row["severity"]): row for row in kept["rows"]}

@@ -81,12 +81,21 @@ class Measured:
         return Summary(mean, deviation, tuple(values), tuple(runs))
 
     def value(self, data: str, model: str, method: str, measure: str, table: str | None = None) -> float | None:
-        """The mean of a measurement; ``relative_size`` is in sizes of Single."""
+        """The mean of a measurement; ``relative_size`` is in sizes of Single.
+
+        A training time is one only if no network beside it shared the clock.
+        """
         if measure == "relative_size":
             own, single = (self.value(data, model, one, "parameters") for one in (method, "single"))
             return None if own is None or single is None else own / single
+        if measure == "training_seconds" and not all(map(self._trained_alone, self.configs(data, model, method))):
+            return None
         found = self.summary(data, model, method, measure)
         return None if found is None else found.mean
+
+    def _trained_alone(self, config: RunConfig) -> bool:
+        trainings = (RunFolder.of(member, self.root).read("training") or {} for member in config.members())
+        return all(training.get("side_by_side", 1) == 1 for training in trainings)
 
     def matrix(self, data: str, model: str, method: str, measure: str) -> list[list[float]] | None:
         """The ``jsd`` or ``dis`` of every two samples, from the first repetition that has it."""
