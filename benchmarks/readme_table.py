@@ -31,9 +31,9 @@ def section() -> str:
         "| ResNet-18, batch 32 | " + " | ".join(f"{resnet[name]:.2f}x" for name in names) + " |",
         "| 16-32-64 CNN, batch 128 | " + " | ".join(f"{small[name]:.2f}x" for name in names) + " |",
         "",
-        f'100 samples with `where="last"` cost {last:.2f}x one pass of ResNet-18. {memory_sentence("cpu")} Medians of '
-        f"{cpu['trials']} trials (the CNN {3 * cpu['trials']}) in one run of `make bench` on {facts['cores']} cores of "
-        f"{facts['cpu']}, torch {facts['torch']}, {facts['date']}.",
+        f'100 samples with `where="last"` cost {last:.2f}x one pass of ResNet-18. Medians of {cpu["trials"]} trials '
+        f"(the CNN {3 * cpu['trials']}) in one run of `make bench` on {facts['cores']} cores of {facts['cpu']}, torch "
+        f"{facts['torch']}, {facts['date']}. {memory_sentence('cpu')}",
         "",
         *gpu_lines(gpu),
         "",
@@ -104,7 +104,7 @@ def memory_sentence(device: str) -> str:
     """What 1,000 samples need over 10, for each number of images that was measured."""
     found = json.loads((ROOT / "results" / f"sampling_memory_{device}.json").read_text())
     ratios = [f"{ratio:.2f}x for {int(images):,}" for images, ratio in found["memory_1000_over_10"].items()]
-    return f"The memory of 1,000 samples over that of 10 is {' and '.join(ratios)} images."
+    return f"The memory of 1,000 samples over that of 10 is {' and '.join(ratios)} images ({found['date']})."
 
 
 def main() -> int:
