@@ -1,5 +1,8 @@
 """The errors and warnings a user can meet: one sentence, the offending value, and the way out."""
 
+import sys
+import warnings
+
 
 class RbueError(Exception):
     """Base of every error this package raises on purpose."""
@@ -15,3 +18,17 @@ class ConversionError(RbueError, RuntimeError):
 
 class RbueWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
+
+
+def warn(message: str) -> None:
+    """Warn of something at the line of the user's code that led to it.
+
+    Python shows a warning once a line: at one of this package's it would be shown for the first network only.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RbueWarning, stacklevel=level)
+
+
+_BETWEEN = ("rbue", "torch", "contextlib")

@@ -9,7 +9,6 @@ layers these are is not guessed from names or from the order of the modules, but
 from __future__ import annotations
 
 import copy
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rbue.call_sites import evaluating, innermost, mode
 from rbue.call_sites.following import CONVERSION, plain_class
-from rbue.call_sites.prefix import tensors_in
-from rbue.errors import InvalidInput, RbueError, RbueWarning
+from rbue.call_sites.nested import tensors_in
+from rbue.errors import InvalidInput, RbueError, warn
 from rbue.sampling.outputs import class_scores, largest_score
 
 _LAYERS: dict[type[nn.Module], int] = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
@@ -82,11 +81,9 @@ def fold_batchnorm(network: nn.Module, example: Tensor) -> nn.Module:
             _replace(folded, folded.get_submodule(paths[norm]))
         _check_outputs(network, folded, example, expected)
     if not pairs:
-        warnings.warn(
+        warn(
             f"no BatchNorm of {type(network).__name__} has the output of a convolution or linear layer to itself, so "
-            "nothing was folded; the copy runs as the network does.",
-            RbueWarning,
-            stacklevel=2,
+            "nothing was folded; the copy runs as the network does."
         )
     return folded
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +20,7 @@ from rbue.call_sites.kinds import RELUS, LayerCall, SiteCall, SiteKind, kind_for
 from rbue.call_sites.postponing import Postponing
 from rbue.call_sites.prefix import SharingMode, is_unsampled
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
-from rbue.errors import ConversionError, InvalidInput, RbueWarning
+from rbue.errors import ConversionError, InvalidInput, warn
 
 MODES = ("random", "mean", "plain")
 
@@ -128,11 +127,9 @@ class Conversion:
 @torch.compiler.disable
 def _warn_unreached(noun: str, path: str, call: int) -> None:
     name = Site(0, path, call, "", ()).name
-    warnings.warn(
+    warn(
         f"the {noun} at {name} was not reached by the example given to convert, so it stays plain; use "
-        "where='all' or an example that reaches it.",
-        RbueWarning,
-        stacklevel=2,
+        "where='all' or an example that reaches it."
     )
 
 
@@ -163,6 +160,12 @@ class _RandomSites:
     def __call__(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         if not self.conversion.is_random(path, number) or call.x.numel() == 0:
             return proceed()
+        out = self._drawn(call, path, number, proceed)
+        if self.draw.reads is not None:
+            self.draw.reads.follow(out)
+        return out
+
+    def _drawn(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         x = call.x
         if self.draw.rows == 0:
             raise InvalidInput("the first tensor given to a converted network must have the batch, but it has no rows.")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rbue import random_stream
 from rbue.activations import row_states, site_keys
+from rbue.call_sites.host_reads import HostReads
 from rbue.call_sites.live_rows import LiveRows
 from rbue.compiling import is_exporting
 
@@ -31,6 +32,7 @@ class Draw:
         live: where a pass that shares rows notes the tensors it holds.
         hold: whether such a pass may hold calls back, to run them with the next.
         seen: where the random sites of a pass note how many rows they have, in the order they run.
+        reads: what follows the results of the random sites.
     """
 
     state: Tensor
@@ -40,6 +42,7 @@ class Draw:
     live: LiveRows | None = None
     hold: bool = True
     seen: list[int] | None = None
+    reads: HostReads | None = None
 
     @property
     def rows(self) -> int:

@@ -7,7 +7,6 @@ a tensor of the caller's: both are left as they are. So is one of a sparse or ne
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from rbue.errors import RbueWarning
+from rbue.errors import warn
 
 
 @dataclass(frozen=True)
@@ -156,11 +155,9 @@ def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCal
 
 @torch.compiler.disable
 def _warn_of_layout(form: str, layout: str) -> None:
-    warnings.warn(
+    warn(
         f"a {form} of a {layout} tensor stays as it is: only dense ones are made random, so use to_dense() before it "
-        "if it should be.",
-        RbueWarning,
-        stacklevel=2,
+        "if it should be."
     )
 
 

@@ -22,8 +22,10 @@ from rbue.call_sites.draws import Draw
 from rbue.call_sites.forms import ReluCall
 from rbue.call_sites.interception import SiteHandler, SiteMode, keep_in_sight, proceed_with
 from rbue.call_sites.kinds import SiteCall, SiteKind
+from rbue.call_sites.nested import row_numbers, tensors_in
 from rbue.call_sites.postponing import Postponing, is_look
 from rbue.call_sites.scope import Scope
+from rbue.errors import ConversionError
 
 _MARK = "_rbue_mark"
 _serial = count()
@@ -42,6 +44,10 @@ def repeat_rows(x: Tensor, times: int) -> Tensor:
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
     out.unflatten(0, (times, x.shape[0])).copy_(x)
     return out
+
+
+class NotShareable(ConversionError):
+    """The rows of all samples are picked by numbers from before the first random site, such as the order of a batch."""
 
 
 class SharingMode(SiteMode):
@@ -91,6 +97,8 @@ class SharingMode(SiteMode):
         sampled, unsampled = True in states, False in states
         if sampled and unsampled:
             self.postponing.settle(tensors)
+            if any(self._sampled(numbers) is False for numbers in row_numbers(func, args, kwargs)):
+                raise NotShareable  # repeated they would name the rows of the first sample each time
             if _writes_first(func) and isinstance(args[0], Tensor) and self._sampled(args[0]) is False:
                 args[0].set_(repeat_rows(args[0], self.repeat))  # type: ignore[call-overload]
                 self._mark(args[0], True)
@@ -134,19 +142,6 @@ class SharingMode(SiteMode):
         if type(value) in (tuple, list):
             return type(value)(self._repeated(item) for item in value)
         return value
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor in nested arguments."""
-    if isinstance(value, Tensor):
-        return [value]
-    found: list[Tensor] = []
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ():
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, (tuple, list, dict)):  # asked here, as this is done at every call of a pass
-            found += tensors_in(item)
-    return found
 
 
 def _writes_first(func: Callable) -> bool:

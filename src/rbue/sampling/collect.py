@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rbue.errors import InvalidInput, RbueWarning
+from rbue.errors import InvalidInput, warn
 from rbue.prediction import Prediction, RunningStatistics
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.progress import SampleProgress
@@ -81,11 +80,9 @@ class _Drawing:
                 "numbers from being negative was made random too (rbue.sites lists them), leave it out with where=."
             )
         if answers.get("probabilities", False):
-            warnings.warn(
+            warn(
                 "the network's outputs look like probabilities, and are taken for logits; use outputs='probs' if it "
-                "ends in a softmax or a sigmoid.",
-                RbueWarning,
-                stacklevel=2,
+                "ends in a softmax or a sigmoid."
             )
 
     def _keep(self, places: slice, batch: slice, probs: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rbue import random_stream
 from rbue.call_sites import Draw, conversion_of, innermost, running
+from rbue.call_sites.host_reads import HostReads
 from rbue.call_sites.live_rows import LiveRows
 from rbue.call_sites.prefix import repeat_rows
 from rbue.errors import RbueError
@@ -43,8 +44,8 @@ class PassRunner:
         """The outputs ``(s, b, ...)`` of samples and images with these numbers.
 
         ``share`` runs what comes before the first random site once for all samples; ``hold`` lets it hold calls back,
-        ``live`` notes the memory it holds. ``seen`` is given the rows of each random site. ``model`` is called in the
-        place of the usual one.
+        ``live`` notes the memory it holds. ``seen`` is given the rows of each random site, ``reads`` follows their
+        results. ``model`` is called in the place of the usual one.
         """
         try:
             return self._rows_pass(x, samples, images, share, **options)
@@ -65,6 +66,7 @@ class PassRunner:
         model: Callable[[Tensor], Any] | None = None,
         hold: bool = True,
         seen: list[int] | None = None,
+        reads: HostReads | None = None,
     ) -> Tensor:
         stack, batch = len(samples), len(x)
         draw = Draw(
@@ -75,12 +77,13 @@ class PassRunner:
             live=live,
             hold=hold,
             seen=seen,
+            reads=reads,
         )
         # The network gets rows of its own: one that works in place must not change the caller's tensor.
         rows = x.clone() if draw.repeat > 1 else repeat_rows(x, stack)
         before, running.draws = running.draws, (self.conversion.token, draw)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), nullcontext() if reads is None else reads:
                 out = class_scores((self.model if model is None else model)(rows))
         finally:
             running.draws = before

@@ -73,7 +73,8 @@ class StackedPasses:
         self.runner = PassRunner(model, seed, x.device)
         self.plans = self.runner.conversion.plans
         several = len(x) > 1  # an image alone does not show whether others would change its samples
-        self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several)
+        form = _form(self.runner.network)
+        self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several, form)
         known: PassPlan | None = self.plans.get(self.key)
         self.plan = known if known is not None and known.telling else make_plan(self.runner, x, known)
         if self.plan.share:
@@ -143,6 +144,22 @@ class StackedPasses:
         start, stop = piece.stack.start, piece.stack.stop
         middle = start + piece.samples // 2
         return [piece.with_samples(start, middle), piece.with_samples(middle, stop)]
+
+
+def _form(network: nn.Module) -> int:
+    """A number that changes with what could make a plan outdated: modules, their modes and hooks, lost statistics."""
+    return hash(
+        tuple(
+            (
+                type(module),
+                module.training,
+                len(module._forward_hooks),
+                len(module._forward_pre_hooks),
+                *(buffer is None for buffer in module._buffers.values()),
+            )
+            for module in network.modules()
+        )
+    )
 
 
 def _default_budget(device: torch.device) -> float:

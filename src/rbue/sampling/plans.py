@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import operator
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from rbue.activations import kept_tables
 from rbue.activations.triton_support import by_formula
+from rbue.call_sites import NotFoldable
+from rbue.call_sites.host_reads import HostReads
 from rbue.call_sites.live_rows import LiveRows
 from rbue.call_sites.prefix import repeat_rows
-from rbue.errors import RbueWarning
+from rbue.errors import warn
 from rbue.sampling.outputs import agree
 from rbue.sampling.pass_runner import PassRunner
 from rbue.sampling.products import Products
@@ -41,7 +42,7 @@ class PassPlan:
         company_matters: whether an image's samples were seen to depend on the batch it is in.
         stack: whether samples may share a pass. Not where one of them comes out differently alone: one mask of a ReLU
             of what was made from weights would serve all samples of a pass, and what is computed of the whole batch
-            would be computed of all samples.
+            would be computed of all samples. Nor where the network's code looks at what random sites made.
         telling: whether the samples it was made with were different. If not, as before a last layer of zeros is
             trained, the next time may tell more.
     """
@@ -66,7 +67,8 @@ def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None) ->
     """
     two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
     numbers = torch.arange(2, dtype=torch.int32, device=x.device)
-    company_matters, stack, telling, shared = False, False, True, None
+    company_matters, shared = False, None
+    stacking = _Stacking()
     # Forms of the kernels that the passes to come may have no use for are not compiled for the first of these; tables
     # for compiled code are kept where kernels run.
     first = nullcontext if runner.compiled else by_formula
@@ -77,9 +79,9 @@ def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None) ->
             company_matters = len(x) > 1 and _depends_on_company(runner, two, numbers)
         with suppress(Exception):
             with first():
-                stacked = runner.run(two, numbers, numbers, share=False)
-                stack, telling = _stacks(runner, two, numbers, stacked)
-            shared = _plan_of_sharing(runner, two, numbers, stacked) if stack else None
+                stacked, stacking = _stack(runner, x[:2], two, numbers)
+            shared = _plan_of_sharing(runner, two, numbers, stacked) if stacking.possible else None
+    company_matters |= len(x) > 1 and not stacking.by_image
     warned = earlier is not None and earlier.company_matters
     if company_matters and not warned:
         warn_of_company()
@@ -89,41 +91,72 @@ def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None) ->
         with uncompiled(), meter:
             runner.run(x[:1], numbers[:1], numbers[:1], share=False, model=runner.network)
         shared = PassPlan(False, 0, _LIVE_TENSORS * max(meter.largest, x[:1].nbytes))
-    return replace(shared, company_matters=company_matters, stack=stack, telling=telling)
+    return replace(shared, company_matters=company_matters, stack=stacking.possible, telling=stacking.telling)
 
 
 def _depends_on_company(runner: PassRunner, x: Tensor, numbers: Tensor) -> bool:
-    """Whether a sample of the second image is another one without the first image beside it."""
-    beside = runner.run(x, numbers[:1], numbers, share=False)[:, 1:]
-    alone = runner.run(x[1:], numbers[:1], numbers[1:], share=False)
-    return not bool(torch.isnan(beside).any()) and not agree(alone, beside, slack=10)
+    """Whether a sample of one of two images is another one without the other image beside it."""
+    beside = _output(runner, x, numbers[:1], numbers)
+    alone = [_output(runner, x[k : k + 1], numbers[:1], numbers[k : k + 1]) for k in (0, 1)]
+    return not bool(torch.isnan(beside).any()) and not agree(torch.cat(alone, 1), beside, slack=10)
 
 
-def _stacks(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor) -> tuple[bool, bool]:
-    """Whether two samples of one pass are those of passes of their own, and whether they were different at all.
+class _Stacking(NamedTuple):
+    """What two samples in one pass have shown.
+
+    Attributes:
+        possible: whether they are those of passes of their own.
+        telling: whether they were different at all.
+        by_image: whether the rows of every random site are those of images.
+    """
+
+    possible: bool = False
+    telling: bool = True
+    by_image: bool = True
+
+
+def _stack(runner: PassRunner, x: Tensor, two: Tensor, numbers: Tensor) -> tuple[Tensor, _Stacking]:
+    """Run two samples of the rows ``two`` in one pass, and look whether they are those of passes of their own.
 
     Each is run beside a copy of itself: at its own place among as many rows the kernels are the same, and so are the
     outputs, to the last digits. Where kernels add in any order they are not, and less is asked. A network with random
     numbers of its own does not tell, nor do outputs that are no numbers.
 
-    The first is run without its copy too. What is computed of the whole batch shows then, and a site with as many rows
-    as before, which are not those of images: two samples may have the same mask there, and others not.
+    Both are run without their copies too, on the images ``x`` as they are, one or two. What is computed of the whole
+    batch shows then, what depends on the place in it or its size, and a site with as many rows as before, which are not
+    those of images: two samples may have the same mask there, and others not.
     """
-    twice, images = repeat_rows(x, 2), numbers.repeat(2)
+    try:
+        stacked = _output(runner, two, numbers, numbers)
+    except NotFoldable:
+        return two, _Stacking(by_image=False)
+    twice, images = repeat_rows(two, 2), numbers.repeat(2)
     few: list[int] = []
     many: list[int] = []
-    plain = runner.run(x, numbers[:1], numbers, share=False, seen=few)
+    reads = HostReads()
+    plain = [
+        _output(runner, x, numbers[k : k + 1], numbers[: len(x)], **watching)
+        for k, watching in ((0, {"seen": few, "reads": reads}), (1, {}))
+    ]
     first, again, second = (
-        runner.run(twice, numbers[k : k + 1], images, share=False, seen=seen)[:, 2 * k : 2 * k + 2]
+        _output(runner, twice, numbers[k : k + 1], images, seen=seen)[:, 2 * k : 2 * k + 2]
         for k, seen in ((0, many), (0, None), (1, None))
     )
     telling = not torch.equal(first, second) and not bool(first.isnan().any())
     if any(map(operator.eq, few, many)):
-        return False, telling
+        return stacked, _Stacking(False, telling, by_image=False)
+    if reads.found:
+        return stacked, _Stacking(False, telling)
     if not agree(again, first, slack=0.1):
-        return True, telling
+        return stacked, _Stacking(True, telling)
     alone, slack = torch.cat([first, second]), 0.01 if torch.equal(first, again) else 1
-    return agree(stacked, alone, slack) and agree(stacked[:1], plain, slack=10), telling
+    same = agree(stacked, alone, slack) and agree(stacked[:, : len(x)], torch.cat(plain), slack=10)
+    return stacked, _Stacking(same, telling)
+
+
+def _output(runner: PassRunner, x: Tensor, samples: Tensor, images: Tensor, **options: Any) -> Tensor:
+    """The outputs of a pass that shares nothing, in memory of their own: a network may write the next ones into its."""
+    return runner.run(x, samples, images, share=False, **options).clone()
 
 
 def _plan_of_sharing(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor) -> PassPlan | None:
@@ -167,11 +200,9 @@ def shared_work(runner: PassRunner, x: Tensor, numbers: Tensor) -> float:
 
 def warn_of_company() -> None:
     """Say that samples depend on the batch."""
-    warnings.warn(
+    warn(
         "an image's samples depend on the batch it is in: the network mixes the rows of its images before a random "
-        "site, or draws random numbers of its own.",
-        RbueWarning,
-        stacklevel=2,
+        "site, or draws random numbers of its own."
     )
 
 

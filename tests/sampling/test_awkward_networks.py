@@ -1,0 +1,227 @@
+"""Networks whose code looks at its batch, at random numbers or at row numbers: samples are those of plain calls."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import rbue
+from rbue.call_sites.nested import row_numbers
+from rbue.errors import RbueWarning
+from rbue.sampling.outputs import agree
+
+COMPANY = "depend on the batch"
+
+
+class Layers(nn.Module):
+    def __init__(self, hidden=32, classes=4):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, hidden), nn.Linear(hidden, classes)
+
+
+class PlacesOfRows(Layers):
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(500, 32))
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x) + self.places[: len(x)]))
+
+
+class Summed(Layers):
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x).cumsum(0)))
+
+
+class OneRowIsSpecial(Layers):
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(torch.relu(h - 1 if len(h) > 1 else h))
+
+
+class EarlyExit(Layers):
+    def __init__(self):
+        super().__init__(64)
+        self.early, self.more = nn.Linear(64, 4), nn.Linear(64, 64)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        early = self.early(h)
+        return early if early.softmax(1).amax(1).min() > 0.3 else self.last(torch.relu(self.more(h)))
+
+
+class AsLongAs(Layers):
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        while h.norm().item() > 0.5:
+            h = 0.7 * h
+        return self.last(h)
+
+
+class Sorted(Layers):
+    """Puts the batch in an order and back, with a class that is ruled out."""
+
+    def __init__(self):
+        super().__init__(16)
+        self.between = nn.GRU(16, 16, batch_first=True)
+
+    def forward(self, x):
+        order = x.sum((1, 2)).argsort()
+        out = self.last(self.between(torch.relu(self.first(x))[order])[1][-1])[order.argsort()]
+        return torch.cat([out, torch.full_like(out[:, :1], -100.0)], 1)
+
+
+class Selected(Layers):
+    def forward(self, x):
+        order = x.sum(1).argsort()
+        return self.last(torch.relu(self.first(x)).index_select(dim=0, index=order))
+
+
+def converted(make, x, seed=0, activation=None):
+    torch.manual_seed(seed)
+    return rbue.convert(make().eval(), activation or rbue.DropReLU(0.8), example=x)
+
+
+def drawn_one_by_one(net, x, samples):
+    rbue.seed(net, 0)
+    with torch.no_grad():
+        return torch.stack([net(x) for _ in range(samples)]).softmax(2)
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+@pytest.mark.parametrize("images", [1, 4])
+@pytest.mark.parametrize("activation", [rbue.DropReLU(0.9), rbue.RReLU()])
+@pytest.mark.parametrize("make", [PlacesOfRows, Summed, OneRowIsSpecial, EarlyExit, AsLongAs, Sorted, Selected])
+def test_samples_are_those_of_plain_calls(make, activation, images):
+    for seed in range(3):
+        torch.manual_seed(100 + seed)
+        x = torch.randn(images, 7, 6) if make is Sorted else torch.randn(images, 6)
+        net = converted(make, x, seed, activation)
+        got = rbue.predict(net, x, samples=12, return_samples=True).samples
+        torch.testing.assert_close(got, drawn_one_by_one(net, x, 12), rtol=1e-4, atol=1e-6)
+
+
+class SequenceFirst(Layers):
+    def __init__(self):
+        super().__init__()
+        self.between = nn.TransformerEncoderLayer(32, 4, 64)
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x).transpose(0, 1)).mean(0))
+
+
+class RelativeToTheLast(Layers):
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(torch.relu(h - h[-1:]))
+
+
+class InChunks(Layers):
+    def forward(self, x):
+        return torch.cat([self.last(torch.relu(self.first(part))) for part in x.split(3)])
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(SequenceFirst, (8, 12, 6)), (RelativeToTheLast, (5, 6)), (InChunks, (5, 6)), (Summed, (5, 6))],
+)
+def test_what_depends_on_the_batch_is_said(make, shape, memory):
+    x = torch.randn(shape)
+    net = converted(make, x, activation=rbue.RReLU())
+    with pytest.warns(RbueWarning, match=COMPANY):
+        rbue.predict(net, x, samples=3, memory=memory)
+
+
+def test_a_warning_is_of_the_line_that_asked_for_the_prediction():
+    """Python shows one a line: at a line of rbue's there would be one for all networks."""
+    x = torch.randn(4, 6)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for make in (Summed, PlacesOfRows):
+            net = converted(make, x)
+            rbue.predict(net, x, samples=2)
+        rbue.predict(converted(Summed, x), x, samples=2)
+    assert [one.filename for one in caught] == [__file__] * 2
+    assert len({one.lineno for one in caught}) == 2
+
+
+@pytest.mark.parametrize("change", ["statistics", "hook", "mode"])
+def test_a_plan_is_made_again_for_a_network_that_was_changed(change):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    x = torch.randn(16, 6)
+    rbue.convert(net.eval(), rbue.DropReLU(0.7), example=x)
+    rbue.predict(net, x, samples=5)
+    if change == "statistics":
+        net[1].track_running_stats, net[1].running_mean, net[1].running_var = False, None, None
+    elif change == "hook":
+        net[2].register_forward_hook(lambda module, inputs, out: out - out.mean(0))
+    else:
+        net[1] = nn.LayerNorm(32)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = rbue.predict(net, x, samples=5, return_samples=True).samples
+    torch.testing.assert_close(got, drawn_one_by_one(net.eval(), x, 5), rtol=1e-4, atol=1e-6)
+    assert any(COMPANY in str(one.message) for one in caught) == (change != "mode")
+
+
+def test_a_network_that_returns_its_own_memory_is_compared_with_what_it_returned_before():
+    class Kept(Layers):
+        def __init__(self):
+            super().__init__()
+            self.memory = torch.zeros(500, 4)
+
+        def forward(self, x):
+            h = torch.relu(self.first(x))
+            self.memory[: len(h)] = self.last(h - h.mean(0))
+            return self.memory[: len(h)]
+
+    x = torch.randn(6, 6)
+    net = converted(Kept, x)
+    with pytest.warns(RbueWarning, match=COMPANY):
+        got = rbue.predict(net, x, samples=5, return_samples=True).samples
+    rbue.seed(net, 0)
+    with torch.no_grad():
+        torch.testing.assert_close(got, torch.stack([net(x).softmax(1) for _ in range(5)]), rtol=1e-4, atol=1e-6)
+
+
+def test_numbers_that_pick_rows_are_found():
+    x, rows = torch.randn(4, 3), torch.tensor([2, 0, 1, 3])
+    columns, mask = rows[:, None] % 3, rows > 1
+    picking = [
+        (torch.Tensor.__getitem__, (x, rows), {}),
+        (torch.Tensor.__getitem__, (x, (rows, 1)), {}),
+        (torch.Tensor.__setitem__, (x, rows, 0.0), {}),
+        (torch.index_select, (x, 0, rows), {}),
+        (torch.Tensor.index_add_, (x, 0, rows, x), {}),
+        (torch.Tensor.index_select, (x,), {"dim": -2, "index": rows}),
+        (torch.Tensor.index_put_, (x, (rows,), x), {}),
+        (torch.take, (x, rows), {}),
+    ]
+    for func, args, kwargs in picking:
+        assert [one is rows for one in row_numbers(func, args, kwargs)] == [True], func
+    others = [
+        (torch.Tensor.__getitem__, (x, mask), {}),
+        (torch.Tensor.__getitem__, (x, (slice(None), rows[:3])), {}),
+        (torch.Tensor.__getitem__, (x, 0), {}),
+        (torch.gather, (x, 1, columns), {}),
+        (torch.Tensor.gather, (x,), {"dim": -1, "index": columns}),
+        (torch.add, (x, rows[:, None]), {}),
+    ]
+    for func, args, kwargs in others:
+        assert row_numbers(func, args, kwargs) == [], func
+
+
+@pytest.mark.parametrize("constant", [-50.0, 100.0, -1e3])
+def test_a_constant_in_the_place_of_a_score_does_not_hide_a_difference(constant):
+    torch.manual_seed(0)
+    scores = torch.randn(2, 2, 4)
+    scores[..., 3] = constant
+    other = scores.clone()
+    other[1, 0, 1] += 0.02
+    assert agree(scores.clone(), scores)
+    assert agree(scores + 1e-5 * (scores != constant), scores)
+    assert not agree(other, scores)
+    assert agree(other[1:, :1], scores[1:, :1]) == (abs(constant) > 20)  # one image of one sample does not tell
