@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from networks import drawn_one_by_one
 from torch import nn
 
 import rbue
@@ -83,12 +84,6 @@ def converted(make, x, seed=0, activation=None):
     return rbue.convert(make().eval(), activation or rbue.DropReLU(0.8), example=x)
 
 
-def drawn_one_by_one(net, x, samples):
-    rbue.seed(net, 0)
-    with torch.no_grad():
-        return torch.stack([net(x) for _ in range(samples)]).softmax(2)
-
-
 @pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
 @pytest.mark.parametrize("images", [1, 4])
 @pytest.mark.parametrize("activation", [rbue.DropReLU(0.9), rbue.RReLU()])
@@ -163,7 +158,7 @@ def test_a_plan_is_made_again_for_a_network_that_was_changed(change):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         got = rbue.predict(net, x, samples=5, return_samples=True).samples
-    torch.testing.assert_close(got, drawn_one_by_one(net.eval(), x, 5), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(got, drawn_one_by_one(net, x, 5), rtol=1e-4, atol=1e-6)
     assert any(COMPANY in str(one.message) for one in caught) == (change != "mode")
 
 

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from networks import drawn_one_by_one
 from torch import nn
 from torch.nn import functional as F
 
@@ -24,12 +25,6 @@ class OfWeights(nn.Module):
 
     def forward(self, x):
         return self.head(torch.tanh(self.first(x)) @ F.relu(self.weight * 1.5).t())
-
-
-def drawn_one_by_one(net, x, samples):
-    rbue.seed(net.eval(), 0)
-    with torch.no_grad():
-        return torch.stack([net(x) for _ in range(samples)]).softmax(2)
 
 
 @pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
