@@ -11,6 +11,7 @@ from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
+from rbue.training import checkpoint
 from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
 from rbue.training.logs import EpochLog, read_log
 from rbue.training.trainer import EpochReport
@@ -157,7 +158,9 @@ class Mixed(nn.Module):
         self.register_buffer("nothing", torch.zeros(0, 7))
 
 
-def test_a_checkpoint_is_of_the_moment_it_was_taken(tmp_path):
+@pytest.mark.parametrize("largest_piece", [1, 100, 1 << 20])
+def test_a_checkpoint_is_of_the_moment_it_was_taken(tmp_path, monkeypatch, largest_piece):
+    monkeypatch.setattr(checkpoint, "_LARGEST_PIECE", largest_piece)
     torch.manual_seed(0)
     network = Mixed()
     optimiser = torch.optim.SGD(network.parameters(), lr=1, momentum=0.9)
@@ -179,6 +182,13 @@ def test_a_checkpoint_is_of_the_moment_it_was_taken(tmp_path):
         torch.equal(optimiser.state[parameter]["momentum_buffer"], value)
         for parameter, value in zip(momentum, momentum_before, strict=True)
     )
+
+
+def test_no_piece_that_is_copied_at_once_is_too_large(monkeypatch):
+    monkeypatch.setattr(checkpoint, "_LARGEST_PIECE", 100)
+    sizes = {"a": 10, "b": 10, "c": 6, "d": 60, "e": 1}
+    tensors = {name: torch.zeros(size) for name, size in sizes.items()} | {"whole": torch.zeros(3, dtype=torch.int64)}
+    assert checkpoint._pieces(tensors) == [["a", "b"], ["c"], ["d"], ["e"], ["whole"]]
 
 
 def test_a_log_that_cannot_grow_is_one_clear_sentence(tmp_path):

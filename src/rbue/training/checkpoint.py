@@ -22,6 +22,8 @@ from rbue.files import write_bytes
 from rbue.training.weights import apart, put_weights
 
 _WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
+_LARGEST_PIECE = 64 << 20
+"""Bytes of tensors that are copied together: as much memory has to be free on the GPU."""
 
 
 def snapshot(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -36,16 +38,28 @@ def snapshot(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, 
 
 
 def _copied_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies, those of one type in one piece of memory: a GPU would be waited for as many times as there are pieces."""
-    alike: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, value in tensors.items():
-        alike.setdefault((value.device, value.dtype), []).append(name)
+    """Copies, many in one piece of memory: a GPU is waited for once a piece."""
     copies: dict[str, Tensor] = {}
-    for names in alike.values():
+    for names in _pieces(tensors):
         values = [tensors[name].detach() for name in names]
         flat = _flatten_dense_tensors(values).to("cpu", copy=True)
         copies |= zip(names, _unflatten_dense_tensors(flat, values), strict=True)
     return {name: copies[name] for name in tensors}
+
+
+def _pieces(tensors: dict[str, Tensor]) -> list[list[str]]:
+    """Names of tensors of one type and device, with as many bytes together as a piece may have."""
+    pieces: list[list[str]] = []
+    last: dict[tuple[torch.device, torch.dtype], tuple[list[str], int]] = {}
+    for name, value in tensors.items():
+        kind = (value.device, value.dtype)
+        names, size = last.get(kind, ([], 0))
+        if not names or size + value.nbytes > _LARGEST_PIECE:
+            names, size = [], 0
+            pieces.append(names)
+        names.append(name)
+        last[kind] = names, size + value.nbytes
+    return pieces
 
 
 class CheckpointWriter:
