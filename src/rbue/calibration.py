@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar, Literal
@@ -11,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rbue.errors import InvalidInput, RbueWarning
+from rbue.errors import InvalidInput, warn
 from rbue.metrics import _checks
 
 __all__ = ["CrossFitted", "Temperature", "cross_fit", "cross_fitted"]
@@ -214,4 +213,4 @@ def _log_scores(values: Tensor, inputs: str) -> Tensor:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(f"Temperature.fit: {message}", RbueWarning, stacklevel=3)
+    warn(f"Temperature.fit: {message}")

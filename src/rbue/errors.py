@@ -3,6 +3,9 @@
 import sys
 import warnings
 
+_BETWEEN = ("rbue", "torch", "contextlib")
+"""Packages whose lines may lie between the user's and the one that warns."""
+
 
 class RbueError(Exception):
     """Base of every error this package raises on purpose."""
@@ -29,6 +32,3 @@ def warn(message: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, RbueWarning, stacklevel=level)
-
-
-_BETWEEN = ("rbue", "torch", "contextlib")

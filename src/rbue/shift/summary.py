@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rbue.errors import RbueWarning
+from rbue.errors import warn
 from rbue.runs import RunConfig, RunFolder, other_stream, result_key
 from rbue.shift.rows import Row
 from rbue.shift.settings import Setting
@@ -54,9 +53,7 @@ def clean_result(config: RunConfig, folder: RunFolder, setting: Setting) -> dict
     found = results.get(result_key(setting.samples, setting.seed))
     streams = "" if found is None else other_stream(config, found)
     if streams:
-        warnings.warn(
-            f"{folder.path} was measured on clean images with {streams}; that is left out.", RbueWarning, stacklevel=2
-        )
+        warn(f"{folder.path} was measured on clean images with {streams}; that is left out.")
         return None
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import cached_property
@@ -16,7 +15,7 @@ from rbue.data.corruptions import corrupted
 from rbue.data.corruptions.published import find_published
 from rbue.data.images import Labels
 from rbue.environment import facts
-from rbue.errors import RbueError, RbueWarning
+from rbue.errors import RbueError, warn
 from rbue.measuring import measure, predict_images
 from rbue.networks import load_networks
 from rbue.runs import RunConfig, RunFolder
@@ -85,12 +84,10 @@ class Group:
             raise RbueError(
                 f"{folder.path} has neither trained networks nor measurements under corruptions here; train it first."
             )
-        warnings.warn(
+        warn(
             f"{folder.path} lacks {len(lacking)} of {len(self.cells)} measurements under corruptions"
             f"{f' (some were drawn with {streams})' if streams else ''}, and its weights are not here to make them; "
-            "what there is is used.",
-            RbueWarning,
-            stacklevel=4,
+            "what there is is used."
         )
 
     def measure_missing(self, cache: bool, helpers: int | None) -> Generator[None, None, None]:

@@ -10,7 +10,6 @@ they are written, and changes to compiled ones between two epochs, when a thread
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, Protocol
@@ -18,7 +17,7 @@ from typing import Literal, Protocol
 import torch
 
 from rbue.activations import kept_tables
-from rbue.errors import InvalidInput, RbueWarning
+from rbue.errors import InvalidInput, warn
 from rbue.training import compiler
 from rbue.training.step import TrainingStep
 
@@ -74,7 +73,7 @@ def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> 
 
 def _warn_that_it_cannot_be(how: str, error: Exception) -> None:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    warnings.warn(f"the training step cannot be {how} ({reason}).", RbueWarning, stacklevel=3)
+    warn(f"the training step cannot be {how} ({reason}).")
 
 
 @contextmanager

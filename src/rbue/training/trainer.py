@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rbue.errors import RbueError, RbueWarning
+from rbue.errors import RbueError, warn
 from rbue.methods.base import Method
 from rbue.training.batches import Batches
 from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
@@ -212,7 +211,7 @@ class _Runner:
         try:
             self.writer.close()
         except RbueError as error:
-            warnings.warn(f"the last checkpoint is lost: {error}", RbueWarning, stacklevel=2)
+            warn(f"the last checkpoint is lost: {error}")
 
     def close(self) -> None:
         self.engine.close()

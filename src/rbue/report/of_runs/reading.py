@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rbue.errors import RbueError, RbueWarning
+from rbue.errors import RbueError, warn
 from rbue.report.figures.style import METHOD_COLOURS, method_name
 from rbue.runs import RunConfig, RunFolder, other_stream
 
@@ -88,11 +87,9 @@ def read_records(folders: Iterable[RunFolder]) -> list[Record]:
     for record in records:
         streams = next(filter(None, (other_stream(record.settings, one) for one in record.results.values())), "")
         if streams:
-            warnings.warn(
+            warn(
                 f"{record.name} was measured with {streams}: the same seed gives other numbers now; `rbue evaluate` "
-                "measures it again where its weights are.",
-                RbueWarning,
-                stacklevel=2,
+                "measures it again where its weights are."
             )
     return records
 
