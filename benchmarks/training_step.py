@@ -7,8 +7,10 @@ Every variant of a network is made ready, then they take turns: medians of round
 compiled steps and once with steps that are only captured (DenseNet-121 takes minutes to compile). The peers are the
 same network with torch's own ``F.rrelu``, and with DropReLU as most people would write it. Memory is the peak of a step
 in a fresh process for each variant; since other work on the GPU does not change it, ``--peaks FILE`` measures only it
-and keeps it, and takes it from there if it was measured before. The products of a step (three times those of a forward
-pass) are set against a large matrix product in the same run. Goals: step and memory within 1.02x of plain ReLU.
+and keeps it, and takes it from there if it was measured before. What those processes compiled is kept beside it, but
+not what they tuned, many at once on one GPU: that is done again for the timing, with the GPU to itself. The products of
+a step (three times those of a forward pass) are set against a large matrix product in the same run. Goals: step and
+memory within 1.02x of plain ReLU.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -98,6 +103,21 @@ def peak_memories(cases: list[Case], processes: int) -> dict[Case, float]:
         return dict(zip(cases, pool.map(peak_memory, cases), strict=True))
 
 
+@contextmanager
+def compiling_into_own_folder(peaks: Path | None) -> Iterator[Path]:
+    """Have torch keep what it compiles in a folder beside the peaks, or in one that is gone afterwards."""
+    with TemporaryDirectory() as passing:
+        folder = Path(passing) if peaks is None else peaks.resolve().with_suffix(".compiled")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+        yield folder
+
+
+def forget_tuning(cache: Path) -> None:
+    """Have torch's compiler choose the forms of its kernels anew, of all that it keeps here."""
+    for choice in cache.rglob("*.best_config"):
+        choice.unlink()
+
+
 def read_peaks(file: Path, cases: list[Case]) -> dict[Case, float]:
     """Peaks that were measured before, if they are of these cases and of this place."""
     kept = json.loads(file.read_text())
@@ -144,20 +164,27 @@ def main() -> None:
         return
     wanted = [(name, engine) for engine in ("captured", "compiled") for name in getattr(options, engine)]
     cases = [Case(*pair, variant) for pair in wanted for variant in (*METHODS, *PEERS)]
-    if options.peaks is not None and not options.peaks.exists():
-        peaks = [[*case, peak] for case, peak in peak_memories(cases, options.processes).items()]
-        write_json(options.peaks, {"peaks": peaks, "environment": facts()})
-        return
-    memory = peak_memories(cases, options.processes) if options.peaks is None else read_peaks(options.peaks, cases)
+    with compiling_into_own_folder(options.peaks) as folder:
+        if options.peaks is not None and not options.peaks.exists():
+            peaks = [[*case, peak] for case, peak in peak_memories(cases, options.processes).items()]
+            write_json(options.peaks, {"peaks": peaks, "environment": facts()})
+            return
+        memory = peak_memories(cases, options.processes) if options.peaks is None else read_peaks(options.peaks, cases)
+        forget_tuning(folder)
+        time_all(wanted, options.trials, memory, options.out)
+
+
+def time_all(wanted: list[tuple[str, str]], trials: int, memory: dict[Case, float], out: Path) -> None:
+    """Time the wanted networks and engines; what is known after each is written."""
     found: dict[str, dict[str, object]] = {engine: {} for _, engine in wanted}
     for model, engine in wanted:
-        rows = measure(model, engine, options.trials, memory)
+        rows = measure(model, engine, trials, memory)
         show(model, engine, rows)
         torch.cuda.empty_cache()
         found[engine][model] = rows
-        header = {"batch": BATCH, "trials": options.trials, "date": str(date.today()), "environment": facts()}
+        header = {"batch": BATCH, "trials": trials, "date": str(date.today()), "environment": facts()}
         ceiling = round(matrix_product_teraflops(torch.device("cuda"), torch.bfloat16), 1)
-        write_json(options.out, {"engines": found, "teraflops": {CEILING: ceiling}, **header})
+        write_json(out, {"engines": found, "teraflops": {CEILING: ceiling}, **header})
 
 
 def show(model: str, engine: str, rows: dict[str, dict[str, float]]) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -56,6 +57,24 @@ def test_without_a_gpu_the_kernels_are_not_timed(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["kernels.py"])
     assert script("kernels").main() == 2
     assert "needs a CUDA device" in capsys.readouterr().out
+
+
+def test_what_was_tuned_while_memory_was_measured_is_not_timed(script, monkeypatch, tmp_path):
+    steps = script("training_step")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")  # put back afterwards
+    with steps.compiling_into_own_folder(tmp_path / "peaks.json") as folder:
+        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) == folder == tmp_path / "peaks.compiled"
+        (folder / "ab").mkdir(parents=True)
+        code, choice = folder / "ab" / "kernel.py", folder / "ab" / "kernel.best_config"
+        for file in (code, choice):
+            file.touch()
+        steps.forget_tuning(folder)
+        assert code.exists()
+        assert not choice.exists()
+    with steps.compiling_into_own_folder(None) as passing:
+        assert passing.exists()
+    assert code.exists()
+    assert not passing.exists()
 
 
 def test_goals_are_judged_by_their_limit(script, monkeypatch, tmp_path):
