@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.activations import Activation, DropReLU, RReLU, random_relu
+from rbue.activations import Activation, DropReLU, RReLU, keys_at, random_relu
 from rbue.errors import InvalidInput
 
 __all__ = ["drop_relu", "rrelu"]
@@ -105,7 +105,7 @@ def _apply(
     if rows_of_x.numel() == 0:
         return x
     state = random_stream.absorb(random_stream.absorb(state, sample_word), image_word.reshape(-1))
-    keys = random_stream.absorb(state, site_word)
+    keys = keys_at(state, site_word)
     out = random_relu(rows_of_x, activation, keys, inplace=inplace)
     if inplace:
         return x

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor import metrics
 from torch.autograd import forward_ad
 
-from rbue import functional
-from rbue.activations import DropReLU, RReLU, random_relu
+from rbue import functional, random_stream
+from rbue.activations import DropReLU, RReLU, keys_at, random_relu
 
 SHAPES = [(3, 37), (2, 3, 5, 5)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -237,6 +238,26 @@ class TestSecondDerivatives:
         with forward_ad.dual_level():
             found = forward_ad.unpack_dual(function(forward_ad.make_dual(x, tangent))).tangent
         torch.testing.assert_close(found, expected @ tangent)
+
+
+def test_compiled_code_makes_keys_once_and_not_for_each_element(monkeypatch):
+    monkeypatch.setattr(
+        random_stream, "working_words", lambda words: words
+    )  # as on a GPU, where few operations are left
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
+    table, states, numbers = (
+        torch.randint(-(2**31), 2**31, shape, dtype=torch.int32) for shape in ((99,), (2, 8), (2,))
+    )
+
+    def words_at_two_sites(table, states, numbers):
+        keys = keys_at(states.unsqueeze(1), numbers.unsqueeze(-1))
+        return [random_stream.bits(table, *keys[:, site].unsqueeze(-1)) for site in range(2)]
+
+    metrics.reset()
+    found = torch.compile(words_at_two_sites, fullgraph=True)(table, states, numbers)
+    assert metrics.ir_nodes_pre_fusion == 3
+    for words, expected in zip(found, words_at_two_sites(table, states, numbers), strict=True):
+        assert words.equal(expected)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from rbue.activations.definitions import Activation, Dropout, DropReLU, Randomness, RReLU
 from rbue.activations.dropout import random_dropout
-from rbue.activations.keys import row_states, site_keys
+from rbue.activations.keys import keys_at, row_states, site_keys
 from rbue.activations.operator import mean_relu, random_relu
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Dropout",
     "RReLU",
     "Randomness",
+    "keys_at",
     "mean_relu",
     "random_dropout",
     "random_relu",

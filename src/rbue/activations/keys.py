@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rbue import random_stream
 from rbue.activations import native
 from rbue.activations.operator import plain_eager
 from rbue.activations.triton_support import triton_kernels
+from rbue.compiling import is_exporting
 
 
 def row_states(state: Tensor, samples: Tensor, images: Tensor) -> Tensor:
@@ -30,4 +32,13 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
             return kernels.site_keys(state, samples, images, numbers)
         if native.supports_keys(state, samples, images, numbers):
             return native.site_keys(state, samples, images, numbers)
-    return random_stream.absorb(row_states(state, samples, images).unsqueeze(1), numbers.unsqueeze(-1))
+    return keys_at(row_states(state, samples, images).unsqueeze(1), numbers.unsqueeze(-1))
+
+
+def keys_at(states: Tensor, numbers: Tensor) -> Tensor:
+    """The keys that site numbers make of the lanes of rows, which they broadcast against."""
+    keys = random_stream.absorb(states, numbers)
+    if torch.compiler.is_dynamo_compiling() and not is_exporting():
+        # A view by strides has its tensor written to memory; else each element of a map would make its keys anew.
+        return keys.as_strided(keys.shape, keys.stride())
+    return keys

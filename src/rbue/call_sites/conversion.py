@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rbue import random_stream
-from rbue.activations import Dropout, DropReLU, Randomness, RReLU, mean_relu, random_dropout, random_relu
+from rbue.activations import Dropout, DropReLU, Randomness, RReLU, keys_at, mean_relu, random_dropout, random_relu
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
 from rbue.call_sites.forms import ReluCall
 from rbue.call_sites.interception import SiteMode
@@ -178,7 +178,7 @@ class _RandomSites:
             if self.draw.samples.shape[0] > 1:
                 raise NotFoldable(path)
             states = self.draw.renumbered(x.shape[0]).row_states()
-            keys = random_stream.absorb(states, self._number(path, number))
+            keys = keys_at(states, self._number(path, number))
         keys, activation = keys.to(x.device), self.conversion.activation
         if isinstance(activation, Dropout):
             return proceed(random_dropout(x, activation, keys, repeat=repeat))
@@ -193,7 +193,7 @@ class _RandomSites:
         position = self.conversion.positions.get((path, number))
         if position is not None:
             return self.known[:, position]
-        return random_stream.absorb(self.draw.row_states(), self._number(path, number))
+        return keys_at(self.draw.row_states(), self._number(path, number))
 
 
 class NotFoldable(ConversionError):
