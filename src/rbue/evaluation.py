@@ -11,7 +11,7 @@ import torch
 from rbue import data
 from rbue.environment import facts
 from rbue.errors import RbueError
-from rbue.experiment import refuse_other_images
+from rbue.experiment import refuse_other_images, warn_of_changed_code
 from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images, predict_images_at
 from rbue.networks import load_networks
 from rbue.prediction import Prediction, of_samples
@@ -32,6 +32,7 @@ def evaluate_run(
     are elsewhere is combined from stored probabilities.
     """
     refuse_other_images(config, root)
+    warn_of_changed_code(config, root)
     folder = RunFolder.of(config, root)
     key = result_key(samples, seed)
     known = folder.read("results") or {}

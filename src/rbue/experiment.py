@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rbue import data, models
 from rbue.call_sites import innermost
 from rbue.environment import facts
-from rbue.errors import RbueError
+from rbue.errors import RbueError, warn
 from rbue.fitting import draws_from_torch
 from rbue.networks import fresh_network
 from rbue.runs import RunConfig, RunFolder
@@ -67,6 +68,7 @@ def train_runs(
     missing = missing_networks(configs, root)
     for config in configs:
         refuse_other_images(config, root)
+        warn_of_changed_code(config, root)
     diverged: dict[RunConfig, Diverged] = {}
     with joined(device) as share:
         for group in _groups(missing, together):
@@ -97,6 +99,18 @@ def refuse_other_images(config: RunConfig, root: Path) -> None:
             raise RbueError(
                 f"{folder.path} was trained on other images than {config.data} holds now; remove it, or give another "
                 "folder of runs."
+            )
+
+
+def warn_of_changed_code(config: RunConfig, root: Path) -> None:
+    """Warn if the file of a network of one's own is not what it was when the networks of a run were trained."""
+    for member in config.members():
+        folder = RunFolder.of(member, root)
+        noted = (folder.read("training") or {}).get("model_sha256")
+        if noted is not None and noted != models.source_checksum(member.model):
+            warn(
+                f"the file of {member.model} has changed since {folder.path} was trained; remove that folder to train "
+                "it again if the change matters."
             )
 
 
@@ -144,9 +158,9 @@ def _train_networks(
             log.close()
     only_one = device.type == "cuda" and len(jobs) == 1  # the peak of several is not that of any one
     peak = torch.cuda.max_memory_allocated(device) if only_one else None
-    for folder, job, outcome in zip(folders, jobs, outcomes, strict=True):
+    for config, folder, job, outcome in zip(configs, folders, jobs, outcomes, strict=True):
         if is_first() and not isinstance(outcome, Diverged):
-            _finish(folder, job, outcome, peak, images, shard_mib)
+            _finish(folder, job, outcome, peak, images, shard_mib, models.source_checksum(config.model))
     return {config: one for config, one in zip(configs, outcomes, strict=True) if isinstance(one, Diverged)}
 
 
@@ -171,6 +185,7 @@ def _job(
         folder.state,
         report=note if is_first() else None,
         share=share,
+        made_from={"images": images.record()["sha256"]} if config.data.startswith("folder:") else {},
     )
 
 
@@ -186,14 +201,17 @@ def _finish(
     peak: int | None,
     images: data.ImageSet,
     shard_mib: int | None,
+    code: str | None,
 ) -> None:
     save_weights(folder.path, job.network, shard_mib)
-    facts_of_training = {
+    facts_of_training: dict[str, Any] = {
         "parameters": models.parameters(job.network),
         "peak_bytes": peak,
         "data": images.record(),
         "class_names": list(images.classes),
     }
+    if code is not None:
+        facts_of_training["model_sha256"] = code
     device = job.batches.images.device.type
     precision = "bfloat16 autocast" if device == "cuda" else "float32"
     place = {"processes": job.share.processes, "device": device, "precision": precision}

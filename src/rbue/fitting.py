@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rbue.call_sites import evaluating
+from rbue.call_sites import evaluating, unchanged
 from rbue.data import ImageSet
 from rbue.errors import InvalidInput, RbueError
 from rbue.sampling.outputs import class_scores
@@ -23,7 +22,7 @@ def check_fits(network: nn.Module, name: str, shape: tuple[int, int, int], image
     size, wanted = "x".join(map(str, shape)), (2, len(images.classes))
     first = next((one for one in network.parameters() if one.is_floating_point()), torch.empty(0))
     try:
-        with _unchanged(network, first.device), evaluating(network):
+        with unchanged(network, first.device), evaluating(network):
             output = network(torch.zeros(2, *shape, device=first.device))
     except (RbueError, torch.OutOfMemoryError):
         raise
@@ -61,7 +60,7 @@ def draws_from_torch(network: nn.Module, x: Tensor) -> bool:
     A network that cannot be watched is taken to do so.
     """
     network.train()
-    with suppress(Exception), _unchanged(network, x.device):
+    with suppress(Exception), unchanged(network, x.device):
         before = _generator_state(x.device)
         network(x)
         return not torch.equal(before, _generator_state(x.device))
@@ -73,20 +72,3 @@ def _generator_state(device: torch.device) -> Tensor:
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     return torch.cat(states)
-
-
-@contextmanager
-def _unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """A pass inside leaves no trace: neither in the network's buffers nor in torch's random numbers."""
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in network.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-        try:
-            yield
-        finally:
-            for module, name, buffer, content in buffers:
-                module._buffers[name] = buffer.copy_(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -29,9 +30,15 @@ def fresh_network(config: RunConfig, images: data.ImageSet, device: torch.device
     Raises:
         InvalidInput: the network does not fit the images, or into memory.
     """
-    network = _initialised(config, images)
-    check_fits(network, config.model, _image_shape(images), images)
-    return prepared(network, config.parsed, _image_shape(images), device)
+    with _own_random_numbers(device):
+        network = _initialised(config, images)
+        check_fits(network, config.model, _image_shape(images), images)
+        return prepared(network, config.parsed, _image_shape(images), device)
+
+
+def _own_random_numbers(device: torch.device) -> AbstractContextManager:
+    """What is drawn or seeded inside leaves the caller's numbers as they are."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def _initialised(config: RunConfig, images: data.ImageSet) -> nn.Module:
@@ -102,7 +109,7 @@ def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[n
     networks = []
     for member in config.members():
         folder = RunFolder.of(member, root)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's numbers are not ours
+        with _own_random_numbers(device):
             network = prepared(_initialised(member, images), member.parsed, _image_shape(images), device)
         load_weights(folder.path, network)
         networks.append(network)

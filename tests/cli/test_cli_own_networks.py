@@ -94,6 +94,26 @@ def test_lazy_layers_get_their_weights_before_training(command, method):
     command("evaluate", *words, "--samples", 2)
 
 
+@pytest.mark.filterwarnings("always")
+def test_a_network_whose_file_changed_after_training_is_warned_of(command):
+    file = Path("networks_that_change.py")
+    file.write_text(NETWORKS)
+    words = ("--model", "networks_that_change:lazy", "--method", "deep-ensemble:2", "--epochs", 1)
+    command("train", *words)
+    assert "has changed" not in command("evaluate", *words).stderr
+    file.write_text(NETWORKS + "CHANGED = True")
+    for again in ("train", "evaluate"):
+        said = command(again, *words).stderr
+        assert "the file of networks_that_change:lazy has changed since" in said
+        assert said.count("remove that folder to train it again") == 2  # of two members
+
+
+def test_a_factory_that_gives_its_network_twice_is_refused(fails):
+    Path("kept_networks.py").write_text(NETWORKS + "from functools import lru_cache\nkept = lru_cache(lazy)\n")
+    words = ("--model", "kept_networks:kept", "--method", "deep-ensemble:2", "--epochs", 1)
+    assert "kept_networks:kept returned the same network twice" in fails("train", *words, code=2)
+
+
 @pytest.mark.parametrize("width", ["100000", "1e9", "1e30"])
 def test_a_width_beyond_all_memory_is_never_allocated(fails, monkeypatch, width):
     def only_without_memory(*settings):

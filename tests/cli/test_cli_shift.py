@@ -217,3 +217,14 @@ def test_a_folder_whose_images_changed_is_noticed(shifted_once, tmp_path, comman
     (pictures / "c").rename(pictures / "b")
     for again in (["train", *words], ["evaluate", run]):
         assert "was trained on other images than folder:" in fails(*again, code=1)
+
+
+def test_a_folder_whose_images_changed_while_training_was_stopped_is_noticed(shifted_once, tmp_path, command, fails):
+    pictures = shutil.copytree(shifted_once[0].parent / "pictures", tmp_path / "pictures")
+    words = ["--data", f"folder:{pictures}", "--method", "single", "--runs", str(tmp_path / "runs"), *TINY]
+    run = Path(json.loads(command("train", *words, "--json").stdout)["run"])
+    (run / "training.json").unlink()  # as if it had been stopped before
+    command("train", *words)
+    (run / "training.json").unlink()
+    next((pictures / "a").iterdir()).unlink()
+    assert "holds a training with images" in fails("train", *words, code=1)

@@ -1,13 +1,15 @@
-"""Gaussian layers against closed forms."""
+"""Gaussian layers against closed forms, and in networks that use their layers in unusual ways."""
 
 import math
+import threading
 
 import pytest
 import torch
 from scipy import stats
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, RbueWarning
 from rbue.methods.gaussian_layers import gaussian_layers, make_gaussian, standard_normal, weight_draw
 
 
@@ -91,3 +93,113 @@ def test_bayesian_linear_regression_reaches_the_exact_posterior():
 def test_a_network_without_layers_to_make_random_is_refused():
     with pytest.raises(InvalidInput, match=r"Conv1d has no nn\.Conv2d or nn\.Linear"):
         make_gaussian(nn.Conv1d(3, 4, 2), relative_deviation=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    "computed",
+    [
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        parametrizations.weight_norm,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+    ids=["weight_norm", "spectral_norm", "parametrization", "prune"],
+)
+def test_layers_whose_weight_is_computed_stay_plain_with_a_warning(computed):
+    network = nn.Sequential(computed(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 3))
+    with pytest.warns(RbueWarning, match=r"as they are: 0 \(weight computed from other tensors\); where") as given:
+        make_gaussian(network, relative_deviation=0.1)
+    assert len(given) == 1
+    assert [path for path, _ in gaussian_layers(network)] == ["2"]
+    with pytest.raises(InvalidInput, match=r"for SVI to make random: it has 0 \(weight computed .*; use plain layers"):
+        make_gaussian(nn.Sequential(computed(nn.Linear(6, 5))), relative_deviation=0.1)
+
+
+class Subclass(nn.Conv2d):
+    pass
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches, self.attention = Subclass(3, 8, 2, 2), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.patched, self.classes = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.patched.forward = self.patched.forward
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        return self.classes(self.patched(self.attention(x, x, x)[0]).mean(1))
+
+
+def test_layers_that_cannot_be_made_gaussian_are_named_once():
+    left = r"patches \(class Subclass\), attention \(nn.MultiheadAttention\), patched \(forward set on the instance\);"
+    network = Attending()
+    with pytest.warns(RbueWarning, match=f"as they are: {left}") as given:
+        make_gaussian(network, relative_deviation=0.1)
+    assert len(given) == 1
+    assert [path for path, _ in gaussian_layers(network)] == ["classes"]
+
+
+def transformer():
+    """Layers 0 and 1 alone are Gaussian, which the fused kernel would leave out."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    network = nn.TransformerEncoder(layer, 2)
+    with pytest.warns(RbueWarning, match=r"layers\.0\.self_attn \(nn\.MultiheadAttention\), layers\.1\.self_attn "):
+        return make_gaussian(network, relative_deviation=1.0).eval()
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor([[False, False, True], [False, False, False]])])
+def test_draws_act_inside_transformer_layers_that_torch_would_fuse(mask):
+    network, x = transformer(), torch.randn(2, 3, 8)
+    found = []
+    with torch.no_grad():
+        for sample in (0, 1):
+            with weight_draw(network, 0, sample):
+                found.append(network(x, src_key_padding_mask=mask))
+    with weight_draw(network, 0, 0):
+        expected = network(x, src_key_padding_mask=mask)  # with gradients nothing is fused
+    torch.testing.assert_close(found[0], expected)
+    assert not torch.allclose(found[0], found[1])
+
+
+def test_the_switch_of_the_fused_kernel_is_put_back_when_draws_overlap_in_threads():
+    network, inside, leave = transformer(), threading.Event(), threading.Event()
+
+    def draw_until_told():
+        with weight_draw(network, 0, 0):
+            inside.set()
+            leave.wait(10)
+
+    other = threading.Thread(target=draw_until_told)
+    with weight_draw(transformer(), 0, 0):
+        other.start()
+        assert inside.wait(10)
+    assert not torch.backends.mha.get_fastpath_enabled()  # the other one still draws
+    leave.set()
+    other.join()
+    assert torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with weight_draw(network, 0, 0):
+            pass
+        assert not torch.backends.mha.get_fastpath_enabled()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [nn.DataParallel, lambda network: torch.compile(network, backend="eager")],
+    ids=["DataParallel", "torch.compile"],
+)
+def test_a_wrapper_leaves_the_draws_as_they_are(wrap):
+    torch.manual_seed(0)
+    network = make_gaussian(nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 4)), relative_deviation=1.0)
+    x, wrapped = torch.randn(3, 7), wrap(network)
+    with torch.no_grad():
+        with weight_draw(network, 5, 2):
+            expected = network(x)
+        with weight_draw(wrapped, 5, 2):
+            assert wrapped(x).equal(expected)

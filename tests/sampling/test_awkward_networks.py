@@ -162,6 +162,25 @@ def test_a_plan_is_made_again_for_a_network_that_was_changed(change):
     assert any(COMPANY in str(one.message) for one in caught) == (change != "mode")
 
 
+@pytest.mark.parametrize(("before", "after"), [(False, True), ("", "centred")])
+def test_a_plan_is_made_again_for_a_network_with_a_switch_that_was_turned(before, after):
+    class Switched(Layers):
+        centred = before
+
+        def forward(self, x):
+            h = torch.relu(self.first(x))
+            return self.last(h - h.mean(0) if self.centred else h)
+
+    x = torch.randn(16, 6)
+    net = converted(Switched, x)
+    net.centred = before
+    rbue.predict(net, x, samples=5)
+    net.centred = after
+    with pytest.warns(RbueWarning, match=COMPANY):
+        got = rbue.predict(net, x, samples=5, return_samples=True).samples
+    torch.testing.assert_close(got, drawn_one_by_one(net, x, 5), rtol=1e-4, atol=1e-6)
+
+
 def test_a_network_that_returns_its_own_memory_is_compared_with_what_it_returned_before():
     class Kept(Layers):
         def __init__(self):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,7 +15,7 @@ from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.methods import parse
 from rbue.training import Batches, Job, Recipe, recipe_for, train, train_together, trainer
 from rbue.training.batches import crop, epoch_seed
-from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
+from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, read_tensors, snapshot
 from rbue.training.step import Share, TrainingStep, restart_randomness
 
 CPU = torch.device("cpu")
@@ -266,6 +267,88 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path):
     with pytest.raises(RbueError, match="another network"):
         load_checkpoint(file, network, torch.optim.SGD(network.parameters(), lr=1))
     assert same(before, weights(network))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"recipe": replace(RECIPE, epochs=2)}, "epochs 6, not 2"),
+        ({"recipe": replace(RECIPE, milestones=(0.5,))}, r"milestones \[0.45, 0.675, 0.9\], not \[0.5\]"),
+        ({"run_seed": 1}, "seed 0, not 1"),
+        ({"method": parse("mc-droprelu:0.8")}, "method mc-droprelu:0.9, not mc-droprelu:0.8"),
+        ({"made_from": {"images": "other"}}, "images these, not other"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(changed, said, tmp_path):
+    method, file = parse("mc-droprelu:0.9"), tmp_path / "state.safetensors"
+    job = Job(fresh(method), method, batches(), RECIPE, 0, file, made_from={"images": "these"})
+    train(job, "plain")
+    network = fresh(method)
+    before = weights(network)
+    with pytest.raises(RbueError, match=f"{file} holds a training with {said}; remove it"):
+        train(replace(job, network=network, **changed), "plain")
+    assert same(before, weights(network))
+
+
+def test_a_checkpoint_from_before_settings_were_noted_is_continued(tmp_path):
+    method, file = parse("single"), tmp_path / "state.safetensors"
+    job = Job(fresh(method), method, batches(), RECIPE, 0, file)
+    train(job, "plain")
+    tensors, note = read_tensors(file)
+    del note["settings"]
+    writer = CheckpointWriter(file)
+    writer.start(tensors, note)
+    writer.close()
+    assert train(replace(job, network=fresh(method)), "plain").epochs == 6
+
+
+def test_a_checkpoint_that_says_nothing_is_not_readable(tmp_path):
+    file, network = tmp_path / "state.safetensors", fresh(parse("single"))
+    save_file({"weights.head.weight": torch.zeros(2)}, file)
+    with pytest.raises(RbueError, match="does not note an epoch"):
+        load_checkpoint(file, network, torch.optim.SGD(network.parameters(), lr=1))
+
+
+class AroundConverted(nn.Module):
+    """A network with random sites that itself was not converted."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.body, self.also = fresh(method), fresh(method)
+
+    def forward(self, x):
+        return self.body(x) + self.also(x)
+
+
+def test_converted_networks_inside_of_another_continue_with_their_masks(tmp_path):
+    method = parse("mc-droprelu:0.5")
+
+    def stop(report):
+        if report.epoch == 2:
+            raise KeyboardInterrupt
+
+    whole, stopped = AroundConverted(method), AroundConverted(method)
+    train_one(whole, parse("single"), batches(), 0)
+    file = tmp_path / "state.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        train_one(stopped, parse("single"), batches(), 0, checkpoint=file, report=stop)
+    continued = AroundConverted(method)
+    train_one(continued, parse("single"), batches(), 0, checkpoint=file)
+    assert same(weights(whole), weights(continued))
+    equal_parts = AroundConverted(method)
+    restart_randomness(equal_parts, 0, 0)
+    x = torch.linspace(-1, 1, 128).view(2, 1, 8, 8)
+    assert not torch.equal(equal_parts.body(x), equal_parts.also(x))
+
+
+def test_training_leaves_the_numbers_of_torch_alone():
+    method = parse("mc-droprelu:0.5")
+    network = fresh(method)
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    train_one(network, method, batches(), 0)
+    assert torch.rand(3).equal(expected)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x80\x04\x95"])

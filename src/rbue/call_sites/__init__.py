@@ -14,7 +14,7 @@ from rbue.call_sites.conversion import (
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.scope import running
 from rbue.call_sites.table import Placement, Site, SiteTable
-from rbue.call_sites.tracing import evaluating, innermost, sites
+from rbue.call_sites.tracing import evaluating, innermost, sites, unchanged
 
 __all__ = [
     "Conversion",
@@ -33,5 +33,6 @@ __all__ = [
     "running",
     "seed",
     "sites",
+    "unchanged",
     "uncounted",
 ]

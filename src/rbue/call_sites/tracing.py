@@ -203,6 +203,23 @@ def evaluating(network: nn.Module) -> Iterator[None]:
                     module.training = flag
 
 
+@contextmanager
+def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
+    """A pass inside leaves no trace: neither in the network's buffers nor in torch's random numbers."""
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in network.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        try:
+            yield
+        finally:
+            for module, name, buffer, content in buffers:
+                module._buffers[name] = buffer.copy_(content)
+
+
 _WAY_OUT = "give it ReLUs, or use rbue.Dropout(p), which needs none."
 
 

@@ -12,16 +12,20 @@ shape is added, with deviation ``σ = log(1 + exp(rho))``. Biases stay points. A
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from rbue import random_stream
+from rbue.call_sites import evaluating, innermost, unchanged
 from rbue.call_sites.table import path_word
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, warn
+from rbue.sampling.plans import uncompiled
 
 _TINY = 1e-16  # keeps the square root differentiable where a pre-activation has no variance
 
@@ -83,22 +87,56 @@ class GaussianConv2d(GaussianLayer, nn.Conv2d):
 
 GAUSSIAN: dict[type[nn.Module], type[GaussianLayer]] = {nn.Linear: GaussianLinear, nn.Conv2d: GaussianConv2d}
 
+_WAY_OUT = "use plain layers, without weight_norm, spectral_norm, pruning or parametrizations."
+
 
 def make_gaussian(network: nn.Module, relative_deviation: float) -> nn.Module:
     """Turn every ``nn.Conv2d`` and ``nn.Linear`` into a Gaussian one, in place.
 
-    The deviations start at ``relative_deviation / sqrt(fan_in)``: small against the weights themselves.
+    The deviations start at ``relative_deviation / sqrt(fan_in)``: small against the weights themselves. Layers like
+    these that have to stay as they are are named in a warning.
     """
-    layers = [(layer, GAUSSIAN[type(layer)]) for layer in network.modules() if type(layer) in GAUSSIAN]
+    inner = innermost(network)
+    layers: list[nn.Module] = []
+    left: list[str] = []
+    for path, layer in inner.named_modules():
+        obstacle = _obstacle(layer)
+        if obstacle is not None:
+            left.append(f"{path or 'the network'} ({obstacle})")
+        elif type(layer) in GAUSSIAN:
+            layers.append(layer)
+    names = ", ".join(left)
     if not layers:
-        raise InvalidInput(f"{type(network).__name__} has no nn.Conv2d or nn.Linear for SVI to make random.")
-    for layer, gaussian in layers:
+        found = f": it has {names}; {_WAY_OUT}" if left else "."
+        raise InvalidInput(f"{type(inner).__name__} has no nn.Conv2d or nn.Linear for SVI to make random{found}")
+    if left:
+        warn(f"SVI leaves the weights of these layers as they are: {names}; where they should be random, {_WAY_OUT}")
+    for layer in layers:
         weight: Tensor = layer.weight  # type: ignore[assignment]
         start = relative_deviation / math.sqrt(weight[0].numel())
         rho = math.log(math.expm1(start))
-        layer.__class__ = gaussian
+        layer.__class__ = GAUSSIAN[type(layer)]
         layer.weight_rho = nn.Parameter(torch.full_like(weight, rho))
     return network
+
+
+def _obstacle(layer: nn.Module) -> str | None:
+    """What keeps a convolution, linear layer or attention from becoming Gaussian; None for every other module too.
+
+    A weight computed from other tensors is computed in a hook or a property: later than it is drawn from, and a draw
+    would fill in what is pruned. A subclass may compute something else.
+    """
+    if isinstance(layer, nn.MultiheadAttention):
+        return "nn.MultiheadAttention"
+    if isinstance(layer, NonDynamicallyQuantizableLinear):  # a part of nn.MultiheadAttention, which is named itself
+        return None
+    if isinstance(layer, GaussianLayer) or not isinstance(layer, tuple(GAUSSIAN)):
+        return None
+    if "weight" not in layer._parameters:
+        return "weight computed from other tensors"
+    if type(layer) not in GAUSSIAN:
+        return f"class {type(layer).__name__}"
+    return "forward set on the instance" if "forward" in vars(layer) else None
 
 
 def gaussian_layers(network: nn.Module) -> Iterator[tuple[str, GaussianLayer]]:
@@ -110,16 +148,72 @@ def gaussian_layers(network: nn.Module) -> Iterator[tuple[str, GaussianLayer]]:
 
 @contextmanager
 def weight_draw(network: nn.Module, seed: int, sample: int) -> Iterator[None]:
-    """Inside the block the network is sample ``sample`` of its weights."""
-    layers = list(gaussian_layers(network))
+    """Inside the block the network is sample ``sample`` of its weights, whatever it is wrapped in."""
+    layers = list(gaussian_layers(innermost(network)))
     with torch.no_grad():
         for path, layer in layers:
             layer.drawn = layer.weight + layer.deviation * standard_normal(layer.weight, seed, sample, path_word(path))
     try:
-        yield
+        with _unfused():
+            yield
     finally:
         for _, layer in layers:
             layer.drawn = None
+
+
+_fused_before: list[bool] = []
+_fused_lock = threading.Lock()
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """Inside the block transformer layers call their parts, whose weights torch's fused kernel would read itself.
+
+    torch has one switch for all threads: the last block to go puts back what the first to come has found.
+    """
+    with _fused_lock:
+        _fused_before.append(torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        with _fused_lock:
+            torch.backends.mha.set_fastpath_enabled(_fused_before.pop())
+
+
+def idle_layers(network: nn.Module, example: Tensor) -> list[str]:
+    """The paths of Gaussian layers that one pass in evaluation mode does not call; it leaves no trace.
+
+    If the example does not pass through the network, nothing is known of its layers, and none is named.
+    """
+    network = innermost(network)
+    layers = list(gaussian_layers(network))
+    with suppress(Exception), unchanged(network, example.device), evaluating(network), uncompiled(), _unfused():
+        with _calls_noted(layers) as called:
+            network._call_impl(example)
+        return [path for path, _ in layers if path not in called]
+    return []
+
+
+@contextmanager
+def _calls_noted(layers: Sequence[tuple[str, GaussianLayer]]) -> Iterator[set[str]]:
+    """The paths of the layers that run inside the block; hooks would not see a call of ``forward`` itself."""
+    called: set[str] = set()
+
+    def noting(path: str, forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def noted(x: Tensor) -> Tensor:
+            called.add(path)
+            return forward(x)
+
+        return noted
+
+    for path, layer in layers:
+        layer.forward = noting(path, layer.forward)  # type: ignore[assignment, method-assign]
+    try:
+        yield called
+    finally:
+        for _, layer in layers:
+            del layer.forward
 
 
 def standard_normal(like: Tensor, seed: int, sample: int, site: int) -> Tensor:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, warn
 from rbue.methods.base import Loss, TrainingProgress, cross_entropy, register
-from rbue.methods.gaussian_layers import gaussian_layers, make_gaussian, weight_draw
+from rbue.methods.gaussian_layers import gaussian_layers, idle_layers, make_gaussian, weight_draw
 from rbue.methods.members import outputs_of
 from rbue.sampling.collect import SampleStream
 
@@ -56,8 +56,15 @@ class SVI:
                 raise InvalidInput(f"{name} of svi must lie between {lowest} and {highest}, not {value}.")
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
-        """Give every ``nn.Conv2d`` and ``nn.Linear`` Gaussian weights."""
-        return make_gaussian(network, self.deviation)
+        """Give every ``nn.Conv2d`` and ``nn.Linear`` Gaussian weights; warn of those that will have no effect."""
+        make_gaussian(network, self.deviation)
+        idle = idle_layers(network, example)
+        if idle:
+            warn(
+                f"the random weights of {', '.join(idle)} have no effect, since a pass over the example does not call "
+                "these layers; where the network reads a layer's weight, let it call the layer."
+            )
+        return network
 
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
         """Cross-entropy plus the weighted divergence from the prior, both an image."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from hashlib import sha256
 from importlib import import_module
 from numbers import Integral
 from types import ModuleType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from torch import nn
 
@@ -18,6 +20,8 @@ Factory = Callable[..., nn.Module]
 _F = TypeVar("_F", bound=Factory)
 
 _factories: dict[str, Factory] = {}
+_handed_out: WeakSet[nn.Module] = WeakSet()
+"""Networks of users' factories: two runs that shared one would train and measure each other's weights."""
 _FORM = "give a registered name or package.module:factory"
 
 
@@ -101,7 +105,21 @@ def _create_own(spec: str, wanted: dict[str, Any]) -> nn.Module:
         ) from error
     if not isinstance(network, nn.Module):
         raise InvalidInput(f"{spec} returned {_a_kind(network)}; it must return a torch.nn.Module.")
+    if network in _handed_out:
+        raise InvalidInput(f"{spec} returned the same network twice; it must make a new one at each call.")
+    _handed_out.add(network)
     return network
+
+
+def source_checksum(name: str) -> str | None:
+    """A checksum of the file that a network of one's own comes from, if there is such a file."""
+    if ":" not in name:
+        return None
+    try:
+        source = inspect.getsource(_module(name.partition(":")[0], name))
+    except (OSError, TypeError):
+        return None
+    return sha256(source.encode()).hexdigest()
 
 
 def _module(place: str, spec: str) -> ModuleType:

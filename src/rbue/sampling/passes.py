@@ -147,12 +147,15 @@ class StackedPasses:
 
 
 def _form(network: nn.Module) -> int:
-    """A number that changes with what could make a plan outdated: modules, their modes and hooks, lost statistics."""
+    """A number that changes with what could make a plan outdated: modules, their switches and hooks, lost statistics.
+
+    Switches are attributes such as ``training`` that hold a truth value or a text; numbers may count the calls.
+    """
     return hash(
         tuple(
             (
                 type(module),
-                module.training,
+                *((name, value) for name, value in vars(module).items() if isinstance(value, (bool, str))),
                 len(module._forward_hooks),
                 len(module._forward_pre_hooks),
                 *(buffer is None for buffer in module._buffers.values()),

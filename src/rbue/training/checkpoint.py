@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -106,10 +108,18 @@ class CheckpointWriter:
             self._thread.shutdown()
 
 
-def load_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer) -> dict:
-    """Put a checkpoint back into a network and its optimiser; return its progress."""
+def load_checkpoint(
+    path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, settings: Mapping[str, Any] | None = None
+) -> dict:
+    """Put a checkpoint back into a network and its optimiser; return its progress.
+
+    Raises:
+        RbueError: it cannot be read, is of another network, or notes other settings than these; it may note none.
+    """
     network = innermost(network)
     tensors, progress = read_tensors(path)
+    if settings is not None:
+        _refuse_other_settings(path, progress.get("settings", {}), settings)
     weights = {name[len(_WEIGHTS) :]: value for name, value in tensors.items() if name.startswith(_WEIGHTS)}
     put_weights(network, weights, path)
     for name, parameter in network.named_parameters():
@@ -119,11 +129,22 @@ def load_checkpoint(path: Path, network: nn.Module, optimiser: torch.optim.Optim
     return progress
 
 
+def _refuse_other_settings(path: Path, noted: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    for name, value in noted.items():
+        if value != settings.get(name):
+            raise RbueError(
+                f"{path} holds a training with {name} {value}, not {settings.get(name)}; remove it to start again, or "
+                "give another file."
+            )
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
     """The tensors and the progress note of a file; nothing in it is ever executed."""
     try:
         with safe_open(path, "pt") as file:
-            note = json.loads((file.metadata() or {}).get(_META, "{}"))
+            note = json.loads((file.metadata() or {}).get(_META, "null"))
+        if not isinstance(note, dict) or not isinstance(note.get("epoch"), int):
+            raise ValueError("it does not note an epoch")
         return load_file(path), note
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise RbueError(f"{path} is not a readable checkpoint ({error}); remove it to start again.") from error

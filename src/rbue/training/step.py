@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rbue.call_sites import count_call, innermost, seed, uncounted
 from rbue.call_sites.following import CONVERSION
+from rbue.call_sites.table import path_word
 from rbue.errors import InvalidInput
 from rbue.methods.base import Loss, Method, TrainingProgress
 from rbue.training.batches import Batches, epoch_seed
@@ -156,12 +157,14 @@ class TrainingStep:
 def restart_randomness(network: nn.Module, run_seed: int, epoch: int, rank: int = 0) -> None:
     """Begin the random numbers of one epoch: torch's own, different for each process, and the network's stream.
 
-    The stream numbers the images of a batch, so that all processes share its seed.
+    The stream numbers the images of a batch, so that all processes share its seed. Converted networks inside of others
+    have streams of their own.
     """
     fresh = epoch_seed(run_seed, epoch)
     torch.manual_seed(epoch_seed(fresh, rank) if rank else fresh)
-    if CONVERSION in innermost(network).__dict__:
-        seed(network, fresh)
+    for path, module in innermost(network).named_modules():
+        if CONVERSION in module.__dict__:
+            seed(module, epoch_seed(fresh, path_word(path)) if path else fresh)
 
 
 def _optimiser(network: nn.Module, method: Method, recipe: Recipe, device: torch.device) -> torch.optim.SGD:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from rbue.errors import RbueError, warn
-from rbue.methods.base import Method
+from rbue.methods.base import Method, spec_of
 from rbue.training.batches import Batches
 from rbue.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
 from rbue.training.engines import Engine, PlainEngine, engine_for
@@ -71,6 +72,8 @@ class Job:
         checkpoint: file to continue from and to write to; None keeps nothing.
         report: called after each epoch.
         share: the part of each batch this process trains on.
+        made_from: what else decides the training, ready for JSON, such as a checksum of the images. A checkpoint notes
+            it, with the method, the recipe and the seed; one that was made from something else is refused.
     """
 
     network: nn.Module
@@ -81,6 +84,12 @@ class Job:
     checkpoint: Path | None = None
     report: Callable[[EpochReport], None] | None = None
     share: Share = field(default_factory=Share)
+    made_from: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the training, as it is read back from JSON."""
+        own = {"method": spec_of(self.method), "seed": self.run_seed, **asdict(self.recipe)}
+        return dict(json.loads(json.dumps({**own, **self.made_from})))
 
 
 def train(job: Job, engine: str = "auto") -> TrainingSummary:
@@ -100,8 +109,14 @@ def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSu
 
     Masks, batches and rates are those of training alone. (Noise that a method draws from torch's own generator is not:
     such a method should train alone.) One that diverges ends, and its error is given in place of a summary; the others
-    go on.
+    go on. Torch's generators are afterwards where they were.
     """
+    gpus = {job.batches.images.device for job in jobs if job.batches.images.device.type == "cuda"}
+    with torch.random.fork_rng(gpus):
+        return _train_together(jobs, engine)
+
+
+def _train_together(jobs: Sequence[Job], engine: str) -> list[TrainingSummary | Diverged]:
     start = time.perf_counter()
     runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
     try:
@@ -139,7 +154,7 @@ class _Runner:
         self.step = TrainingStep(job.network, job.method, job.batches, job.recipe, job.run_seed, job.share)
         self.progress: dict[str, Any] = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
         if job.checkpoint is not None and job.checkpoint.exists():
-            self.progress = load_checkpoint(job.checkpoint, job.network, self.step.optimiser)
+            self.progress = load_checkpoint(job.checkpoint, job.network, self.step.optimiser, job.settings())
         self.engine: Engine = PlainEngine(self.step)  # of one that has nothing left to run
         if not self.finished:
             self.engine = engine_for(self.step, engine, int(self.progress["epoch"]))
@@ -181,7 +196,7 @@ class _Runner:
         seconds = self.progress["seconds"] + (now - self.last_look) / together
         self.last_look = now
         self.progress |= {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
-        self.progress["engine"] = self.engine.name
+        self.progress |= {"engine": self.engine.name, "settings": self.job.settings()}
         if self.job.report is not None:
             rate = self.job.recipe.rate_at(epoch)
             seconds = (now - self.epoch_start) / together
@@ -218,4 +233,4 @@ class _Runner:
 
     def summary(self) -> TrainingSummary:
         names = ("seconds", "loss", "accuracy", "engine", "side_by_side")
-        return TrainingSummary(self.job.recipe.epochs, **{name: self.progress[name] for name in names})
+        return TrainingSummary(self.progress["epoch"], **{name: self.progress[name] for name in names})
