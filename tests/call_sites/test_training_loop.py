@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from style_networks import images, mlp, rows, run
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import rbue
+from rbue.errors import RbueWarning
 
 
 def moons(count: int = 256) -> tuple[Tensor, Tensor]:
@@ -127,3 +131,54 @@ def test_compiled_network_learns() -> None:
     assert sum(losses[-10:]) < 0.3 * sum(losses[:10])
     x, y = moons()
     assert (rbue.predict(model.eval(), x, samples=20).label == y).float().mean() > 0.97
+
+
+class OwnReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (ctx.saved_tensors[0] > 0)
+
+
+class WithOwnReLU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(OwnReLU.apply(self.first(x)))
+
+
+def test_a_relu_whose_backward_is_the_users_is_warned_of_once_and_only_in_training():
+    x = torch.randn(4, 6)
+    network = rbue.convert(WithOwnReLU(), rbue.DropReLU(0.5), example=x)
+    with torch.no_grad():
+        network(x)
+    rbue.predict(network, x, samples=2)
+    with pytest.warns(RbueWarning, match=r"the ReLU at .* is random, but the gradients of OwnReLU around it are not"):
+        network(x)
+    network(x)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inside, reentrant):
+        super().__init__()
+        self.inside, self.reentrant = inside, reentrant
+
+    def forward(self, x):
+        return checkpoint(self.inside, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpointed_relu_is_not_warned_of(reentrant):
+    """Its backward runs it again, with the same masks."""
+    x = torch.randn(4, 6)
+    network = nn.Sequential(nn.Linear(6, 8), Checkpointed(nn.ReLU(), reentrant))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of torch's, in the pass that looks for sites without gradients
+        warnings.simplefilter("error", RbueWarning)
+        rbue.convert(network, rbue.DropReLU(0.5), example=x)(x).sum().backward()

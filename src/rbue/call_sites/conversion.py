@@ -17,6 +17,7 @@ from rbue.call_sites import checkpointing, draws, following, scope, tracing
 from rbue.call_sites.forms import ReluCall
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.kinds import RELUS, LayerCall, SiteCall, SiteKind, kind_for
+from rbue.call_sites.own_backward import function_around
 from rbue.call_sites.postponing import Postponing
 from rbue.call_sites.prefix import SharingMode, is_unsampled
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
@@ -105,6 +106,16 @@ class Conversion:
             _warn_unreached(self.kind.noun, path, call)
         return False
 
+    def warn_of_own_backward(self, x: Tensor, path: str, call: int) -> None:
+        """Warn, once a site, that its gradients are not those of what it computes."""
+        function = function_around(x)
+        if function is not None and (path, call) not in self.warned:
+            self.warned.add((path, call))
+            warn(
+                f"the {self.kind.noun} at {Site(0, path, call, '', ()).name} is random, but the gradients of "
+                f"{function.__name__} around it are not; to train the network, call torch.relu there instead."
+            )
+
     def _mean(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         if isinstance(call, LayerCall) or isinstance(self.activation, Dropout) or not self.is_random(path, number):
             return proceed()  # dropout keeps the mean
@@ -171,6 +182,7 @@ class _RandomSites:
             raise InvalidInput("the first tensor given to a converted network must have the batch, but it has no rows.")
         if self.draw.seen is not None:
             self.draw.seen.append(x.shape[0])
+        self.conversion.warn_of_own_backward(x, path, number)
         keys, repeat = self._keys(path, number), 1
         if self.draw.repeat > 1 and is_unsampled(x):
             repeat = self.draw.repeat
