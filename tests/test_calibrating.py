@@ -176,10 +176,23 @@ def test_what_is_refused(root):
     other = {**results[KEY], "data": {**results[KEY]["data"], "sha256": {"images": "0", "labels": "0"}}}
     folder.write("results", {KEY: other})
     refused("other test images of digits")
+    for form in ([3], {KEY: 3}):
+        folder.write("results", form)
+        refused(r"results\.json has another form; remove it")
     (folder.path / "results.json").unlink()
     refused("is not measured yet; run `rbue evaluate ")
     folder.write("results", results)
     assert calibrate_run(run, root)[0] == KEY
+
+
+@pytest.mark.parametrize("form", [[3], {KEY: 3}])
+def test_a_calibration_of_another_form(root, form):
+    run = config("mc-droprelu:0.9")
+    folder = RunFolder.of(run, root)
+    folder.write("calibration", form)
+    for ask in (lambda: calibrate_run(run, root), lambda: lacks_calibration(folder, KEY)):
+        with pytest.raises(RbueError, match=r"calibration\.json has another form; remove it"):
+            ask()
 
 
 def test_a_bound_is_told_and_no_warning(root):

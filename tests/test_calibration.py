@@ -66,6 +66,17 @@ def test_applying_is_the_softmax_of_the_scaled_logits():
     torch.testing.assert_close(Temperature(2.5)(probs), powers / powers.sum(1, keepdim=True))
 
 
+@pytest.mark.parametrize("value", [5e-324, 1e-320, 1e-308, 1e-300, 1e300])
+def test_no_temperature_is_too_extreme(value):
+    probs = torch.full((3, 1000), 1e-3, dtype=torch.float64)
+    probs[1, 7], probs[1, 8] = 1.5e-3, 0.5e-3
+    probs[2] = torch.nn.functional.one_hot(torch.tensor(3), 1000)
+    one = torch.nn.functional.one_hot(torch.tensor(7), 1000).double()
+    torch.testing.assert_close(
+        Temperature(value)(probs), torch.stack([probs[0], one if value < 1 else probs[0], probs[2]])
+    )
+
+
 def test_it_calibrates():
     logits, labels = overconfident(images=5000)
     half = slice(0, 2500), slice(2500, None)

@@ -1,5 +1,6 @@
 """Where a run lives, what it trains on, and what it keeps."""
 
+import io
 from dataclasses import fields, replace
 
 import numpy as np
@@ -52,6 +53,40 @@ def test_stored_probabilities_are_replaced_whole_or_not_at_all(tmp_path, monkeyp
     with pytest.raises(RbueError, match="No space left"):
         write_probs(path, np.array([[0.5, 0.5], [0.5, 0.5]], np.float32))
     assert read_probs(path).tolist() == [[0.25, 0.75]]
+
+
+def several_arrays():
+    buffer = io.BytesIO()
+    np.savez(buffer, a=np.ones((2, 2)), b=np.ones(3))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (several_arrays(), "holds several arrays"),
+        (b"PK\x03\x04 and no more", "cannot be read"),
+        (np.ones((3, 4), np.int8), "holds int8"),
+        (np.ones((3, 4), complex), "holds complex128"),
+        (np.array([["0.5", "0.5"]]), "holds <U3"),
+        (np.array([[0.5, 0.5], [0, 0]], np.float16), "holds no probabilities in 1 of 2 rows, the first of them row 1"),
+        (
+            np.array([[np.nan, 0.5], [0.5, 0.5]], np.float16),
+            "holds no probabilities in 1 of 2 rows, the first of them row 0",
+        ),
+        (np.array([[np.inf, 0.5]], np.float16), "holds no probabilities in 1 of 1 rows"),
+        (np.array([[-1.0, 2.0]], np.float16), "holds no probabilities in 1 of 1 rows"),
+        (np.ones((3, 0), np.float16), "holds no probabilities in 3 of 3 rows"),
+    ],
+)
+def test_damaged_probabilities_are_named(tmp_path, content, said):
+    path = tmp_path / "probs.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    with pytest.raises(RbueError, match=rf"probs\.npy {said}.*; remove it to have it made again\.$"):
+        read_probs(path)
 
 
 def test_settings_that_cannot_be_read_are_written_anew_by_the_next_training(tmp_path):

@@ -305,8 +305,148 @@ def test_a_run_without_weights_or_data_gives_its_rows(runs, monkeypatch):
     root, config = runs
     rows = measure(config, root, severities=[1])
     (RunFolder.of(config, root).path / "weights.safetensors").unlink()
+    monkeypatch.setattr(together, "is_here", lambda _: False)
     monkeypatch.setattr(data, "load", lambda *_: 1 / 0)
     assert measure(config, root, severities=[1]) == rows
+
+
+@pytest.fixture
+def own_pictures(tmp_path):
+    """Pictures to change, and the networks of an ensemble trained on them: the folder, the root and the settings."""
+    name = write_pictures(tmp_path / "own")
+    recipe = recipe_for(name, epochs=1, batch=16)
+    whole = RunConfig(name, "small_cnn", "deep-ensemble:2", width=0.25, recipe=recipe)
+    train_run(whole, tmp_path / "runs", CPU)
+    return tmp_path / "own", tmp_path / "runs", whole
+
+
+def repaint(pictures, split):
+    """Change the pictures of one class."""
+    for path in (pictures / split / "a").iterdir():
+        Image.fromarray(255 - np.asarray(Image.open(path))).save(path)
+
+
+def change(root, member, *, without=(), **changes):
+    """Change what the rows of a run say."""
+    store = ShiftStore(RunFolder.of(member, root))
+    for row in store.find(member, Setting(6)).values():
+        store.add({**{name: value for name, value in row.items() if name not in without}, **changes})
+
+
+def take_weights(config, root):
+    for member in config.members():
+        (RunFolder.of(member, root).path / "weights.safetensors").unlink()
+
+
+def test_other_test_images_in_a_folder_are_measured_anew(own_pictures, predictions):
+    pictures, root, whole = own_pictures
+    single = whole.members()[0]
+    before = {config: measure(config, root, severities=[1]) for config in (single, whole)}
+    assert before[single][0]["clean_sha256"] == data.load(single.data, "test").record()["sha256"]
+    repaint(pictures, "test")
+    predictions[0].clear()
+    after = {config: measure(config, root, severities=[1]) for config in (single, whole)}
+    assert len(predictions[0]) == 2 * 3
+    for config in (single, whole):
+        assert all(old["nll"] != new["nll"] for old, new in zip(before[config], after[config], strict=True))
+        assert measure(config, root, severities=[1]) == after[config]
+    assert len(predictions[0]) == 2 * 3
+    repaint(pictures, "test")
+    take_weights(whole, root)
+    for config in (single, whole):
+        with pytest.raises(RbueError, match=r"on other test images than folder:.* holds now; its weights are not kept"):
+            measure(config, root, severities=[1])
+
+
+def test_rows_that_do_not_say_on_which_images_are_believed(own_pictures, predictions):
+    pictures, root, whole = own_pictures
+    single = whole.members()[0]
+    measure(single, root)
+    change(root, single, without=["clean_sha256", "probs_sha256"])
+    rows = measure(single, root)
+    repaint(pictures, "test")
+    predictions[0].clear()
+    assert measure(single, root) == rows
+    assert not predictions[0]
+
+
+def test_networks_trained_on_other_images_are_not_measured(own_pictures):
+    pictures, root, whole = own_pictures
+    rows = measure(whole, root, severities=[1])
+    repaint(pictures, "train")
+    assert measure(whole, root, severities=[1]) == rows
+    with pytest.raises(RbueError, match=r"single-seed0-.* was trained on other images than folder:.* holds now"):
+        measure(whole, root)
+
+
+def test_probabilities_of_another_measurement_are_not_combined(runs, predictions):
+    root, config = runs
+    whole = ensemble_of(config)
+    wanted = measure(whole, root, severities=[1])
+    shutil.rmtree(RunFolder.of(whole, root).path)
+    store = ShiftStore(RunFolder.of(whole.members()[1], root))
+    store.save_probs(CELLS[0], store.load_probs(CELLS[0])[::-1])
+    predictions[0].clear()
+    assert measure(whole, root, severities=[1]) == wanted
+    assert len(predictions[0]) == 1  # that one again
+    assert "probs_sha256" not in wanted[0]
+    shutil.rmtree(RunFolder.of(whole, root).path)
+    store.save_probs(CELLS[0], store.load_probs(CELLS[0])[::-1])
+    take_weights(whole, root)
+    with pytest.raises(
+        RbueError, match=r"single-seed1.* with other probabilities than .*fog-1\.npy holds; its weights"
+    ):
+        measure(whole, root, corruptions=["fog"], severities=[1])
+    with pytest.warns(RbueWarning, match=r"lacks 1 of 3 measurements .* with other probabilities than"):
+        assert measure(whole, root, severities=[1]) == wanted[1:]
+
+
+@pytest.mark.parametrize("last", ["add", "save_probs"])
+def test_a_stop_between_row_and_probabilities_leaves_nothing_that_is_taken_for_both(runs, monkeypatch, last):
+    """An earlier row, of other images and from before checksums were noted, must not get the new probabilities."""
+    root, config = runs
+    whole = ensemble_of(config)
+    first = whole.members()[0]
+    one = {"corruptions": ["fog"], "severities": [1]}
+    measure(first, root, **one)
+    change(root, first, variant="of another set", without=["probs_sha256"])
+    shutil.rmtree(RunFolder.of(first, root).path / "shift")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ShiftStore, last, stop)
+    with pytest.raises(KeyboardInterrupt):
+        measure(whole, root, **one)
+    monkeypatch.undo()
+    assert ShiftStore(RunFolder.of(first, root)).find(first, Setting(6), with_probs=True) == {}
+
+
+@pytest.mark.parametrize("shape", [(32, 3), (33, 2)])
+def test_probabilities_of_another_shape(runs, shape):
+    root, config = runs
+    whole = ensemble_of(config)
+    for member in whole.members():
+        measure(member, root, severities=[1])
+        change(root, member, without=["probs_sha256"])
+    ShiftStore(RunFolder.of(member, root)).save_probs(CELLS[0], np.ones(shape, np.float32))
+    with pytest.raises(RbueError, match=r"single-seed1.*fog-1\.npy has shape \(\d+, \d\) instead of \(33, 3\)"):
+        measure(whole, root, severities=[1])
+
+
+def test_members_measured_on_other_clean_images_are_not_mixed(runs, monkeypatch):
+    root, config = runs
+    whole = ensemble_of(config)
+    measure(whole, root, severities=[1])
+    shutil.rmtree(RunFolder.of(whole, root).path)
+    first, second = whole.members()
+    monkeypatch.setattr(together, "is_here", lambda _: False)  # the rows are all that tells
+    known = {"images": "other", "labels": "other"}
+    change(root, second, clean_sha256=known)
+    with pytest.raises(RbueError, match=r"different images of fog severity 1 \(made from other test images\); remove"):
+        measure(whole, root, severities=[1])
+    change(root, first, without=["clean_sha256"])
+    assert [row["clean_sha256"] for row in measure(whole, root, severities=[1])] == [known] * 3
 
 
 def test_members_measured_on_other_images_are_not_mixed(runs):
@@ -315,17 +455,12 @@ def test_members_measured_on_other_images_are_not_mixed(runs):
     measure(whole, root, severities=[1])
     shutil.rmtree(RunFolder.of(whole, root).path)
 
-    def change(member, **changes):
-        store = ShiftStore(RunFolder.of(member, root))
-        for row in store.find(member, Setting(6)).values():
-            store.add({**row, **changes})
-
     for other in ({"labels_sha256": "z"}, {"variant": "published CIFAR-10-C: fog, severity 1"}):
-        change(whole.members()[1], **other)
+        change(root, whole.members()[1], **other)
         with pytest.raises(RbueError, match=r"different images of fog severity 1 .*remove .*shift\.json"):
             measure(whole, root, severities=[1])
     for member in whole.members():
-        change(member, variant="x", labels_sha256="y")
+        change(root, member, variant="x", labels_sha256="y")
     with pytest.raises(RbueError, match="belong to images that are not on this machine"):
         measure(whole, root, severities=[1])
 
@@ -439,10 +574,44 @@ def test_an_untrained_run(tmp_path, runs):
         measure(runs[1], tmp_path / "nowhere")
 
 
-def test_a_file_of_another_form(runs):
-    (RunFolder.of(runs[1], runs[0]).path / "shift.json").write_text("[]")
-    with pytest.raises(RbueError, match="another form; remove it"):
-        measure(runs[1], runs[0])
+ROW = {**Cell("fog", 1)._asdict(), "samples_asked": 6, "seed": 0, "accuracy": 0.5, "ece": 0.1}
+ROW |= {"variant": "generated: fog", "labels_sha256": "0"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"rows": []},
+        {"rows": {}, "environments": {}},
+        {"rows": [3], "environments": {}},
+        *({"rows": [{name: ROW[name] for name in ROW if name != left_out}], "environments": {}} for left_out in ROW),
+        {"rows": [{**ROW, "corruption": "rain"}], "environments": {}},
+        {"rows": [{**ROW, "severity": 6}], "environments": {}},
+        {"rows": [{**ROW, "accuracy": "high"}], "environments": {}},
+        {"rows": [{**ROW, "seed": "0"}], "environments": {}},
+        {"rows": [ROW], "environments": []},
+        {"rows": [ROW], "environments": {"a": 3}},
+    ],
+)
+def test_a_file_of_another_form(runs, content):
+    folder = RunFolder.of(runs[1], runs[0])
+    folder.write("shift", {"rows": [ROW], "environments": {}})
+    assert measure(runs[1], runs[0], corruptions=["fog"], severities=[1]) == [ROW]
+    folder.write("shift", content)
+    with pytest.raises(RbueError, match=r"shift\.json has another form; remove it"):
+        measure(runs[1], runs[0], corruptions=["fog"], severities=[1])
+
+
+@pytest.mark.parametrize("content", [[3], {"samples=6,seed=0": 3}])
+def test_results_of_another_form(runs, content):
+    root, config = runs
+    folder = RunFolder.of(config, root)
+    folder.write("results", content)
+    with pytest.raises(RbueError, match=r"results\.json has another form; remove it"):
+        clean_result(config, folder, Setting(6))
+    with pytest.raises(RbueError, match=r"results\.json has another form; remove it"):
+        evaluate_run(config, root, CPU, samples=6)
 
 
 def test_grey_images_stay_grey(tmp_path):

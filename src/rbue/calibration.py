@@ -129,7 +129,9 @@ class Temperature:
             values: Probabilities or logits, ``(B, C)`` or ``(B, C, ...)``.
             inputs: Whether ``values`` are "probs" or "logits".
         """
-        rows = (_log_scores(values, inputs) / self.value).softmax(dim=1)
+        scores = _log_scores(values, inputs)
+        # The greatest becomes 0, which stays 0 at any temperature; divided by a tiny one, all could become infinite.
+        rows = ((scores - scores.amax(dim=1, keepdim=True)) / self.value).softmax(dim=1)
         shape = (values.shape[0], *values.shape[2:], values.shape[1])
         return rows.reshape(shape).movedim(-1, 1).to(values.dtype)
 

@@ -14,6 +14,7 @@ from rbue.call_sites import innermost
 from rbue.environment import facts
 from rbue.errors import RbueError, warn
 from rbue.fitting import draws_from_torch
+from rbue.models.registry import source_checksum
 from rbue.networks import fresh_network
 from rbue.runs import RunConfig, RunFolder
 from rbue.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
@@ -107,7 +108,7 @@ def warn_of_changed_code(config: RunConfig, root: Path) -> None:
     for member in config.members():
         folder = RunFolder.of(member, root)
         noted = (folder.read("training") or {}).get("model_sha256")
-        if noted is not None and noted != models.source_checksum(member.model):
+        if noted is not None and noted != source_checksum(member.model):
             warn(
                 f"the file of {member.model} has changed since {folder.path} was trained; remove that folder to train "
                 "it again if the change matters."
@@ -160,7 +161,7 @@ def _train_networks(
     peak = torch.cuda.max_memory_allocated(device) if only_one else None
     for config, folder, job, outcome in zip(configs, folders, jobs, outcomes, strict=True):
         if is_first() and not isinstance(outcome, Diverged):
-            _finish(folder, job, outcome, peak, images, shard_mib, models.source_checksum(config.model))
+            _finish(folder, job, outcome, peak, images, shard_mib, source_checksum(config.model))
     return {config: one for config, one in zip(configs, outcomes, strict=True) if isinstance(one, Diverged)}
 
 

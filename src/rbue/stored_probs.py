@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +19,31 @@ SMALLEST_HALF = np.float16(2.0**-24)
 
 
 def write_probs(path: Path, probs: NDArray[np.float32]) -> str:
-    """Keep mean probabilities ``(N, C)``; gives the checksum of the file, for the measurement they belong to.
+    """Keep mean probabilities ``(N, C)``; gives the checksum of the file, for the measurement they belong to."""
+    content = file_content(probs)
+    write_bytes(path, content)
+    return checksum(content)
+
+
+def file_content(probs: NDArray[np.float32]) -> bytes:
+    """The file that keeps mean probabilities.
 
     None becomes 0, which would make the NLL of an ensemble infinite: what is too small for ``float16`` is raised to its
     smallest number, 6e-8.
     """
     buffer = io.BytesIO()
     np.save(buffer, np.maximum(probs.astype(np.float16), SMALLEST_HALF), allow_pickle=False)
-    write_bytes(path, buffer.getvalue())
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
+    return buffer.getvalue()
+
+
+def checksum(content: bytes) -> str:
+    """The checksum of such a file."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def checksum_of(path: Path) -> str:
     """The checksum of kept probabilities."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return checksum(path.read_bytes())
 
 
 def belong_to(path: Path, result: Mapping[str, Any]) -> bool:
@@ -45,11 +57,23 @@ def belong_to(path: Path, result: Mapping[str, Any]) -> bool:
 def read_probs(path: Path) -> NDArray[np.float32]:
     """Mean probabilities kept earlier, summing to one again after their rounding."""
     try:
-        probs = np.load(path, allow_pickle=False).astype(np.float32)
-    except (OSError, ValueError, EOFError) as error:
+        with path.open("rb") as file:
+            stored = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise RbueError(f"{path} cannot be read ({error}); remove it to have it made again.") from error
-    if probs.ndim != 2:
+    if not isinstance(stored, np.ndarray) or stored.dtype.kind != "f":
+        what = stored.dtype if isinstance(stored, np.ndarray) else "several arrays"
+        raise RbueError(f"{path} holds {what} instead of floats; remove it to have it made again.")
+    if stored.ndim != 2:
         raise RbueError(
-            f"{path} has shape {probs.shape} instead of (images, classes); remove it to have it made again."
+            f"{path} has shape {stored.shape} instead of (images, classes); remove it to have it made again."
         )
-    return probs / probs.sum(1, keepdims=True)
+    probs = stored.astype(np.float32)
+    sums = probs.sum(1, keepdims=True)
+    wrong = np.flatnonzero(~((probs >= 0).all(1) & (sums[:, 0] > 0) & np.isfinite(sums[:, 0])))
+    if len(wrong):
+        raise RbueError(
+            f"{path} holds no probabilities in {len(wrong)} of {len(probs)} rows, the first of them row {wrong[0]}; "
+            "remove it to have it made again."
+        )
+    return probs / sums

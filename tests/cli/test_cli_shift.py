@@ -119,6 +119,46 @@ def test_clean_results_are_the_start_of_the_curves(shifted, command, monkeypatch
     assert Path("shift").is_dir()
 
 
+@pytest.mark.filterwarnings("always::rbue.errors.RbueWarning")
+def test_runs_on_different_images_are_not_shown_as_if_they_compared(shifted, command, as_json):
+    words = [shifted["single"], shifted["mc-droprelu:0.9"], "--corruptions", "fog,frost", "--severities", 1]
+    result = command("shift", *words, "--samples", 4)
+    assert "under 2 corruptions (generated, frost: drawn ice)" in result.stdout
+    assert "note:" not in result.stderr
+    path = shifted["mc-droprelu:0.9"] / "shift.json"
+    content = json.loads(path.read_text())
+    fog, frozen = sorted(content["rows"], key=lambda row: row["corruption"])
+    for row, other in (
+        (fog, "published CIFAR-10-C: fog, severity 1"),
+        (frozen, frozen["variant"].replace("drawn ice, version 1", "photographs, sha256 0123")),
+    ):
+        changed = [{**one, "variant": other} if one is row else one for one in content["rows"]]
+        path.write_text(json.dumps({**content, "rows": changed}))
+        result = command("shift", *words, "--samples", 4)
+        (said,) = (line for line in result.stderr.splitlines() if line.startswith("note:"))
+        assert "single and mc-droprelu:0.9 were not measured on the same damaged images" in said
+        assert f"({row['variant']!r} and {other!r})" in said
+        assert str(path) in said
+    assert "(generated, frost: drawn ice and photographs)" in result.stdout
+
+
+@pytest.mark.parametrize("columns", [40, 50, 60, 80, 120])
+def test_names_and_numbers_stay_whole_in_narrow_terminals(shifted, command, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    words = ["shift", *shifted.values(), "--corruptions", "elastic_transform", "--severities", "1,5", "--samples", 4]
+    shown = command(*words).stdout.splitlines()
+    table = shown[1 : next(place for place, line in enumerate(shown) if line.startswith("mean and worst"))]
+    rows = [line.split() for line in table]
+    assert {"single", "deep-ensemble:2", "mc-droprelu:0.9"} <= {row[0] for row in rows if row}
+    assert not any("…" in line for line in table)
+    assert max(len(line) for line in table if not line.startswith("no room")) <= columns
+    left_out = {40: "hardest, worst", 50: "hardest, worst", 60: "hardest"}.get(columns)
+    assert [line for line in table if "no room" in line] == (
+        [f"no room for {left_out}; --json has everything"] if left_out else []
+    )
+    assert any("hardest" in row for row in rows if "method" in row) == (columns >= 80)
+
+
 def test_without_matplotlib(shifted, command, monkeypatch):
     usual = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "matplotlib" else usual(name))
@@ -215,7 +255,7 @@ def test_a_folder_whose_images_changed_is_noticed(shifted_once, tmp_path, comman
     (pictures / "a").rename(pictures / "c")
     (pictures / "b").rename(pictures / "a")
     (pictures / "c").rename(pictures / "b")
-    for again in (["train", *words], ["evaluate", run]):
+    for again in (["train", *words], ["evaluate", run], ["shift", run, *FEW]):
         assert "was trained on other images than folder:" in fails(*again, code=1)
 
 

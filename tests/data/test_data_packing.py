@@ -91,6 +91,37 @@ def test_a_damaged_pack_is_refused(stored, tmp_path, nothing_left):
     nothing_left(tmp_path / "there")
 
 
+SUMS = {"images": "0", "labels": "0"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": 3},
+        {"splits": {}},
+        {"splits": []},
+        {"splits": {"test": {}}},
+        {"splits": {"test": 3}},
+        {"splits": {"test": {"variant": ["official"], "sha256": SUMS}}},
+        {"splits": {"test": {"variant": "official", "sha256": {}}}},
+        {"splits": {"test": {"variant": "official", "sha256": {**SUMS, "more": "0"}}}},
+        {"parts": None},
+        {"parts": [{}]},
+        {"parts": [{"file": 3, "sha256": "0"}]},
+        {"parts": ["part-000.bin"]},
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(stored, tmp_path, changes, nothing_left):
+    data.pack("cifar10", tmp_path / "pack", root=stored)
+    path = tmp_path / "pack" / "pack.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(
+        data.DataError, match=r"pack\.json is not the manifest of a pack of format 1; pack the set again"
+    ):
+        data.unpack(tmp_path / "pack", tmp_path / "there")
+    nothing_left(tmp_path / "there")
+
+
 def test_a_full_disk_leaves_nothing(stored, tmp_path, monkeypatch):
     def full(file, block):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -328,6 +328,13 @@ def test_damage_to_a_stored_set_is_seen(shrink, tmp_path, monkeypatch):
     np.save(path, np.zeros((3, 3), np.uint8))
     with pytest.raises(data.DataError, match=r"\(3, 3\) instead of"):
         data.load("cifar10", "test", tmp_path / "root")
+    with path.open("wb") as file:
+        np.savez(file, np.zeros(3, np.uint8))
+    with pytest.raises(data.DataError, match=r"test-images.npy holds several arrays instead of"):
+        data.load("cifar10", "test", tmp_path / "root")
+    path.write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(data.DataError, match=r"test-images.npy is missing or damaged"):
+        data.load("cifar10", "test", tmp_path / "root")
     meta = json.loads((place / "set.json").read_text())
     (place / "set.json").write_text(json.dumps(meta | {"format": 99}))
     with pytest.raises(data.DataError, match="format 99"):

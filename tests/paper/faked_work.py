@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from rbue.data.corruptions import CORRUPTIONS
 from rbue.environment import facts
 from rbue.paper import runner, shift_results
 from rbue.paper.runner import Place
 from rbue.runs import RunFolder
-
-NAMES = tuple(f"corruption{number}" for number in range(19))
 
 
 class FakeWork:
@@ -89,9 +88,11 @@ class FakeWork:
                 "seed": None if config.parsed.limit else seed,
                 "accuracy": 0.8 - 0.1 * severity,
                 "ece": 0.01 * severity * place,
+                "variant": "faked",
+                "labels_sha256": "faked",
             }
             for severity in severities
-            for place, name in enumerate(NAMES)
+            for place, name in enumerate(CORRUPTIONS)
         ]
         RunFolder.of(config, root).write("shift", {"rows": rows, "environments": {}})
         return rows

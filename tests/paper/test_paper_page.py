@@ -13,7 +13,7 @@ import torch
 from faked_work import FakeWork, place
 
 from browsing import CONTRAST, OPEN_FOLDS, chromium_or_skip, show
-from rbue.files import write_json
+from rbue.files import read_json, write_json
 from rbue.paper import illustrations
 from rbue.paper.claims import CLAIMS
 from rbue.paper.experiments import EXPERIMENTS, IDS, chosen, get
@@ -241,8 +241,8 @@ def test_corruptions_that_are_missing_are_counted(tmp_path):
     pretend(tmp_path, settings, wanted)
     assert gather(wanted[0], settings, tmp_path).missing == ()
     (path,) = tmp_path.rglob("shift.json")
-    rows = [{"corruption": "fog", "severity": 1, "samples_asked": None, "seed": None, "accuracy": 0.5, "ece": 0.1}]
-    write_json(path, {"rows": rows, "environments": {}})
+    content = read_json(path)
+    write_json(path, {**content, "rows": content["rows"][:1]})
     assert gather(wanted[0], settings, tmp_path).missing == ("densenet121 single under corruptions: 94 of 95",)
     assert "94 of 95" in page_of(tmp_path, settings, wanted)
 

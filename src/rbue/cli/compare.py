@@ -25,6 +25,7 @@ from rbue.cli.output import (
     number,
     percent,
     print_json,
+    print_methods,
     remark,
     say,
     stdout,
@@ -211,8 +212,9 @@ def _show(title: str, rows: Sequence[Row]) -> None:
     best = best_values(rows)
     console = stdout()
     shown = methods_table(console)
-    for column in COLUMNS:
-        shown.add_column(column.title.replace(" ", "\n"), justify="right", no_wrap=True)
+    headings = [column.title.replace(" ", "\n") for column in COLUMNS]
+    for heading in headings:
+        shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [
             f"[bold green]{column.cell(row)}*[/]" if _is_best(row, column, best) else f"{column.cell(row)} "
@@ -220,5 +222,5 @@ def _show(title: str, rows: Sequence[Row]) -> None:
         ]
         shown.add_row(escape(row["method"]), *cells)
     console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
-    console.print(shown)
+    print_methods(console, shown, less_important=headings[:1:-1])
     console.print("[dim]* best of its column; – a method with one sample has no diversity[/dim]")

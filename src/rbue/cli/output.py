@@ -77,6 +77,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
+_NAME_WIDTH = 15  # of a method, such as deep-ensemble:4
 _GAP = 2  # between columns, one of which is their border
 
 
@@ -97,10 +98,31 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], ri
 
 def methods_table(console: Console) -> Table:
     """A table whose first column is a method, for the caller to fill; tight where it is to fit into 80 columns."""
-    room = (0, 1) if console.width > 100 else (0, 0)
-    shown = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=room)
+    wide = console.width > 100
+    shown = Table(
+        box=SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=wide, padding=(0, 1) if wide else (0, 0)
+    )
     shown.add_column("method", overflow="fold")
     return shown
+
+
+def print_methods(console: Console, shown: Table, less_important: Sequence[str]) -> None:
+    """Print such a table; where it is too wide, columns with these headings are left out, the first one first.
+
+    Left to itself, rich would take the room from the names until nothing is left of them, since they may be folded.
+    """
+    names, left_out = shown.columns[0], []
+    unlimited = console.options.update(max_width=PIPE_WIDTH)
+    names.max_width = _NAME_WIDTH  # to be measured with; in the end they get what there is
+    for heading in less_important:
+        if console.measure(shown, options=unlimited).maximum <= console.width:
+            break
+        shown.columns = [column for column in shown.columns if column.header != heading]
+        left_out.append(heading.split()[0])
+    names.max_width = None
+    console.print(shown)
+    if left_out:
+        console.print(f"[dim]no room for {', '.join(left_out)}; --json has everything[/dim]", soft_wrap=True)
 
 
 def _whole_words(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[int | None]:

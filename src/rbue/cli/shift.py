@@ -14,10 +14,10 @@ from rich.markup import escape
 
 from rbue.cli.finding import HELP, find_run, settings_and_root
 from rbue.cli.options import DeviceName, RunsFolder, Samples, device_named
-from rbue.cli.output import AsJson, methods_table, number, percent, print_json, remark, say, stdout
+from rbue.cli.output import AsJson, methods_table, number, percent, print_json, print_methods, remark, say, stdout
 from rbue.cli.progress import data_progress
 from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, warn
 from rbue.files import write_bytes
 from rbue.report.figures import severity_boxes, severity_medians, svg
 from rbue.runs import RunConfig, RunFolder
@@ -91,6 +91,8 @@ def shift(
     for (config, root), label in zip(found, labels, strict=True):
         folder = RunFolder.of(config, root)
         outcome.append(Measured(label, config, folder, rows[config, root], clean_result(config, folder, setting)))
+    for of_one_set in _by_data(outcome):
+        _warn_of_different_images(of_one_set)
     figures = write_figures(outcome, output)
     if json:
         print_json({"samples": samples, "adaptive": adaptive, "seed": sample_seed, **_document(outcome, figures)})
@@ -183,6 +185,28 @@ def _document(outcome: Sequence[Measured], figures: Sequence[Path]) -> dict[str,
     return {"runs": runs, "figures": figures}
 
 
+def _warn_of_different_images(runs: Sequence[Measured]) -> None:
+    """Say so if a damaged set was not the same for all runs: published for one and made for another, or other frost."""
+    first: dict[tuple[str, int], tuple[Measured, Row]] = {}
+    for run in runs:
+        for row in run.rows:
+            other_run, other = first.setdefault((row["corruption"], row["severity"]), (run, row))
+            if row["variant"] != other["variant"]:
+                warn(
+                    f"{other_run.label} and {run.label} were not measured on the same damaged images "
+                    f"({other['variant']!r} and {row['variant']!r}), so that their numbers do not compare; remove the "
+                    f"shift.json of either, such as {run.folder.path / 'shift.json'}, to have that one measured again."
+                )
+                return
+
+
+def _made_how(rows: Sequence[Row]) -> str:
+    """Where damaged images come from, with the frost that was used: ``generated, frost: drawn ice``."""
+    kinds = {row["variant"].split(":")[0] for row in rows}
+    frost = {row["variant"].partition(", frost: ")[2].split(",")[0] for row in rows} - {""}
+    return ", ".join([*sorted(kinds), *(["frost: " + " and ".join(sorted(frost))] if frost else [])])
+
+
 def _show(runs: Sequence[Measured]) -> None:
     console = stdout()
     shown = methods_table(console)
@@ -201,8 +225,8 @@ def _show(runs: Sequence[Measured]) -> None:
             label = ""
         shown.add_section()
     kinds = len({row["corruption"] for run in runs for row in run.rows})
-    images = ", ".join(sorted({row["variant"].split(":")[0] for run in runs for row in run.rows}))
+    images = _made_how([row for run in runs for row in run.rows])
     title = f"{runs[0].config.data} under {kinds} corruption{'s' if kinds != 1 else ''} ({images})"
     console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
-    console.print(shown)
+    print_methods(console, shown, less_important=("hardest", "worst"))
     console.print("[dim]mean and worst over the corruptions; hardest: the one of lowest accuracy[/dim]", soft_wrap=True)

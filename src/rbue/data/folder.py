@@ -66,6 +66,15 @@ def splits_of(name: str) -> list[str]:
     return [split for split in SPLITS if items.get(split)]
 
 
+def is_here(name: str) -> bool:
+    """Whether the folder of a user's image tree is on this machine."""
+    try:
+        _place(name)
+    except DataError:
+        return False
+    return True
+
+
 def scaled_side(name: str) -> int | None:
     """The ``SIZE`` that the images of a set are scaled to; None if there is none in its name.
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +161,28 @@ def _read_manifest(place: Path) -> dict[str, Any]:
         raise DataError(f"{place} is not a pack: {path} cannot be read ({error.strerror or error}).") from error
     except ValueError as error:
         raise DataError(f"{path} is damaged ({error}); copy it again.") from error
-    known = isinstance(manifest, dict) and {"format", "name", "splits", "parts"} <= set(manifest)
-    if not known or manifest["format"] != FORMAT:
+    if not _is_manifest(manifest):
         raise DataError(f"{path} is not the manifest of a pack of format {FORMAT}; pack the set again.")
     return dict(manifest)
+
+
+def _is_manifest(content: Any) -> bool:
+    """Whether this is what :func:`pack` writes, but for the blocks, which are looked at when they are read."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("name"), str):
+        return False
+    splits, parts = content.get("splits"), content.get("parts")
+    if not isinstance(splits, dict) or not splits or not isinstance(parts, list):
+        return False
+    return all(map(_is_split, splits.values())) and all(_has_texts(part, "file", "sha256") for part in parts)
+
+
+def _is_split(entry: Any) -> bool:
+    sums = {field.name for field in fields(Checksums)}
+    return _has_texts(entry, "variant") and _has_texts(entry.get("sha256"), *sums) and entry["sha256"].keys() == sums
+
+
+def _has_texts(content: Any, *names: str) -> bool:
+    return isinstance(content, dict) and all(isinstance(content.get(name), str) for name in names)
 
 
 def _check_part(place: Path, part: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,13 +139,14 @@ def _open_array(path: Path, shape: tuple[int, ...]) -> Bytes | NDArray[Any]:
         large = path.stat().st_size >= MAPPED_FROM
         # Copy-on-write: torch can share the memory without a warning, and the file can never be changed through it.
         array = np.load(path, mmap_mode="c" if large else None, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise DataError(
             f"{path} is missing or damaged ({error}); remove {path.parent} and fetch or import the set again."
         ) from error
-    if array.shape != shape or array.dtype.kind != "u":
+    single = isinstance(array, np.ndarray)
+    if not single or array.shape != shape or array.dtype.kind != "u":
+        what = f"{array.dtype} {array.shape}" if single else "several arrays"
         raise DataError(
-            f"{path} holds {array.dtype} {array.shape} instead of unsigned {shape}; "
-            f"remove {path.parent} and fetch or import the set again."
+            f"{path} holds {what} instead of unsigned {shape}; remove {path.parent} and fetch or import the set again."
         )
     return array

@@ -10,6 +10,7 @@ from torch import Tensor
 from rbue.errors import InvalidInput
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def whole_number(value: object, name: str, *, least: int = 1, most: int | None = None) -> int:
@@ -140,12 +141,16 @@ def _tensor(value: object, name: str) -> None:
         raise InvalidInput(f"{name} is a {type(value).__name__}; give one of its tensors, e.g. prediction.probs.")
     if not isinstance(value, Tensor):
         raise InvalidInput(f"{name} is a {type(value).__name__}; give a tensor, e.g. torch.as_tensor({name}).")
+    if value.layout is not torch.strided:
+        raise InvalidInput(f"{name} has layout {value.layout}; give a dense tensor, e.g. {name}.to_dense().")
 
 
 def _floating(value: Tensor, name: str) -> None:
     _tensor(value, name)
-    if not value.is_floating_point():
-        raise InvalidInput(f"{name} has dtype {value.dtype}; give a floating dtype, e.g. {name}.float().")
+    if value.dtype not in _FLOATS:
+        raise InvalidInput(
+            f"{name} has dtype {value.dtype}; give a floating dtype of at least 16 bits, e.g. {name}.float()."
+        )
 
 
 def _not_empty(value: Tensor, name: str) -> None:

@@ -9,10 +9,10 @@ registers it, and no change elsewhere: all files of the folder are imported here
 from importlib import import_module as _import_module
 from pkgutil import iter_modules as _iter_modules
 
-from rbue.models.registry import create, list_models, register, source_checksum
+from rbue.models.registry import create, list_models, register
 from rbue.models.summary import multiply_adds, parameters
 
 for _name in sorted(module.name for module in _iter_modules(__path__)):
     _import_module(f"{__name__}.{_name}")
 
-__all__ = ["create", "list_models", "multiply_adds", "parameters", "register", "source_checksum"]
+__all__ = ["create", "list_models", "multiply_adds", "parameters", "register"]

@@ -16,6 +16,9 @@ from rbue.runs import RunConfig, RunFolder
 from rbue.shift.rows import Cell, Row, ShiftStore
 from rbue.shift.settings import Setting
 
+_OF_THE_IMAGES = ("variant", "labels_sha256", "clean_sha256")
+"""What rows say about the images they were measured on."""
+
 
 def members_of(config: RunConfig, setting: Setting) -> list[RunConfig]:
     """The runs whose networks are asked: a run itself, or the members of an ensemble."""
@@ -30,6 +33,8 @@ def combined(
     setting: Setting,
     device: torch.device,
     labels: Callable[[str], Labels],
+    classes: Callable[[], int],
+    clean: dict[str, str] | None,
 ) -> Row | None:
     """The row of an ensemble from its members' probabilities; None while a member lacks its own.
 
@@ -40,20 +45,24 @@ def combined(
         setting: how predictions are drawn.
         device: where to compute.
         labels: gives the labels of the set with a checksum.
+        classes: gives their number.
+        clean: checksums of the clean test images, if they can be others than those that were measured.
     """
     stores = [ShiftStore(RunFolder.of(member, root)) for member in members_of(config, setting)]
     found = [
-        store.find(member, setting).get(cell) if store.has_probs(cell) else None
+        store.find(member, setting, clean, with_probs=True).get(cell)
         for store, member in zip(stores, members_of(config, setting), strict=True)
     ]
     rows = [row for row in found if row is not None]
     if len(rows) < len(stores):
         return None
     _check_same_images(config, stores, rows, cell)
-    probs = torch.from_numpy(np.stack([store.load_probs(cell) for store in stores])).to(device)
-    numbers = measure(of_samples(probs), torch.from_numpy(labels(rows[0]["labels_sha256"])).to(device))
+    true_labels = labels(rows[0]["labels_sha256"])
+    shape = len(true_labels), classes()
+    probs = torch.from_numpy(np.stack([store.load_probs(cell, shape) for store in stores])).to(device)
+    numbers = measure(of_samples(probs), torch.from_numpy(true_labels).to(device))
     return {
-        **rows[0],
+        **_said_of_all(rows),
         **numbers,
         **setting.facts(config),
         "samples": float(len(stores)),
@@ -62,13 +71,21 @@ def combined(
 
 
 def _check_same_images(config: RunConfig, stores: Sequence[ShiftStore], rows: Sequence[Row], cell: Cell) -> None:
+    known = _said_of_all(rows)
     for store, row in zip(stores, rows, strict=True):
-        if (row["variant"], row["labels_sha256"]) != (rows[0]["variant"], rows[0]["labels_sha256"]):
+        if any(row.get(name, known.get(name)) != known.get(name) for name in _OF_THE_IMAGES):
+            same_variant = row["variant"] == known["variant"]
+            what = "made from other test images" if same_variant else f"{known['variant']!r} and {row['variant']!r}"
             raise RbueError(
-                f"the members of {config.method} were measured on different images of {cell} "
-                f"({rows[0]['variant']!r} and {row['variant']!r}); remove {store.folder.path / 'shift.json'} to have "
-                "that member measured again."
+                f"the members of {config.method} were measured on different images of {cell} ({what}); "
+                f"remove {store.folder.path / 'shift.json'} to have that member measured again."
             )
+
+
+def _said_of_all(rows: Sequence[Row]) -> Row:
+    """What the first row says that is true of an ensemble too, with what a later one adds about the images."""
+    said = {**{name: row[name] for row in reversed(rows) for name in _OF_THE_IMAGES if name in row}, **rows[0]}
+    return {name: value for name, value in said.items() if name != "probs_sha256"}
 
 
 class LabelsByChecksum:

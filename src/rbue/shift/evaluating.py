@@ -13,9 +13,9 @@ from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.data.corruptions.registry import check_severity, find
 from rbue.data.progress import silent
 from rbue.errors import InvalidInput
-from rbue.runs import RunConfig, RunFolder
+from rbue.runs import RunConfig
 from rbue.sampling.adaptive import Adaptive
-from rbue.shift.rows import Cell, Row, ShiftStore
+from rbue.shift.rows import Cell, Row
 from rbue.shift.settings import Setting
 from rbue.shift.together import Group
 
@@ -52,9 +52,10 @@ def shift_runs(
 ) -> list[list[Row]]:
     """Measure several trained runs on the same damaged images and keep the rows in their folders.
 
-    Every row is kept as soon as it is measured; what is there already is not measured again. An ensemble has its
-    members measured and is combined from their stored probabilities. A run whose weights are not here gives what it
-    has, with a warning about what is missing.
+    Every row is kept as soon as it is measured; what is there already is not measured again, unless another version
+    of the random stream drew it or a folder of images has other test images by now. An ensemble has its members
+    measured and is combined from their stored probabilities. A run whose weights are not here gives what it has, with a
+    warning about what is missing.
 
     Args:
         configs: the runs.
@@ -76,25 +77,26 @@ def shift_runs(
 
     Raises:
         InvalidInput: an unknown corruption or severity, or images too small for corruptions.
-        RbueError: a run that has neither weights nor rows.
+        RbueError: a run that has neither weights nor rows, or has to be measured and was trained on other images than
+            its folder of images holds now.
     """
     setting = Setting(samples, seed, adaptive)
     cells = _cells(corruptions, severities)
     by_data: dict[str, list[RunConfig]] = {}
     for config in configs:
         by_data.setdefault(config.data, []).append(config)
-    groups = [Group(runs, root, device, cells, setting) for runs in by_data.values()]
-    total = sum(len(group.networks) for group in groups) * len(cells)
-    done = total - sum(len(group.needed) for group in groups)
+    groups = {name: Group(runs, root, device, cells, setting) for name, runs in by_data.items()}
+    total = sum(len(group.networks) for group in groups.values()) * len(cells)
+    done = total - sum(len(group.needed) for group in groups.values())
     tell = progress or silent
     if done < total:
         tell("measuring under corruptions", done, total)
-    for group in groups:
+    for group in groups.values():
         with closing(group.measure_missing(cache, helpers)) as steps:
             for _ in steps:
                 done += 1
                 tell("measuring under corruptions", done, total)
-    return [_rows_of(config, root, cells, setting) for config in configs]
+    return [groups[config.data].rows_of(config) for config in configs]
 
 
 def _cells(corruptions: Sequence[str], severities: Sequence[int]) -> list[Cell]:
@@ -105,8 +107,3 @@ def _cells(corruptions: Sequence[str], severities: Sequence[int]) -> list[Cell]:
     names = [find(name).name for name in dict.fromkeys(corruptions)]
     levels = sorted({check_severity(severity) for severity in severities})
     return [Cell(name, severity) for name in names for severity in levels]
-
-
-def _rows_of(config: RunConfig, root: Path, cells: Sequence[Cell], setting: Setting) -> list[Row]:
-    found = ShiftStore(RunFolder.of(config, root)).find(config, setting)
-    return [found[cell] for cell in cells if cell in found]

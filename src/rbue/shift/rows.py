@@ -2,7 +2,8 @@
 
 ``shift.json`` holds ``rows``, one for each corruption, severity and setting, and the ``environments`` they come from.
 ``shift/CORRUPTION-SEVERITY.npy`` holds the mean probabilities of the latest measurement, float16, one row an image,
-from which ensembles are combined.
+from which ensembles are combined. A row notes the checksums of that file (``probs_sha256``) and of the clean images and
+labels (``clean_sha256``); one from before they were noted is believed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rbue.data.corruptions import CORRUPTIONS
+from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.environment import facts
 from rbue.errors import RbueError
 from rbue.runs import RunConfig, RunFolder, other_stream
 from rbue.shift.settings import Setting
-from rbue.stored_probs import read_probs, write_probs
+from rbue.stored_probs import belong_to, checksum, file_content, read_probs, write_probs
 
 Row = dict[str, Any]
+
+_NEEDED: dict[str, tuple[type, ...]] = {
+    "samples_asked": (int, str, type(None)),
+    "seed": (int, type(None)),
+    "accuracy": (int, float),
+    "ece": (int, float),
+    "variant": (str,),
+    "labels_sha256": (str,),
+}
+"""What every row has, and of which types."""
 
 
 class Cell(NamedTuple):
@@ -42,14 +53,34 @@ class ShiftStore:
 
     folder: RunFolder
 
-    def find(self, config: RunConfig, setting: Setting) -> dict[Cell, Row]:
-        """The rows of one setting, without those that another version of the random stream drew."""
-        return {cell: row for cell, row in self._rows(config, setting).items() if not other_stream(config, row)}
+    def find(
+        self, config: RunConfig, setting: Setting, clean: dict[str, str] | None = None, with_probs: bool = False
+    ) -> dict[Cell, Row]:
+        """The rows of one setting, without the outdated ones.
 
-    def other_streams(self, config: RunConfig, setting: Setting) -> dict[Cell, str]:
-        """The rows of one setting that another version of the random stream drew, and which, in words."""
-        found = {cell: other_stream(config, row) for cell, row in self._rows(config, setting).items()}
+        Args:
+            config: the run.
+            setting: how predictions are drawn.
+            clean: checksums of the clean test images, if they can be others than those that were measured.
+            with_probs: whether the probabilities must be here too.
+        """
+        outdated = self.outdated(config, setting, clean, with_probs)
+        return {cell: row for cell, row in self._rows(config, setting).items() if cell not in outdated}
+
+    def outdated(
+        self, config: RunConfig, setting: Setting, clean: dict[str, str] | None = None, with_probs: bool = False
+    ) -> dict[Cell, str]:
+        """The rows of one setting that are not what would be measured now, and how they were measured, in words."""
+        found = {
+            cell: _other_measurement(config, row, clean) or (self._other_probs(cell, row) if with_probs else "")
+            for cell, row in self._rows(config, setting).items()
+        }
         return {cell: words for cell, words in found.items() if words}
+
+    def _other_probs(self, cell: Cell, row: Row) -> str:
+        if not self.has_probs(cell):
+            return f"without {self._probs(cell)}, which ensembles need"
+        return "" if belong_to(self._probs(cell), row) else f"with other probabilities than {self._probs(cell)} holds"
 
     def _rows(self, config: RunConfig, setting: Setting) -> dict[Cell, Row]:
         wanted = setting.facts(config)
@@ -70,13 +101,28 @@ class ShiftStore:
         """Whether the probabilities of a set are here."""
         return self._probs(cell).exists()
 
+    def keep(self, row: Row, probs: NDArray[np.float32]) -> None:
+        """Keep a row and its mean probabilities.
+
+        The row comes first: if the command is stopped between the two files, its checksum tells that the probabilities
+        are others, while an earlier row without one would be believed to have the new ones.
+        """
+        self.add({**row, "probs_sha256": checksum(file_content(probs))})
+        self.save_probs(Cell(row["corruption"], row["severity"]), probs)
+
     def save_probs(self, cell: Cell, probs: NDArray[np.float32]) -> None:
         """Keep mean probabilities."""
         write_probs(self._probs(cell), probs)
 
-    def load_probs(self, cell: Cell) -> NDArray[np.float32]:
-        """Mean probabilities kept earlier."""
-        return read_probs(self._probs(cell))
+    def load_probs(self, cell: Cell, shape: tuple[int, int] | None = None) -> NDArray[np.float32]:
+        """Mean probabilities kept earlier, which must be of so many images and classes."""
+        probs = read_probs(self._probs(cell))
+        if shape is not None and probs.shape != shape:
+            raise RbueError(
+                f"{self._probs(cell)} has shape {probs.shape} instead of {shape}, the images and classes; "
+                "remove it to have it made again."
+            )
+        return probs
 
     def _probs(self, cell: Cell) -> Path:
         return self.folder.path / "shift" / f"{cell.corruption}-{cell.severity}.npy"
@@ -85,9 +131,34 @@ class ShiftStore:
         content = self.folder.read("shift")
         if content is None:
             return {"rows": [], "environments": {}}
-        if not isinstance(content, dict) or not {"rows", "environments"} <= set(content):
+        if not _has_our_form(content):
             raise RbueError(f"{self.folder.path / 'shift.json'} has another form; remove it to have it made again.")
-        return content
+        return dict(content)
+
+
+def _has_our_form(content: Any) -> bool:
+    if not isinstance(content, dict):
+        return False
+    rows, environments = content.get("rows"), content.get("environments")
+    if not isinstance(rows, list) or not isinstance(environments, dict):
+        return False
+    return all(isinstance(one, dict) for one in environments.values()) and all(map(_is_row, rows))
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, dict) or row.get("corruption") not in CORRUPTIONS or row.get("severity") not in SEVERITIES:
+        return False
+    return all(name in row and isinstance(row[name], kinds) for name, kinds in _NEEDED.items())
+
+
+def _other_measurement(config: RunConfig, row: Row, clean: dict[str, str] | None) -> str:
+    """With what a row was measured that is another now, in words; empty if nothing is."""
+    streams = other_stream(config, row)
+    if streams:
+        return f"with {streams}"
+    if clean is not None and row.get("clean_sha256") not in (None, clean):
+        return f"on other test images than {config.data} holds now"
+    return ""
 
 
 def _key(row: Row) -> tuple[Any, ...]:

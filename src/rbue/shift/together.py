@@ -13,15 +13,18 @@ from torch import nn
 from rbue import data
 from rbue.data.corruptions import corrupted
 from rbue.data.corruptions.published import find_published
+from rbue.data.folder import is_here
 from rbue.data.images import Labels
+from rbue.data.registry import FOLDER_PREFIX
 from rbue.environment import facts
 from rbue.errors import RbueError, warn
+from rbue.experiment import refuse_other_images
 from rbue.measuring import measure, predict_images
 from rbue.networks import load_networks
 from rbue.runs import RunConfig, RunFolder
 from rbue.shift.ensembles import LabelsByChecksum, combined, members_of
 from rbue.shift.preparing import check_size, prepared
-from rbue.shift.rows import Cell, ShiftStore
+from rbue.shift.rows import Cell, Row, ShiftStore
 from rbue.shift.settings import Setting
 
 
@@ -42,15 +45,27 @@ class Group:
         self.needed: set[tuple[RunConfig, Cell]] = set()
         for config in configs:
             self._plan(config)
-        if self.needed:
-            check_size(self.images)
         asked = dict.fromkeys(member for config in configs for member in members_of(config, setting))
         self.networks = [config for config in asked if any(config == run for run, _ in self.needed)]
+        for config in self.networks:
+            refuse_other_images(config, root)
+        if self.needed:
+            check_size(self.images)
 
     @cached_property
     def images(self) -> data.ImageSet:
-        """The clean test set; not opened when everything has been measured."""
+        """The clean test set; unless it is a folder, whose images may change, only opened to measure something."""
         return data.load(self.data, "test")
+
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """Those of the clean test images and labels."""
+        return dict(self.images.record()["sha256"])
+
+    @cached_property
+    def clean(self) -> dict[str, str] | None:
+        """The same, if rows may be about other images: of a folder, as long as it is here."""
+        return self.checksums if self.data.startswith(FOLDER_PREFIX) and is_here(self.data) else None
 
     @cached_property
     def labels(self) -> LabelsByChecksum:
@@ -59,26 +74,31 @@ class Group:
 
     def _plan(self, config: RunConfig) -> None:
         """Note what has to be measured for a run, and what cannot be."""
-        wanted = missing(config, self.root, self.cells, self.setting)
+        wanted = self._missing(config)
+        if not wanted:
+            return
         lacking: set[Cell] = set()
+        outdated: dict[Path, str] = {}
         for member in members_of(config, self.setting):
-            cells = wanted
-            if member != config:
-                cells = missing(member, self.root, wanted, self.setting, with_probs=True)
+            with_probs = member != config
+            cells = wanted & self._missing(member, with_probs)
             folder = RunFolder.of(member, self.root)
             if folder.has_weights and folder.read("training") is not None:
                 self.needed.update((member, cell) for cell in cells)
-            else:
-                lacking.update(cells)
+                continue
+            lacking.update(cells)
+            how = ShiftStore(folder).outdated(member, self.setting, self.clean, with_probs)
+            words = next((words for cell, words in how.items() if cell in cells), "")
+            if words:
+                outdated[folder.path] = words
         if not lacking:
             return
         folder = RunFolder.of(config, self.root)
-        outdated = ShiftStore(folder).other_streams(config, self.setting)
-        streams = next((words for cell, words in outdated.items() if cell in lacking), "")
-        if len(lacking) == len(self.cells) and streams:
+        path, measured = next(iter(outdated.items()), (folder.path, ""))
+        if len(lacking) == len(self.cells) and measured:
             raise RbueError(
-                f"{folder.path} was measured under corruptions with {streams}; its weights are not kept in this folder "
-                "to measure it again."
+                f"{path} was measured under corruptions {measured}; its weights are not kept in this folder to measure "
+                "it again."
             )
         if len(lacking) == len(self.cells):
             raise RbueError(
@@ -86,9 +106,19 @@ class Group:
             )
         warn(
             f"{folder.path} lacks {len(lacking)} of {len(self.cells)} measurements under corruptions"
-            f"{f' (some were drawn with {streams})' if streams else ''}, and its weights are not here to make them; "
+            f"{f' (some were measured {measured})' if measured else ''}, and its weights are not here to make them; "
             "what there is is used."
         )
+
+    def _missing(self, config: RunConfig, with_probs: bool = False) -> set[Cell]:
+        """The sets of which a run has no row; or, if those are asked for, no probabilities."""
+        found = ShiftStore(RunFolder.of(config, self.root)).find(config, self.setting, self.clean, with_probs)
+        return set(self.cells) - set(found)
+
+    def rows_of(self, config: RunConfig) -> list[Row]:
+        """What has been measured of a run, in the order of the sets."""
+        found = ShiftStore(RunFolder.of(config, self.root)).find(config, self.setting, self.clean)
+        return [found[cell] for cell in self.cells if cell in found]
 
     def measure_missing(self, cache: bool, helpers: int | None) -> Generator[None, None, None]:
         """Measure what is missing, one network and one set at a time."""
@@ -128,17 +158,16 @@ class Group:
             "images": len(damaged),
             "variant": damaged.variant,
             "labels_sha256": self.labels.note(damaged.labels),
+            "clean_sha256": self.checksums,
             "stream_version": prediction.stream_version,
             "device": self.device.type,
             "combined_from": "networks",
         }
-        store = ShiftStore(RunFolder.of(config, self.root))
-        store.save_probs(cell, prediction.probs.cpu().numpy())
-        store.add(row)
+        ShiftStore(RunFolder.of(config, self.root)).keep(row, prediction.probs.cpu().numpy())
 
     def _combine(self, config: RunConfig, cell: Cell) -> None:
         store = ShiftStore(RunFolder.of(config, self.root))
-        if cell in store.find(config, self.setting):
+        if cell in store.find(config, self.setting, self.clean):
             return
 
         def labels(name: str) -> Labels:
@@ -151,16 +180,10 @@ class Group:
                 )
             return self.labels[name]
 
-        row = combined(config, self.root, cell, self.setting, self.device, labels)
+        def classes() -> int:
+            return len(self.images.classes)
+
+        row = combined(config, self.root, cell, self.setting, self.device, labels, classes, self.clean)
         if row is not None:
             store.folder.open(config, facts())
             store.add(row)
-
-
-def missing(
-    config: RunConfig, root: Path, cells: Sequence[Cell], setting: Setting, with_probs: bool = False
-) -> list[Cell]:
-    """The sets of which a run has no row; or, if those are asked for, no probabilities."""
-    store = ShiftStore(RunFolder.of(config, root))
-    found = store.find(config, setting)
-    return [cell for cell in cells if cell not in found or (with_probs and not store.has_probs(cell))]

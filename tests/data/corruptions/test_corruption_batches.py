@@ -120,12 +120,21 @@ GOOD = np.zeros((2, 32, 32, 3), dtype=np.uint8)
         ((GOOD, "fog", 1, 0, [0.5, 1]), r"one whole number an image"),
         ((GOOD, "fog", 1, 0, [-1, 1]), r"0\.\.2\*\*48 - 1, got -1\.\.1"),
         ((GOOD, "fog", 1, 0, None, "imagenet"), r"no constants called 'imagenet' \(did you mean 'tiny-imagenet'\?\)"),
-        ((GOOD, "fog", 1, 0, None, (1.0,)), r"fog takes 2 numbers \(amount, decay\), got \(1\.0,\)"),
+        ((GOOD, "fog", 1, 0, None, (1.0,)), r"fog takes 2 finite numbers \(amount, decay\), got \(1\.0,\)"),
+        ((GOOD, "gaussian_noise", 1, 0, None, float("nan")), r"gaussian_noise takes 1 finite numbers \(.*\), got nan"),
+        ((GOOD, "fog", 1, 0, None, (1.0, float("inf"))), r"fog takes 2 finite numbers .* got \(1\.0, inf\)"),
     ],
 )
 def test_bad_input_is_refused(arguments, message):
     with pytest.raises(InvalidInput, match=message):
         corrupt(*arguments)
+
+
+@pytest.mark.parametrize("name", ["gaussian_noise", "glass_blur"])
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2"])
+def test_bad_numbers_of_threads_are_refused(name, threads):
+    with pytest.raises(InvalidInput, match=rf"threads must be a whole number of at least 1.*, got {threads!r}\."):
+        corrupt(GOOD, name, 1, threads=threads)
 
 
 def test_without_opencv_spatter_says_what_to_install(monkeypatch):

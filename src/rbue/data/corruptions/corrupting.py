@@ -68,6 +68,8 @@ def corrupt(
     numbers = _as_numbers(index, len(pixels))
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < SEED_LIMIT:
         raise InvalidInput(f"A seed is a whole number from 0 to 2**64 - 1, got {seed!r}.")
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1):
+        raise InvalidInput(f"threads must be a whole number of at least 1, or None for one a core, got {threads!r}.")
     chosen = corruption.constants(severity, max(pixels.shape[1:3]), constants)
     folder = None if frost is None else Path(frost)
     out = np.empty((*pixels.shape[:3], 3), dtype=np.uint8)

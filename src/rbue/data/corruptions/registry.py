@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,9 +78,11 @@ class Corruption:
                 )
             return self.table[given][severity - 1]
         own = _as_tuple(given)
-        if len(own) != len(self.parameters) or not all(isinstance(value, (int, float)) for value in own):
+        numbers = all(isinstance(value, (int, float)) and math.isfinite(value) for value in own)
+        if len(own) != len(self.parameters) or not numbers:
             raise InvalidInput(
-                f"{self.name} takes {len(self.parameters)} numbers ({', '.join(self.parameters)}), got {given!r}."
+                f"{self.name} takes {len(self.parameters)} finite numbers ({', '.join(self.parameters)}), "
+                f"got {given!r}."
             )
         return own
 
