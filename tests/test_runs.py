@@ -1,14 +1,18 @@
 """Where a run lives, what it trains on, and what it keeps."""
 
 import io
+import json
+import math
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rbue import data
-from rbue.errors import RbueError
-from rbue.experiment import training_images
+from rbue.errors import InvalidInput, RbueError
+from rbue.experiment import missing_networks, training_images
+from rbue.methods import parse
 from rbue.runs import RunConfig, RunFolder
 from rbue.stored_probs import read_probs, write_probs
 from rbue.training import Recipe
@@ -26,6 +30,65 @@ def test_every_setting_has_a_folder_of_its_own(tmp_path):
     assert (SETTINGS.keys(), RECIPE.keys()) == tuple({one.name for one in fields(kind)} for kind in (RunConfig, Recipe))
     assert len({one.id for one in (run, *changed)}) == len(changed)  # three epochs are there twice
     assert len({RunFolder.of(one, tmp_path).path for one in (run, *changed)}) == len(changed)
+
+
+STORED = sorted((Path(__file__).parent.parent / "results").glob("**/config.json"))
+
+
+def test_every_run_that_was_kept_is_still_found():
+    assert len(STORED) >= 33
+    for path in STORED:
+        content = json.loads(path.read_text())
+        config = RunConfig.from_json(content)
+        assert RunFolder.of(config, path.parents[3]).path == path.parent
+        assert json.dumps(config.as_json()) == json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        *(("seed", value, f"seed must be an integer, not {value!r}.") for value in (1.5, math.nan, True, "1", None)),
+        *(("seed", value, f"seed must lie in [0, 2**64), not {value}.") for value in (-1, 2**64)),
+        *((name, -5, f"{name} must be at least 0, not -5.") for name in ("holdout", "holdout_seed")),
+        *(
+            (name, value, f"{name} must be a whole number of at least 0, not {value!r}.")
+            for name in ("holdout", "holdout_seed")
+            for value in (2.5, math.nan, True, "1", None)
+        ),
+        *(("width", value, f"width must be a number, not {value!r}.") for value in ("1", None, True)),
+        *(("method", value, f"such as 'mc-droprelu:0.9', not {value!r}.") for value in (None, 1)),
+        ("data", Path("x"), f"data must be the name of a data set, or folder:PATH, not {Path('x')!r}."),
+        ("model", None, "model must be the name of a network, or package.module:factory, not None."),
+        *(
+            ("recipe", value, f"recipe must be a Recipe, such as recipe_for('digits'), not {value!r}.")
+            for value in (None, {})
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_named(name, value, said):
+    with pytest.raises(InvalidInput) as refusal:
+        RunConfig(**{name: value})
+    assert str(refusal.value).endswith(said)
+
+
+def test_the_same_settings_in_other_types_are_the_same_run(tmp_path):
+    plain = RunConfig(method="mc-droprelu:0.8,last", seed=3, width=1.0, holdout=10, recipe=Recipe(rate=1.0, epochs=4))
+    other = RunConfig(
+        method=parse("mc-droprelu:0.8,last"),
+        seed=np.int64(3),
+        width=1,
+        holdout=np.int32(10),
+        holdout_seed=np.uint8(0),
+        recipe=Recipe(rate=1, epochs=np.int64(4)),
+    )
+    assert json.dumps(other.as_json()) == json.dumps(plain.as_json())
+    assert RunFolder.of(other, tmp_path) == RunFolder.of(plain, tmp_path)
+
+
+def test_every_member_of_an_ensemble_has_a_seed():
+    assert RunConfig(method="deep-ensemble:3", seed=2**64 - 3).members()[-1].seed == 2**64 - 1
+    with pytest.raises(InvalidInput, match=f"deep-ensemble:3 with seed {2**64 - 2} would have the seed {2**64}, and"):
+        RunConfig(method="deep-ensemble:3", seed=2**64 - 2)
 
 
 def test_an_ensemble_begins_at_its_own_seed():
@@ -99,3 +162,22 @@ def test_settings_that_cannot_be_read_are_written_anew_by_the_next_training(tmp_
     folder.open(config, {"machine": "second"})
     assert folder.config() == config
     assert folder.read("environment") == {"machine": "first"}  # that of the training
+
+
+@pytest.mark.parametrize("content", ["[]", "[1]", "1", '"done"', "{}", '{"epochs": 3}', "{"])
+def test_a_damaged_training_is_not_taken_for_one_that_is_done(tmp_path, content):
+    config = RunConfig()
+    folder = RunFolder.of(config, tmp_path)
+    folder.open(config, {})
+    (folder.path / "training.json").write_text(content)
+    with pytest.raises(RbueError, match=r"training\.json cannot be read \(.*\); remove it to have it made again\."):
+        missing_networks([config], tmp_path)
+
+
+def test_settings_that_are_a_list_are_written_anew_too(tmp_path):
+    config = RunConfig()
+    folder = RunFolder.of(config, tmp_path)
+    folder.open(config, {})
+    (folder.path / "config.json").write_text("[]")
+    folder.open(config, {})
+    assert folder.config() == config

@@ -32,7 +32,7 @@ def fresh_network(config: RunConfig, images: data.ImageSet, device: torch.device
     """
     with _own_random_numbers(device):
         network = _initialised(config, images)
-        check_fits(network, config.model, _image_shape(images), images)
+        check_fits(network, config.model, _image_shape(images), images, config.recipe.batch)
         return prepared(network, config.parsed, _image_shape(images), device)
 
 

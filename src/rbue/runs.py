@@ -28,6 +28,7 @@ from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json, write_json
 from rbue.methods import Method, parse, spec_of
+from rbue.training.checks import real_number, whole_number
 from rbue.training.recipe import Recipe
 from rbue.training.weights import INDEX, ONE_FILE
 
@@ -57,9 +58,30 @@ class RunConfig:
     recipe: Recipe = field(default_factory=Recipe)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "method", spec_of(parse(self.method)))
-        if self.seed < 0:
-            raise InvalidInput(f"seed must not be negative, but is {self.seed}.")
+        for name, kind, meaning in (
+            ("data", str, "the name of a data set, or folder:PATH"),
+            ("model", str, "the name of a network, or package.module:factory"),
+            ("recipe", Recipe, "a Recipe, such as recipe_for('digits')"),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidInput(f"{name} must be {meaning}, not {getattr(self, name)!r}.")
+        self._set("method", _canonical(self.method))
+        self._set("seed", random_stream.check_seed(self.seed))
+        for name in ("holdout", "holdout_seed"):
+            self._set(name, whole_number(name, getattr(self, name), 0))
+        width = real_number(self.width)
+        if width is None:
+            raise InvalidInput(f"width must be a number, not {self.width!r}.")
+        self._set("width", width)
+        last = self.seed + self.parsed.networks - 1
+        if last >= 1 << 64:
+            raise InvalidInput(
+                f"the last network of {self.method} with seed {self.seed} would have the seed {last}, and seeds must "
+                "lie in [0, 2**64); choose a smaller one."
+            )
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def parsed(self) -> Method:
@@ -90,6 +112,18 @@ class RunConfig:
             return cls(**{**content, "recipe": Recipe(**recipe)})
         except (KeyError, TypeError) as error:
             raise RbueError(f"this config.json was written by another version of rbue ({error}).") from error
+
+
+def _canonical(method: Any) -> str:
+    """The short text of a method that is given as a text or as itself."""
+    text = spec_of(method) if isinstance(method, Method) else method
+    if not isinstance(text, str):
+        raise InvalidInput(f"method must be the short text of a method, such as 'mc-droprelu:0.9', not {method!r}.")
+    return spec_of(parse(text))
+
+
+_ALWAYS_THERE = {"training": {"seconds"}}
+"""What every version has written into a file whose presence means something, by its name."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +185,10 @@ class RunFolder:
     def read(self, name: str) -> Any:
         """The content of ``<name>.json``, or None if it is not there."""
         path = self.path / f"{name}.json"
-        return read_json(path) if path.exists() else None
+        content = read_json(path) if path.exists() else None
+        if content is not None and not (isinstance(content, dict) and _ALWAYS_THERE.get(name, set()) <= content.keys()):
+            raise RbueError(f"{path} cannot be read (it is damaged); remove it to have it made again.")
+        return content
 
     def write(self, name: str, content: Any) -> None:
         """Write ``<name>.json``."""

@@ -214,7 +214,14 @@ def test_runs_that_are_none(fails, as_json):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("results", "{"), ("results", "[1]"), ("results", '{"samples=4,seed=0": {}}'), ("training", "{")],
+    [
+        ("results", "{"),
+        ("results", "[1]"),
+        ("results", '{"samples=4,seed=0": {}}'),
+        ("training", "{"),
+        ("training", "[]"),
+        ("training", "{}"),
+    ],
 )
 def test_a_damaged_file_hides_only_what_it_holds(trained_once, command, as_json, tmp_path, name, content):
     root = shutil.copytree(Path(trained_once).parents[2], tmp_path / "runs")
@@ -225,6 +232,16 @@ def test_a_damaged_file_hides_only_what_it_holds(trained_once, command, as_json,
     assert row["state"] == f"{name}.json cannot be read"
     assert row["accuracy"] is None
     assert "mc-droprelu:0.9" in command("runs", "list").stdout
+
+
+def test_a_damaged_log_hides_only_what_follows(trained_once, as_json, tmp_path):
+    root = shutil.copytree(Path(trained_once).parents[2], tmp_path / "runs")
+    (run,) = root.glob("digits/small_cnn/mc-droprelu*")
+    (run / "results.json").unlink(missing_ok=True)
+    (run / "training.json").unlink()
+    (run / "log.jsonl").write_bytes((run / "log.jsonl").read_bytes() + b"\xff\xfe\n")
+    (row,) = [row for row in as_json("runs", "list")["runs"] if row["id"] == run.name.rpartition("-")[2]]
+    assert row["state"] == "epoch 1 of 1"
 
 
 def test_json_has_no_nan():

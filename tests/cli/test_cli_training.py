@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 from tiny_runs import TINY
 from typer.testing import CliRunner
 
@@ -269,10 +271,29 @@ def test_mistakes_get_one_sentence(fails):
         message = fails("train", f"--{option}", value, code=2)
         assert f"{option.replace('-', '_')} must be a" in message
         assert message.endswith(f"not {float(value)}.")
+    assert "seed must lie in [0, 2**64), not 9999999999999999999999" in fails("train", "--seed", "9" * 22, code=2)
+    message = fails("train", "--method", "deep-ensemble:3", "--seed", 2**64 - 2, code=2)
+    assert f"the last network of deep-ensemble:3 with seed {2**64 - 2} would have the seed {2**64}" in message
+    assert "where in 'mc-droprelu:0.9,' is empty" in fails("train", "--method", "mc-droprelu:0.9,", code=2)
     assert "there is no device 'gpux'" in fails("train", "--device", "gpux", code=2)
     assert "rbue data fetch cifar10" in fails("train", "--data", "cifar10", code=1)
     assert "there is no run 'nowhere'" in fails("predict", "nowhere", "x.png", code=2)
     assert not Path("runs").exists()
+
+
+def test_a_padding_that_no_memory_can_hold(fails):
+    message = fails("train", *TINY, "--padding", 1_000_000, code=2)
+    assert "padding must be at most 32 pixels, 4 times the side of the images, not 1000000" in message
+
+
+@pytest.mark.parametrize("batch", [10**12, 10**30])
+def test_a_batch_of_more_images_than_there_are_is_all_of_them(as_json, batch):
+    words = ("train", "--epochs", 2, "--width", 0.25, "--batch")
+    (all_of_them,), (more,) = (as_json(*words, size)["networks"] for size in (1442, batch))
+    assert all_of_them["data"]["count"] == 1442
+    assert (more["loss"], more["accuracy"]) == (all_of_them["loss"], all_of_them["accuracy"])
+    first, second = (load_file(Path(one["run"]) / "weights.safetensors") for one in (all_of_them, more))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def test_an_unknown_engine_is_refused_where_all_is_done_too(trained_once, fails):

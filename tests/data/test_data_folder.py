@@ -40,6 +40,18 @@ def test_split_folders_are_used(tree):
     assert [entry.expected for entry in data.check(f"folder:{tree}")] == [None] * 4
 
 
+@pytest.mark.parametrize("off", [0, 1], ids=["everywhere", "but for one pixel"])
+def test_a_channel_that_is_the_same_everywhere_can_be_divided_by_its_deviation(tmp_path, off):
+    pixels = _pixels(0, 10, 90, 90, 3)
+    pixels[..., 2] = 77
+    pixels[0, 0, 0, 2] += off
+    names = (f"{split}/{name}/{number}.png" for split in ("train", "test") for name in "ab" for number in range(5))
+    base = files.image_tree(tmp_path / "flat", {name: pixels[place % 10] for place, name in enumerate(names)})
+    train = data.load(f"folder:{base}", "train")
+    assert (train.mean[2], train.std[2]) == (0.302, 1.0)
+    assert train.std[:2] == pytest.approx(pixels[..., :2].std((0, 1, 2)) / 255, abs=1e-4)
+
+
 def test_without_them_every_fifth_image_of_a_class_is_a_test_image(tmp_path):
     base = files.image_tree(
         tmp_path / "flat", {f"{name}/{number:02}.png": _pixels(number, 4, 4) for name in "ab" for number in range(12)}

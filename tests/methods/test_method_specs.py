@@ -48,6 +48,9 @@ def test_every_q_survives_the_round_trip(q):
         ("mc-rrelu:0.5,0.2", r"lower=0\.5"),
         ("deep-ensemble:1", "not 1"),
         ("deep-ensemble:2.5", r"'2\.5'"),
+        ("mc-droprelu:0.9,", r"where in 'mc-droprelu:0\.9,' is empty; give it a value, or leave out the comma"),
+        ("mc-droprelu: , last", "q in .* is empty"),
+        ("svi:0.1,,0.05", "in .* is empty"),
     ],
 )
 def test_bad_specs_are_explained(spec, message):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
 from rbue.errors import InvalidInput
@@ -43,6 +45,44 @@ def test_the_edge_of_a_range_is_allowed(name, edge, beyond):
     assert getattr(Recipe(**{name: edge}), name) == edge
     with pytest.raises(InvalidInput, match=name):
         Recipe(**{name: math.nextafter(edge, beyond)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        *(("epochs", value, "a whole number of at least 1") for value in (2.5, math.nan, math.inf, "3", None, True)),
+        *(("batch", value, "a whole number of at least 1") for value in (2.5, "8", None)),
+        *(("padding", value, "a whole number of at least 0") for value in (1.5, "1", None)),
+        *((name, value, "True or False") for name in ("flip", "nesterov") for value in ("no", None, 2, 0.5)),
+        *((name, value, ALLOWED[name]) for name in ALLOWED for value in ("0.1", None, True, 10**400)),
+        *(
+            ("milestones", value, "growing fractions of the epochs in (0, 1)")
+            for value in (0.5, None, "0.5", ("0.5",), (None,), (math.nan,), (0.5, 0.25))
+        ),
+    ],
+)
+def test_what_is_no_such_number_is_named(name, value, allowed):
+    with pytest.raises(InvalidInput) as refusal:
+        Recipe(**{name: value})
+    assert str(refusal.value) == f"{name} must be {allowed}, not {value!r}."
+
+
+def test_numbers_of_other_types_become_plain_ones():
+    given = Recipe(
+        epochs=np.int64(3),
+        batch=8.0,
+        rate=1,
+        milestones=[np.float64(0.25), 0.5],
+        factor=1,
+        momentum=np.float32(0.5),
+        nesterov=np.bool_(False),
+        weight_decay=0,
+        padding=np.uint8(1),
+        flip=1,
+    )
+    plain = Recipe(3, 8, 1.0, (0.25, 0.5), 1.0, 0.5, False, 0.0, 1, True)
+    assert json.dumps(asdict(given)) == json.dumps(asdict(plain))
+    assert hash(given) == hash(plain)
 
 
 def test_the_rate_drops_at_the_exact_fraction_of_the_epochs():

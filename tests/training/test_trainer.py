@@ -1,6 +1,7 @@
 """The training loop: deterministic, resumable, and it learns."""
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -407,6 +408,28 @@ def test_a_last_step_that_breaks_the_weights_is_noticed_although_the_loss_came_b
     assert not file.exists()
 
 
+class Loud(nn.Module):
+    """Feature maps so large that their variance, and nothing else, is no number any more; and a mask."""
+
+    def __init__(self, loudness):
+        super().__init__()
+        self.body, self.loudness = fresh(parse("single")), loudness
+        self.register_buffer("mask", torch.tensor([-torch.inf, 0.0]))
+
+    def forward(self, x):
+        return self.body[1:](self.body[0](x) * self.loudness)
+
+
+@pytest.mark.parametrize("loudness", [1.0, 1e20])
+def test_statistics_that_are_not_finite_are_noticed_and_masks_are_none(loudness):
+    method = parse("single")
+    network = Loud(loudness)
+    with pytest.raises(RbueError, match="diverged in epoch 6") if loudness > 1 else nullcontext():
+        train_one(network, method, batches(), 0)
+    assert all(torch.isfinite(parameter).all() for parameter in network.parameters())
+    assert bool(torch.isfinite(network.body[1].running_var).all()) is (loudness == 1)
+
+
 @pytest.mark.parametrize(
     ("batch", "processes", "sizes"),
     [(19, 1, [19] * 5), (19, 2, [19] * 5), (31, 1, [31] * 3 + [3]), (31, 2, [31] * 3), (96, 1, [96]), (200, 2, [96])],
@@ -588,3 +611,62 @@ def test_a_loss_is_told_how_far_the_whole_training_has_come():
         for rows in step.batch_sizes():
             step(rows)
     assert told == [(done / 8, 96) for done in (0, 1, 2, 3, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda labels: labels[:, None], r"labels must be whole numbers of shape \(96,\), .* not int64 \(96, 1\)"),
+        (lambda labels: np.eye(2, dtype=np.int64)[labels], r"one class an image, not int64 \(96, 2\)"),
+        (lambda labels: labels + 0.5, r"not float64 \(96,\)"),
+        (lambda labels: labels.astype(str), r"not <U\d+ \(96,\)"),
+        (lambda labels: labels - 1, "labels must be class numbers from 0, not -1"),
+        (lambda labels: labels[:-1], "there are 96 images but 95 labels"),
+        (lambda labels: labels[0], "there are 96 images but 1 labels"),
+    ],
+    ids=["column", "one-hot", "float", "text", "negative", "too few", "one"],
+)
+def test_labels_that_are_no_classes_are_explained(change, said):
+    images, labels = stripes()
+    with pytest.raises(InvalidInput, match=said):
+        Batches(images, change(labels), [0.4], [0.25], batch=20, padding=1, flip=True, seed=0, device=CPU)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, bool, list])
+def test_labels_may_be_whole_numbers_of_any_type(kind):
+    images, labels = stripes()
+    given = list(labels) if kind is list else labels.astype(kind)
+    data = Batches(images, given, [0.4], [0.25], batch=20, padding=1, flip=True, seed=0, device=CPU)
+    assert data.labels.equal(batches().labels)
+
+
+def test_images_that_cannot_be_trained_on_are_explained():
+    images, labels = stripes()
+    settings = {"batch": 20, "padding": 1, "flip": True, "seed": 0, "device": CPU}
+    with pytest.raises(InvalidInput, match=r"nothing to train on: images of shape \(0, 8, 8, 1\)"):
+        Batches(images[:0], labels[:0], [0.4], [0.25], **settings)
+    for mean, deviation in (([0.4] * 3, [0.25] * 3), ([0.4], [0.25] * 3), ([0.4] * 3, [0.25])):
+        found = f"{len(mean)} and {len(deviation)}"
+        with pytest.raises(InvalidInput, match=rf"mean and deviation need one number a channel \(1\), not {found}"):
+            Batches(images, labels, mean, deviation, **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"padding": -1}, "padding must be at least 0, not -1"),
+        ({"padding": 1.5}, r"padding must be a whole number of at least 0, not 1\.5"),
+        ({"padding": 33}, "padding must be at most 32 pixels, 4 times the side of the images, not 33"),
+        ({"batch": 0}, "batch must be at least 1, not 0"),
+        ({"batch": 2.5}, r"batch must be a whole number of at least 1, not 2\.5"),
+    ],
+)
+def test_sizes_that_cannot_be_are_explained(changes, said):
+    with pytest.raises(InvalidInput, match=said):
+        batches(**changes)
+
+
+def test_the_largest_padding_can_be_trained_with():
+    data = batches(padding=32)
+    x, _ = data.take(data.plan(0), torch.arange(96))
+    assert x.shape == (96, 1, 8, 8)

@@ -80,6 +80,21 @@ def test_a_line_cut_off_by_a_stop_is_no_obstacle(tmp_path):
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
+@pytest.mark.parametrize(
+    "damaged", [b"[1]", b"1", b"{}", b"null", b'{"epoch": "1"}', b"\xff\xfe", b'{"epoch": 1, "a": "\xff"}', b"\0" * 30]
+)
+def test_a_line_that_is_no_epoch_is_no_obstacle_either(tmp_path, damaged):
+    path = tmp_path / "log.jsonl"
+    log = EpochLog(path)
+    log(report(0))
+    path.write_bytes(path.read_bytes() + damaged + b"\n")
+    log(report(5))
+    assert [line["epoch"] for line in read_log(path)] == [0]
+    EpochLog(path)(report(1, loss=3.0))
+    assert [line["loss"] for line in read_log(path)] == [1.0, 3.0]
+    assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [0, 1]
+
+
 def test_tensorboard_gets_every_epoch_once(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for epochs in (range(3), range(2, 4)):

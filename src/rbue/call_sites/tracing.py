@@ -217,7 +217,17 @@ def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
             yield
         finally:
             for module, name, buffer, content in buffers:
-                module._buffers[name] = buffer.copy_(content)
+                if _differ(buffer, content):
+                    buffer.copy_(content)
+                module._buffers[name] = buffer
+
+
+def _differ(buffer: Tensor, content: Tensor) -> bool:
+    """Whether a buffer was written to, which an expanded one cannot be; one that is no plain array counts as such."""
+    if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
+        return True
+    mine, kept = (one.contiguous().flatten().view(torch.uint8) for one in (buffer, content))
+    return not torch.equal(mine, kept)
 
 
 _WAY_OUT = "give it ReLUs, or use rbue.Dropout(p), which needs none."

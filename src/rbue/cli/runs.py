@@ -14,6 +14,7 @@ from rbue.cli.options import RunsFolder
 from rbue.cli.output import AsJson, duration, facts, number, percent, print_json, remark, say, table
 from rbue.errors import InvalidInput, RbueError
 from rbue.runs import RunFolder, find_runs
+from rbue.training.logs import read_log
 
 app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs.", epilog="Example: rbue runs list")
 
@@ -175,7 +176,7 @@ def _epochs_done(run: RunFolder) -> int:
     """How far an unfinished training has come, by its log; a repeated epoch counts once."""
     if not run.log.is_file():
         return 0
-    return len({line.partition(",")[0] for line in run.log.read_text().splitlines()})
+    return len(read_log(run.log))
 
 
 def _pairs(content: dict[str, Any], indent: str = "") -> list[tuple[str, str]]:

@@ -141,7 +141,10 @@ def blocks(array: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
 
 
 def channel_statistics(images: Bytes) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of every channel as fractions of 255, from exact integer sums, to four digits."""
+    """Mean and deviation of every channel as fractions of 255, from exact integer sums, to four digits.
+
+    What is divided by the deviation must stay finite: that of a channel that is the same everywhere is given as 1.
+    """
     channels = images.shape[3]
     total, squares, pixels = np.zeros(channels), np.zeros(channels), 0
     for block in blocks(images, _BLOCK):
@@ -153,4 +156,4 @@ def channel_statistics(images: Bytes) -> tuple[tuple[float, ...], tuple[float, .
         pixels += len(flat)
     mean = total / pixels
     deviation = np.sqrt(np.maximum(squares / pixels - mean**2, 0.0))
-    return tuple(round(float(m) / 255, 4) for m in mean), tuple(round(float(d) / 255, 4) for d in deviation)
+    return tuple(round(float(m) / 255, 4) for m in mean), tuple(round(float(d) / 255, 4) or 1.0 for d in deviation)

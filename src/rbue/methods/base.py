@@ -124,6 +124,8 @@ def parse(spec: str) -> Method:
 
 
 def _read(spec: str, name: str, kind: Any, text: str) -> Any:
+    if not text:
+        raise InvalidInput(f"{name} in {spec!r} is empty; give it a value, or leave out the comma.")
     if kind is bool:
         if text.lower() not in ("true", "false"):
             raise InvalidInput(f"{name} in {spec!r} must be true or false, not {text!r}.")

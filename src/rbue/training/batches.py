@@ -15,6 +15,10 @@ from torch import Tensor
 
 from rbue.errors import InvalidInput
 from rbue.random_stream import mix_int, seed_lanes
+from rbue.training.checks import whole_number
+
+_LARGEST_PADDING = 4
+"""In sides of an image; the usual 4 pixels suit every image."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class EpochPlan:
 
 
 class Batches:
-    """Epochs of ``(images, labels)`` from ``uint8`` images ``(N, H, W, C)``."""
+    """Epochs of ``(images, labels)`` from ``uint8`` images ``(N, H, W, C)``; a batch has at most all of them."""
 
     def __init__(
         self,
@@ -50,14 +54,13 @@ class Batches:
         seed: int,
         device: torch.device,
     ) -> None:
-        if images.dtype != np.uint8 or images.ndim != 4:
-            raise InvalidInput(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}.")
-        if len(images) != len(labels):
-            raise InvalidInput(f"there are {len(images)} images but {len(labels)} labels.")
+        _check_images(images, mean, deviation)
         self.images = torch.from_numpy(np.ascontiguousarray(images)).to(device)
-        self.labels = torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
+        self.labels = torch.from_numpy(_class_numbers(labels, len(images))).to(device)
         self.normalise = Normalise(mean, deviation, device)
-        self.batch, self.padding, self.flip, self.seed = batch, padding, flip, seed
+        self.batch = min(whole_number("batch", batch, 1), len(images))
+        self.padding = _sensible_padding(padding, images)
+        self.flip, self.seed = flip, seed
 
     def __len__(self) -> int:
         """Batches an epoch; the last one may be smaller, and is used."""
@@ -81,6 +84,42 @@ class Batches:
         if self.flip:
             x = torch.where(plan.flips[places][:, None, None, None], x.flip(2), x)
         return self.normalise(x), self.labels[numbers]
+
+
+def _check_images(images: np.ndarray, mean: Sequence[float], deviation: Sequence[float]) -> None:
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise InvalidInput(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}.")
+    if not len(images):
+        raise InvalidInput(f"there is nothing to train on: images of shape {images.shape} are none.")
+    if not len(mean) == len(deviation) == images.shape[3]:
+        raise InvalidInput(
+            f"mean and deviation need one number a channel ({images.shape[3]}), not {len(mean)} and {len(deviation)}."
+        )
+
+
+def _class_numbers(labels: np.ndarray, count: int) -> np.ndarray:
+    """One class of each image as ``int64``."""
+    labels = np.asarray(labels)
+    if labels.shape[:1] != (count,):
+        raise InvalidInput(f"there are {count} images but {len(np.atleast_1d(labels))} labels.")
+    if labels.ndim != 1 or labels.dtype.kind not in "iub":
+        raise InvalidInput(
+            f"labels must be whole numbers of shape ({count},), one class an image, not {labels.dtype} {labels.shape}."
+        )
+    if labels.min() < 0:
+        raise InvalidInput(f"labels must be class numbers from 0, not {labels.min()}.")
+    return labels.astype(np.int64, copy=False)
+
+
+def _sensible_padding(padding: int, images: np.ndarray) -> int:
+    """Refuse a padding from which hardly a crop would show its image, and which no memory can hold."""
+    padding, side = whole_number("padding", padding, 0), max(images.shape[1:3])
+    if padding > _LARGEST_PADDING * side:
+        raise InvalidInput(
+            f"padding must be at most {_LARGEST_PADDING * side} pixels, {_LARGEST_PADDING} times the side of the "
+            f"images, not {padding}."
+        )
+    return padding
 
 
 class Normalise:

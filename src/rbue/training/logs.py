@@ -55,14 +55,16 @@ def _text(lines: list[dict[str, Any]]) -> str:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The epochs of a log, each as it was written last; a line cut off by a stop ends it."""
+    """The epochs of a log, each as it was written last; a line cut off by a stop, or otherwise damaged, ends it."""
     if not path.exists():
         return []
     entries: dict[int, dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
+            entry = json.loads(line.decode())
+        except ValueError:  # neither UTF-8 nor JSON
+            break
+        if not (isinstance(entry, dict) and isinstance(entry.get("epoch"), int)):
             break
         entries[entry["epoch"]] = entry
     return [entries[epoch] for epoch in sorted(entries)]

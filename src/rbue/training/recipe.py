@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from rbue.errors import InvalidInput
+from rbue.training.checks import real_number, whole_number, yes_or_no
+
+_NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("rate", lambda rate: rate > 0, "a positive number"),
+    ("factor", lambda factor: 0 < factor <= 1, "a number above 0 and at most 1"),
+    ("momentum", lambda momentum: 0 <= momentum < 1, "a number from 0 to below 1"),
+    ("weight_decay", lambda weight_decay: weight_decay >= 0, "a number of at least 0"),
+)
+"""Which numbers a recipe may have, as a test and in words."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +41,18 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, lowest in (("epochs", 1), ("batch", 1), ("padding", 0)):
-            if getattr(self, name) < lowest:
-                raise InvalidInput(f"{name} must be at least {lowest}, not {getattr(self, name)}.")
-        for name, fits, allowed in (
-            ("rate", self.rate > 0, "a positive number"),
-            ("factor", 0 < self.factor <= 1, "a number above 0 and at most 1"),
-            ("momentum", 0 <= self.momentum < 1, "a number from 0 to below 1"),
-            ("weight_decay", self.weight_decay >= 0, "a number of at least 0"),
-        ):
-            if not (fits and math.isfinite(getattr(self, name))):
-                raise InvalidInput(f"{name} must be {allowed}, not {getattr(self, name)}.")
-        if list(self.milestones) != sorted(self.milestones) or not all(0 < m < 1 for m in self.milestones):
-            raise InvalidInput(f"milestones must be growing fractions of the epochs in (0, 1), not {self.milestones}.")
+            self._set(name, whole_number(name, getattr(self, name), lowest))
+        for name in ("nesterov", "flip"):
+            self._set(name, yes_or_no(name, getattr(self, name)))
+        for name, fits, allowed in _NUMBERS:
+            number = real_number(getattr(self, name))
+            if number is None or not (fits(number) and math.isfinite(number)):
+                raise InvalidInput(f"{name} must be {allowed}, not {getattr(self, name)!r}.")
+            self._set(name, number)
+        self._set("milestones", _growing_fractions(self.milestones))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0.
@@ -53,6 +63,14 @@ class Recipe:
         # As written in decimals: 0.675 * 360 is a little more than 243 in floating point.
         passed = sum(epoch >= Fraction(str(milestone)) * self.epochs for milestone in self.milestones)
         return self.rate * self.factor**passed
+
+
+def _growing_fractions(milestones: Any) -> tuple[float, ...]:
+    found = [real_number(one) for one in milestones] if isinstance(milestones, Iterable) else [None]
+    fractions = tuple(one for one in found if one is not None and 0 < one < 1)
+    if len(fractions) < len(found) or list(fractions) != sorted(fractions):
+        raise InvalidInput(f"milestones must be growing fractions of the epochs in (0, 1), not {milestones!r}.")
+    return fractions
 
 
 _PAPER = Recipe()

@@ -185,7 +185,7 @@ class _Runner:
         now = time.perf_counter()
         trouble = "" if math.isfinite(loss) else f"the loss is {loss}"
         if not trouble and epoch + 1 == self.job.recipe.epochs and not self._weights_are_finite():
-            trouble = "its last step left weights that are not finite"  # of earlier ones the next epoch's loss tells
+            trouble = "its last step left weights or statistics that are not finite"  # of earlier ones the next epoch's loss tells
         if trouble:
             self.diverged = Diverged(
                 f"training diverged in epoch {epoch + 1}: {trouble}; lower the rate ({self.job.recipe.rate})."
@@ -205,7 +205,10 @@ class _Runner:
             self._save(self.writer)
 
     def _weights_are_finite(self) -> bool:
-        return all(bool(torch.isfinite(parameter).all()) for parameter in self.job.network.parameters())
+        network = self.job.network
+        # Of the buffers only running_mean, running_var and the like: a mask may hold -inf from the start.
+        statistics = (buffer for name, buffer in network.named_buffers() if ".running_" in f".{name}")
+        return all(bool(torch.isfinite(tensor).all()) for tensor in (*network.parameters(), *statistics))
 
     def _is_time_to_save(self, writer: CheckpointWriter, now: float) -> bool:
         pause = max(self.saving / _SAVING_SHARE, writer.seconds / _WRITING_SHARE)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from rbue.call_sites import innermost
@@ -60,6 +60,17 @@ def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         found[name] = tensor.clone() if place in taken else tensor
         taken.add(place)
     return found
+
+
+def can_be_saved(tensor: Tensor) -> bool:
+    """Whether these files can hold a tensor of this type, and give it back."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    try:
+        load(save({"example": torch.empty(0, dtype=tensor.dtype)}))
+    except (KeyError, SafetensorError):
+        return False
+    return True
 
 
 def put_weights(network: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
