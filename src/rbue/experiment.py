@@ -174,13 +174,14 @@ def _job(
     note: Callable[[EpochReport], None],
 ) -> Job:
     """One network to train, on its device; its folder notes what is to run there."""
+    batches = batches_for(config, images, device)
     network = shared(fresh_network(config, images, device), share, device)
     if is_first():
         folder.open(config, facts())
     return Job(
         network,
         config.parsed,
-        batches_for(config, images, device),
+        batches,
         config.recipe,
         config.seed,
         folder.state,

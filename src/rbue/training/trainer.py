@@ -184,8 +184,9 @@ class _Runner:
         loss, accuracy = self.step.epoch_means()
         now = time.perf_counter()
         trouble = "" if math.isfinite(loss) else f"the loss is {loss}"
+        # Of earlier epochs the loss of the next one tells.
         if not trouble and epoch + 1 == self.job.recipe.epochs and not self._weights_are_finite():
-            trouble = "its last step left weights or statistics that are not finite"  # of earlier ones the next epoch's loss tells
+            trouble = "its last step left weights or statistics that are not finite"
         if trouble:
             self.diverged = Diverged(
                 f"training diverged in epoch {epoch + 1}: {trouble}; lower the rate ({self.job.recipe.rate})."
