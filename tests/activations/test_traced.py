@@ -244,7 +244,6 @@ def test_compiled_code_makes_keys_once_and_not_for_each_element(monkeypatch):
     monkeypatch.setattr(
         random_stream, "working_words", lambda words: words
     )  # as on a GPU, where few operations are left
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
     table, states, numbers = (
         torch.randint(-(2**31), 2**31, shape, dtype=torch.int32) for shape in ((99,), (2, 8), (2,))
     )
@@ -254,7 +253,8 @@ def test_compiled_code_makes_keys_once_and_not_for_each_element(monkeypatch):
         return [random_stream.bits(table, *keys[:, site].unsqueeze(-1)) for site in range(2)]
 
     metrics.reset()
-    found = torch.compile(words_at_two_sites, fullgraph=True)(table, states, numbers)
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        found = torch.compile(words_at_two_sites, fullgraph=True)(table, states, numbers)
     assert metrics.ir_nodes_pre_fusion == 3
     for words, expected in zip(found, words_at_two_sites(table, states, numbers), strict=True):
         assert words.equal(expected)

@@ -136,9 +136,7 @@ class ShiftStore:
         return dict(content)
 
 
-def _has_our_form(content: Any) -> bool:
-    if not isinstance(content, dict):
-        return False
+def _has_our_form(content: dict[str, Any]) -> bool:
     rows, environments = content.get("rows"), content.get("environments")
     if not isinstance(rows, list) or not isinstance(environments, dict):
         return False
