@@ -187,8 +187,14 @@ def _job(
         folder.state,
         report=note if is_first() else None,
         share=share,
-        made_from={"images": images.record()["sha256"]} if config.data.startswith("folder:") else {},
+        made_from={"data": _in_short(images)} if config.data.startswith("folder:") else {},
     )
+
+
+def _in_short(images: data.ImageSet) -> str:
+    """Which images these are, for a message."""
+    found = images.checksums()
+    return f"of {len(images)} images (checksums {found.images[:8]} and {found.labels[:8]})"
 
 
 def _example(job: Job) -> torch.Tensor:

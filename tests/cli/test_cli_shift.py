@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -267,4 +268,5 @@ def test_a_folder_whose_images_changed_while_training_was_stopped_is_noticed(shi
     command("train", *words)
     (run / "training.json").unlink()
     next((pictures / "a").iterdir()).unlink()
-    assert "holds a training with images" in fails("train", *words, code=1)
+    said = fails("train", *words, code=1)
+    assert re.search(r"holds a training with data of (\d+) images \(.*\), not of (\d+) images", said), said
