@@ -38,6 +38,7 @@ from rbue.shift import (
 )
 from rbue.shift.preparing import prepared
 from rbue.shift.rows import Cell
+from rbue.stored_probs import belong_to
 from rbue.training import recipe_for
 
 CPU = torch.device("cpu")
@@ -212,6 +213,16 @@ def test_an_ensemble_is_the_mean_of_its_members(runs, monkeypatch):
     direct = predict_images(whole, networks, damaged, 6, 0, CPU)
     assert rows[0]["nll"] == pytest.approx(float(metrics.nll(direct.probs, labels)), rel=1e-2)
     assert rows[0]["mutual_information"] == pytest.approx(float(direct.mutual_information.mean()), rel=5e-2, abs=1e-4)
+
+
+def test_stored_probabilities_are_checked_once_for_a_plan_and_once_for_an_ensemble(runs, monkeypatch):
+    root, config = runs
+    whole, checked = ensemble_of(config), []
+    for member in whole.members():
+        measure(member, root)
+    monkeypatch.setattr("rbue.shift.rows.belong_to", lambda path, row: checked.append(path) or belong_to(path, row))
+    measure(whole, root)
+    assert len(checked) == 2 * 2 * len(CELLS)
 
 
 def test_fewer_samples_than_members_are_the_first_members(runs):

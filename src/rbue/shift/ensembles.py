@@ -50,7 +50,7 @@ def combined(
     """
     stores = [ShiftStore(RunFolder.of(member, root)) for member in members_of(config, setting)]
     found = [
-        store.find(member, setting, clean, with_probs=True).get(cell)
+        store.whole(member, setting, cell, clean)
         for store, member in zip(stores, members_of(config, setting), strict=True)
     ]
     rows = [row for row in found if row is not None]

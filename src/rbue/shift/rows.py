@@ -77,6 +77,13 @@ class ShiftStore:
         }
         return {cell: words for cell, words in found.items() if words}
 
+    def whole(self, config: RunConfig, setting: Setting, cell: Cell, clean: dict[str, str] | None) -> Row | None:
+        """The row of one set, if it is not outdated and its probabilities are here; no other file is looked at."""
+        row = self._rows(config, setting).get(cell)
+        if row is None or _other_measurement(config, row, clean) or self._other_probs(cell, row):
+            return None
+        return row
+
     def _other_probs(self, cell: Cell, row: Row) -> str:
         if not self.has_probs(cell):
             return f"without {self._probs(cell)}, which ensembles need"
