@@ -610,7 +610,7 @@ def test_a_file_of_another_form(runs, content):
     folder.write("shift", {"rows": [ROW], "environments": {}})
     assert measure(runs[1], runs[0], corruptions=["fog"], severities=[1]) == [ROW]
     folder.write("shift", content)
-    with pytest.raises(RbueError, match=r"shift\.json (has another form|cannot be read \(it is damaged\)); remove it"):
+    with pytest.raises(RbueError, match=r"shift\.json has another form; remove it"):
         measure(runs[1], runs[0], corruptions=["fog"], severities=[1])
 
 

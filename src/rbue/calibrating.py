@@ -18,7 +18,6 @@ from rbue import data, metrics
 from rbue.calibration import Temperature, cross_fitted
 from rbue.environment import facts
 from rbue.errors import RbueError, RbueWarning
-from rbue.files import read_entries
 from rbue.runs import RunConfig, RunFolder
 from rbue.stored_probs import belong_to, checksum_of, read_probs
 
@@ -46,7 +45,7 @@ def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
             f"{folder.probs} is not there; `rbue evaluate {folder.path}` makes it again where the weights are."
         )
     checksum = checksum_of(folder.probs)
-    known = _kept(folder)
+    known = folder.entries(FILE)
     if _made_from(known.get(key)) == checksum:
         return key, known[key]
     images = data.load(config.data, "test")
@@ -69,16 +68,16 @@ def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
         "data": images.record(),
         "environment": facts(),
     }
-    folder.write(FILE, {**_kept(folder), key: entry})  # another process may have added to it
+    folder.write(FILE, {**folder.entries(FILE), key: entry})  # another process may have added to it
     return key, entry
 
 
 def lacks_calibration(folder: RunFolder, key: str) -> bool:
     """Whether a measurement could be calibrated from the stored probabilities and is not yet."""
-    results = _results(folder)
+    results = folder.entries("results")
     if not results or list(results)[-1] != key or not folder.probs.is_file():
         return False
-    known = _kept(folder)
+    known = folder.entries(FILE)
     return key not in known or _made_from(known[key]) not in (None, checksum_of(folder.probs))
 
 
@@ -97,17 +96,9 @@ def at_a_bound(entry: dict[str, Any]) -> bool:
     return any(temperature in entry["bounds"] for temperature in entry["temperatures"])
 
 
-def _results(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    return read_entries(folder.path / "results.json")
-
-
-def _kept(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    return read_entries(folder.path / f"{FILE}.json")
-
-
 def _last_result(folder: RunFolder) -> tuple[str, dict[str, Any]]:
     """The measurement the stored probabilities belong to: each one writes them anew and comes last."""
-    results = _results(folder)
+    results = folder.entries("results")
     if not results:
         raise RbueError(f"{folder.path} is not measured yet; run `rbue evaluate {folder.path}` first.")
     return list(results.items())[-1]

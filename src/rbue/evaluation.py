@@ -12,7 +12,6 @@ from rbue import data
 from rbue.environment import facts
 from rbue.errors import RbueError
 from rbue.experiment import refuse_other_images, warn_of_changed_code
-from rbue.files import read_entries
 from rbue.measuring import DIVERSITY_SAMPLES, diversity, measure, predict_images, predict_images_at
 from rbue.networks import load_networks
 from rbue.prediction import Prediction, of_samples
@@ -36,7 +35,7 @@ def evaluate_run(
     warn_of_changed_code(config, root)
     folder = RunFolder.of(config, root)
     key = result_key(samples, seed)
-    known = read_entries(folder.path / "results.json")
+    known = folder.entries("results")
     if key in known:
         outdated = _outdated(config, known[key])
         networks_here = all(RunFolder.of(member, root).has_weights for member in config.members())
@@ -101,7 +100,7 @@ def _measured(config: RunConfig, root: Path, device: torch.device, samples: int,
     folder.open(config, facts())
     result["probs_sha256"] = write_probs(folder.probs, prediction.probs.cpu().numpy())
     key = result_key(samples, seed)
-    now = read_entries(folder.path / "results.json")  # another process may have added to it
+    now = folder.entries("results")  # another process may have added to it
     others = {name: one for name, one in now.items() if name != key}
     folder.write("results", {**others, key: result})  # the last one is that of the stored probabilities
     return result
@@ -142,7 +141,7 @@ def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
     """Whether the probabilities stored in a folder are those of its last measurement, on these images."""
     if not folder.probs.exists():
         return False
-    results = read_entries(folder.path / "results.json")
+    results = folder.entries("results")
     last = list(results.values())[-1] if results else {}
     if _other_images(last, images) or not belong_to(folder.probs, last):
         return False

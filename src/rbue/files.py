@@ -71,11 +71,3 @@ def read_json(path: Path, way_out: str = "remove it to have it made again") -> A
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RbueError(f"{path} cannot be read ({error}); {way_out}.") from error
-
-
-def read_entries(path: Path) -> dict[str, dict[str, Any]]:
-    """Read JSON that holds an object under each name, such as ``results.json``; none if the file is not there."""
-    entries = (read_json(path) if path.exists() else None) or {}
-    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise RbueError(f"{path} has another form; remove it to have it made again.")
-    return entries

@@ -187,8 +187,15 @@ class RunFolder:
         path = self.path / f"{name}.json"
         content = read_json(path) if path.exists() else None
         if content is not None and not (isinstance(content, dict) and _ALWAYS_THERE.get(name, set()) <= content.keys()):
-            raise RbueError(f"{path} cannot be read (it is damaged); remove it to have it made again.")
+            raise RbueError(f"{path} has another form; remove it to have it made again.")
         return content
+
+    def entries(self, name: str) -> dict[str, dict[str, Any]]:
+        """The content of a ``<name>.json`` that holds an object under each name; none if it is not there."""
+        found: dict[str, dict[str, Any]] = self.read(name) or {}
+        if not all(isinstance(entry, dict) for entry in found.values()):
+            raise RbueError(f"{self.path / name}.json has another form; remove it to have it made again.")
+        return found
 
     def write(self, name: str, content: Any) -> None:
         """Write ``<name>.json``."""

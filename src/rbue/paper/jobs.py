@@ -9,7 +9,6 @@ from typing import Literal
 
 from rbue import data
 from rbue.calibrating import lacks_calibration
-from rbue.files import read_entries
 from rbue.paper.definitions import Experiment
 from rbue.paper.settings import Settings
 from rbue.paper.shift_results import shift_is_done
@@ -69,7 +68,7 @@ def is_trained(config: RunConfig, root: Path) -> bool:
 
 def is_measured(config: RunConfig, root: Path, samples: int) -> bool:
     """Whether a run has its clean results with so many samples, of today's random stream."""
-    found = read_entries(RunFolder.of(config, root).path / "results.json").get(result_key(samples))
+    found = RunFolder.of(config, root).entries("results").get(result_key(samples))
     return found is not None and not other_stream(config, found)
 
 

@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from rbue.errors import warn
-from rbue.files import read_entries
 from rbue.runs import RunConfig, RunFolder, other_stream, result_key
 from rbue.shift.rows import Row
 from rbue.shift.settings import Setting
@@ -48,7 +47,7 @@ def by_severity(rows: Sequence[Row], measure: str, clean: dict[str, Any] | None 
 
 def clean_result(config: RunConfig, folder: RunFolder, setting: Setting) -> dict[str, Any] | None:
     """What ``rbue evaluate`` found on the undamaged test images with as many samples, if it was run."""
-    results = read_entries(folder.path / "results.json")
+    results = folder.entries("results")
     if config.parsed.limit is not None and setting.samples >= config.parsed.limit:
         return next((result for result in results.values() if result.get("samples") == config.parsed.limit), None)
     found = results.get(result_key(setting.samples, setting.seed))
