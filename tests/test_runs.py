@@ -170,7 +170,7 @@ def test_a_damaged_training_is_not_taken_for_one_that_is_done(tmp_path, content)
     folder = RunFolder.of(config, tmp_path)
     folder.open(config, {})
     (folder.path / "training.json").write_text(content)
-    with pytest.raises(RbueError, match=r"training\.json (cannot be read|has another form).*; remove it to have it made"):
+    with pytest.raises(RbueError, match=r"training\.json (cannot be read|has another form).*; remove it to have it"):
         missing_networks([config], tmp_path)
 
 
