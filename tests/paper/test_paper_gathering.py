@@ -24,7 +24,7 @@ from rbue.paper.settings import Settings
 from rbue.paper.tables import comma_separated, markdown
 from rbue.runs import RunFolder
 
-TWO = Settings(models=("vgg13", "densenet121"), methods=("single", "deep-ensemble:4"), seeds=(0, 1))
+TWO = Settings(models=("densenet121", "vgg13"), methods=("single", "deep-ensemble:4"), seeds=(0, 1))
 
 
 @pytest.fixture

@@ -46,7 +46,10 @@ Ids = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="Every experiment.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Small stand-ins for all of it, minutes on a CPU; no evidence.")]
-Models = Annotated[str | None, typer.Option("--models", help="Only these networks, separated by commas.")]
+Models = Annotated[
+    str | None,
+    typer.Option("--models", help="Only these networks, separated by commas; for corruptions the first of them."),
+]
 Methods = Annotated[str | None, typer.Option("--methods", help="Only these methods, separated by commas or spaces.")]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="How many repetitions (3), or which (0,2,5).")]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="In place of the recipe's.")]
@@ -205,10 +208,7 @@ def claims(
     quick: Quick = False,
     models: Annotated[
         str | None,
-        typer.Option(
-            "--models",
-            help="Only these networks count; for corruptions the paper's, if it is among them, or the first.",
-        ),
+        typer.Option("--models", help="Only these networks count, separated by commas; for corruptions the first."),
     ] = None,
     seeds: Seeds = None,
     epochs: Epochs = None,

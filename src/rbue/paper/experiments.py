@@ -37,7 +37,7 @@ _DIVERSITY_NOTE = (
     "The data set is not stated; CIFAR-10 is assumed. Compared are the four members of Deep Ensemble, or the first "
     "four samples of a method with one network; JSD is in nats."
 )
-_NETWORK_NOTE = "The paper shows DenseNet-121. `--models` takes another network, which the captions name."
+_NETWORK_NOTE = "The paper shows DenseNet-121. With `--models` the first of them is shown, which the captions name."
 _SHIFT_NOTE = (
     "The paper shows six methods and does not state p and q. All ten rows are drawn, and six with p=0.2 and q=0.9."
 )

@@ -146,7 +146,7 @@ class Measured:
 
     @property
     def shift_model(self) -> str:
-        """The network to be measured under corruptions: the paper's, or the one that was asked for."""
+        """The network to be measured under corruptions: the paper's, or the first that was asked for."""
         grid = get("fig-shift-cifar10").grid
         assert grid is not None
         return self.settings.models_of(grid)[0]

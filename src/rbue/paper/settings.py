@@ -126,11 +126,10 @@ class Settings:
         )
 
     def models_of(self, grid: Grid) -> tuple[str, ...]:
-        """The networks of a grid that were asked for, or the first one asked for where any will do."""
+        """The networks of a grid that were asked for; where any will do, the first one asked for."""
         if self.models is None:
             return grid.models
-        asked = tuple(model for model in grid.models if model in self.models)
-        return asked if asked or not grid.any_network else self.models[:1]
+        return self.models[:1] if grid.any_network else tuple(one for one in grid.models if one in self.models)
 
     def configs(self, experiment: Experiment) -> Iterator[RunConfig]:
         """The runs an experiment needs, in the order of its grid."""
