@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -184,6 +185,13 @@ def test_a_missing_value_can_have_a_paper_value():
     table = Table(COLUMNS, [{"method": "a", "ece": cell}])
     assert "paper 0.0400" in markdown_table(table)
     assert "paper 0.0400" in Reader(html_table(table, "t")).rows[1][2][2]
+
+
+def test_the_papers_number_has_its_own_digits():
+    column = replace(COLUMNS[2], printed="{:.2f}".format)
+    table = Table([COLUMNS[0], column], [{"method": "a", "ece": Cell(0.0312, paper=0.04)}])
+    assert "0.0312 (paper 0.04, −0.0088)" in markdown_table(table)
+    assert "paper 0.04 −0.0088" in Reader(html_table(table, "t")).rows[1][1][2]
 
 
 def test_wrong_tables_are_refused():

@@ -7,7 +7,7 @@ when they are read. The position table prints its accuracies as fractions alread
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -31,6 +31,9 @@ MEASURES = (
     *("mean_jsd", "max_jsd", "mean_dis", "max_dis"),
 )
 """What the paper gives numbers for."""
+
+_DECIMALS = MappingProxyType({"ece": 2, "mean_jsd": 3, "max_jsd": 3, "mean_dis": 3, "max_dis": 3})
+"""How many of them it prints, where ours are shown with more."""
 
 ROWS = MappingProxyType(
     {
@@ -65,6 +68,16 @@ def printed() -> dict[str, Any]:
 def paper_numbers() -> MappingProxyType[Key, float]:
     """Every number of the paper's tables in this package's units."""
     return MappingProxyType(dict(_read(printed())))
+
+
+def as_printed(measure: str) -> Callable[[float], str] | None:
+    """How the paper writes a measure with fewer decimals than this package; None if it does not.
+
+    >>> as_printed("ece")(0.04)
+    '0.04'
+    """
+    decimals = _DECIMALS.get(measure)
+    return None if decimals is None else f"{{:.{decimals}f}}".format
 
 
 def paper_value(data: str, model: str, method_spec: str, measure: str, table: str | None = None) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from rbue.paper.gathering import ExperimentData, GatheredCell
+from rbue.paper.numbers import as_printed
 from rbue.paper.settings import QUICK
 from rbue.report.tables.formats import duration
 
@@ -48,7 +49,8 @@ def cell_text(measure: str, cell: GatheredCell) -> str:
     else:
         parts.append("–")
     if cell.paper is not None:
-        beside = f"paper {text_of(measure, cell.paper)}"
+        printed = as_printed(measure)
+        beside = f"paper {printed(cell.paper) if printed else text_of(measure, cell.paper)}"
         if cell.difference is not None:
             beside += f", {'-' if cell.difference < 0 else '+'}{text_of(measure, abs(cell.difference))}"
         parts.append(f"({beside})")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 
 from rbue.paper.gathering import NOT_COMPARED, GatheredCell, GatheredRow
-from rbue.paper.numbers import TABLES, paper_value
+from rbue.paper.numbers import TABLES, as_printed, paper_value
 from rbue.paper.page.shown import Shown
 from rbue.report.of_runs.comparison import MEASURES
 from rbue.report.tables import Cell, Column, Table
@@ -31,6 +31,7 @@ _OWN = (
 )
 COLUMNS = {column.key: column for column in (*MEASURES, *_OWN)}
 COLUMNS |= {key: replace(COLUMNS[key], better=None) for key in NOT_COMPARED}
+COLUMNS = {key: replace(column, printed=as_printed(key)) for key, column in COLUMNS.items()}
 
 
 class Uncompared(Cell):

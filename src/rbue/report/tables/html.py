@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from rbue.report.tables.model import Cell, Column, Table, difference_text, value_text
+from rbue.report.tables.model import Cell, Column, Table, difference_text, printed_text, value_text
 
 LONG = 24
 """Words longer than this may be broken into lines."""
@@ -79,5 +79,5 @@ def _content(column: Column, cell: Cell, best: bool) -> str:
         difference = (
             "" if cell.difference is None else f" <span>{escape(difference_text(column, cell.difference))}</span>"
         )
-        text += f'<span class="paper">paper {escape(column.text(cell.paper))}{difference}</span>'
+        text += f'<span class="paper">paper {escape(printed_text(column, cell.paper))}{difference}</span>'
     return text

@@ -24,6 +24,7 @@ class Column:
         difference: how a difference from the paper is written; like a number, with its sign, if left out.
         about: one sentence on what is measured.
         numeric: False for words, which stand to the left.
+        printed: how a number of the paper is written, if with other digits than ours.
     """
 
     key: str
@@ -33,6 +34,7 @@ class Column:
     difference: Callable[[float], str] | None = None
     about: str = ""
     numeric: bool = True
+    printed: Callable[[float], str] | None = None
 
     @property
     def title(self) -> str:
@@ -129,8 +131,13 @@ def paper_text(column: Column, cell: Cell) -> str:
     """The paper's value and the difference from it; empty if the paper has none."""
     if cell.paper is None:
         return ""
-    text = f"paper {column.text(cell.paper)}"
+    text = f"paper {printed_text(column, cell.paper)}"
     return text if cell.difference is None else f"{text}, {difference_text(column, cell.difference)}"
+
+
+def printed_text(column: Column, value: float) -> str:
+    """A number of the paper as it prints it."""
+    return (column.printed or column.text)(value)
 
 
 def difference_text(column: Column, difference: float) -> str:
