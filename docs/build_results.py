@@ -102,7 +102,8 @@ def section() -> str:
         f"CIFAR-10, ResNet-18, {config.recipe.epochs} epochs, batch {config.recipe.batch}, the paper's recipe in "
         f"bfloat16 autocast, seed 0, {SAMPLES} samples in float16: ours, with the paper's value and the difference in "
         f"brackets. One run a row; the standard error of an accuracy from {images:,} test images is {error:.2f} "
-        f"points. Mean-JSD and Mean-DIS compare four samples.{MAIN.other_seeds()}",
+        f"points. The paper prints ECE with two digits, so up to 0.005 of a difference can be its rounding. "
+        f"Mean-JSD and Mean-DIS compare four samples.{MAIN.other_seeds()}",
         "",
         *MAIN.comparison(),
         "",

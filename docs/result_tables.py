@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.evaluation import SAMPLE_COUNTS
 from rbue.paper.experiments import METHODS
-from rbue.paper.numbers import paper_value
+from rbue.paper.numbers import as_printed, paper_value
 from rbue.paper.settings import Settings
 from rbue.runs import RunConfig, RunFolder, result_key
+from rbue.training.logs import read_log
 
 ROOT = Path(__file__).parent.parent
 RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
@@ -69,12 +71,11 @@ class Study:
             _, result = found[method]
             cells = [
                 f"`{method}`",
-                _with_paper(result["accuracy"], paper["accuracy"], ".2f", 100),
-                _with_paper(result["ece"], paper["ece"], ".3f"),
+                *(_with_paper(name, result[name], paper[name]) for name in ("accuracy", "ece")),
                 f"{result['nll']:.3f}",
                 f"{result['brier']:.3f}",
                 *(
-                    "–" if result[name] is None else _with_paper(result[name], paper[name], ".3f")
+                    "–" if result[name] is None else _with_paper(name, result[name], paper[name])
                     for name in ("mean_jsd", "mean_dis")
                 ),
                 f"{result['training_seconds']:.0f}",
@@ -215,29 +216,53 @@ class Study:
         """Where the numbers come from."""
         found = self.measured()
         environments = [result["environment"] for _, result in found.values()]
+        began = [folder.read("environment") for folder in self._members()]
         stated = {key: sorted({str(one[key]) for one in environments}) for key in ("gpu", "torch", "stream_version")}
         gpu, torch, stream = (", ".join(words) for words in stated.values())
-        commits = ", ".join(sorted({str(one["commit"])[:7] for one in environments}))
+        measured, trained = (
+            ", ".join(sorted({str(one["commit"])[:7] for one in some})) for some in (environments, began)
+        )
+        from_on = "" if measured == trained else f"trained from commit {trained} on, measured with "
         return (
-            f"{gpu}, torch {torch}, stream {stream}, commit {commits}. Training time counts compiling and saving; "
-            f"{self._side_by_side()} networks were trained side by side and share it, some of them beside other work, "
-            "so it says little about one method."
+            f"{gpu}, torch {torch}, stream {stream}, {from_on}commit {measured}. Training time counts compiling and "
+            f"saving; {self._side_by_side()} networks were trained side by side and share it, some of them beside "
+            f"other work, so it says little about one method.{self._held_up()}"
+        )
+
+    def _members(self) -> list[RunFolder]:
+        """The folders of all networks that were trained."""
+        return [RunFolder.of(member, RUNS) for config, _ in self.measured().values() for member in config.members()]
+
+    def _held_up(self) -> str:
+        """Which epochs a training stood still in: they took ten times the usual time or more."""
+        stops: dict[int, list[float]] = defaultdict(list)
+        for folder in self._members():
+            epochs = read_log(folder.log)
+            usual = median(entry["seconds"] for entry in epochs)
+            for entry in epochs:
+                if entry["seconds"] >= 10 * usual:
+                    stops[entry["epoch"] + 1].append(entry["seconds"] - usual)
+        return "".join(
+            f" The {epoch}th epoch of {len(lost)} of the networks holds a stop of {min(lost):.0f} s or more."
+            for epoch, lost in sorted(stops.items())
         )
 
     def _side_by_side(self) -> str:
         """How many networks shared the GPU while these were trained."""
-        members = [member for config, _ in self.measured().values() for member in config.members()]
-        entries = [RunFolder.of(member, RUNS).read("training") for member in members]
+        entries = [folder.read("training") for folder in self._members()]
         return " or ".join(map(str, sorted({entry["side_by_side"] for entry in entries if entry is not None})))
 
 
-def _with_paper(value: float, paper: float | None, text: str, scale: float = 1.0) -> str:
-    """Ours, the paper's and the difference."""
+def _with_paper(measure: str, value: float, paper: float | None) -> str:
+    """Ours, the paper's as it prints it, and the difference."""
+    scale, digits = (100, 2) if measure == "accuracy" else (1, 3)
+    ours = f"{scale * value:.{digits}f}"
     if paper is None:
-        return format(scale * value, text)
-    return (
-        f"{format(scale * value, text)} ({format(scale * paper, text)}, {format(scale * (value - paper), '+' + text)})"
-    )
+        return ours
+    printed = as_printed(measure)
+    theirs = printed(paper) if printed else f"{scale * paper:.{digits}f}"
+    difference = round(scale * (value - paper), digits) + 0.0  # no negative zero
+    return f"{ours} ({theirs}, {difference:+.{digits}f})"
 
 
 def _mean(sets: Sets, some: Iterable[Set], score: str) -> float:

@@ -45,6 +45,13 @@ def test_generated_pages_are_current(script):
     assert subprocess.run(run, check=False).returncode == 0, f"run: python {script}"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_papers_ece_has_the_digits_that_it_prints(page):
+    rows = re.findall(r"^\| `[^|]+` \| [\d.]+ \([^|]+\) \| [\d.]+ \(([\d.]+), [^|]+\|", (ROOT / page).read_text(), re.M)
+    assert rows
+    assert all(re.fullmatch(r"0\.\d\d", ece) for ece in rows), rows
+
+
 def test_every_calibrated_run_is_shown_apart_from_the_papers_rows():
     readme = (ROOT / "README.md").read_text().partition("<!-- results -->")[2].partition("<!-- /results -->")[0]
     rows = (ROOT / "docs" / "results.md").read_text().partition("## After temperature scaling")[2].splitlines()
