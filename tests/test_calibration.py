@@ -194,6 +194,14 @@ def test_cross_fit_uses_only_the_other_fold():
         assert value.item() == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_folds_do_not_depend_on_torchs_default_device():
+    logits, labels = overconfident(200)
+    probs = logits.softmax(1)
+    fold = cross_fitted(probs, labels).fold
+    with torch.device("meta"):
+        assert cross_fitted(probs, labels).fold.equal(fold)
+
+
 def test_cross_fitted_names_the_temperature_of_each_fold():
     logits, labels = overconfident(images=4001, factor=3.0)
     probs = logits.softmax(1)

@@ -195,8 +195,8 @@ def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -
     if images < 2:
         raise InvalidInput(f"probs has shape {tuple(probs.shape)}, that is {images} image; give at least 2.")
     _checks.whole_number(folds, "folds", least=2, most=images)
-    generator = torch.Generator().manual_seed(_checks.whole_number(seed, "seed", least=0))
-    fold = (torch.randperm(images, generator=generator) % folds).to(probs.device)
+    generator = torch.Generator("cpu").manual_seed(_checks.whole_number(seed, "seed", least=0))
+    fold = (torch.randperm(images, generator=generator, device="cpu") % folds).to(probs.device)
     calibrated, temperatures = torch.empty_like(probs), []
     for k in range(folds):
         inside = fold == k

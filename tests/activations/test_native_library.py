@@ -235,6 +235,15 @@ def test_other_defaults_of_torch_do_no_harm(setting):
     assert "CDLL" in run.stdout
 
 
+def test_a_mean_over_pixels_is_where_its_input_is():
+    """In a process of its own: a kernel that writes elsewhere ends it."""
+    code = "import torch; from rbue.activations import DropReLU; from rbue.activations.fused import pooled_relu\n"
+    code += "x, keys = torch.ones(2, 3, 4, 4), torch.zeros(2, 4, dtype=torch.int32); torch.set_default_device('meta')\n"
+    code += "print(pooled_relu(x, DropReLU(0.5), keys, repeat=2).device)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert run.stdout.strip() == "cpu"
+
+
 def test_the_source_is_part_of_the_package():
     tomllib = pytest.importorskip("tomllib")
     package = native_library.SOURCE.parents[1]

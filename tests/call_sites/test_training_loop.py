@@ -80,6 +80,15 @@ def test_each_step_has_new_masks_and_a_seed_repeats_the_run() -> None:
     assert len(losses) == 5
 
 
+def test_a_seed_repeats_the_run_whatever_torchs_default_device_is() -> None:
+    model, x, outputs = rbue.convert(mlp(), rbue.DropReLU(0.5)), rows(), []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            rbue.seed(model, 3)
+            outputs.append(run(model, x))
+    assert torch.equal(*outputs)
+
+
 def test_two_conversions_start_with_different_bits_and_manual_seed_repeats_them() -> None:
     outputs = [run(rbue.convert(mlp(), rbue.DropReLU(0.5)), rows()) for _ in range(2)]
     assert not torch.equal(*outputs)

@@ -220,6 +220,16 @@ def test_epochs_are_the_same_each_time_and_differ_from_each_other():
     assert labels.sort()[0].equal(data.labels.sort()[0])
 
 
+def test_epochs_are_the_same_whatever_torchs_default_device_is():
+    data = batches()
+    plan = data.plan(1)
+    with torch.device("meta"):
+        elsewhere = data.plan(1)
+    assert elsewhere.order.equal(plan.order)
+    assert elsewhere.shifts.equal(plan.shifts)
+    assert elsewhere.flips.equal(plan.flips)
+
+
 def test_without_augmentation_a_batch_is_the_normalised_images():
     images, labels = stripes()
     data = batches(padding=0, flip=False, batch=96)

@@ -87,7 +87,7 @@ def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: Element
     """The mean over the pixels of ``layout.repeat`` random activations of ``x``, ``(rows, channels)``."""
     kernels = library()
     assert kernels is not None
-    out = torch.empty((layout.rows, layout.shape[1]), dtype=torch.float32)
+    out = torch.empty((layout.rows, layout.shape[1]), dtype=torch.float32, device=x.device)
     _pooled(kernels, x, out, _Draw(activation, keys, layout, cap))
     return out
 

@@ -177,7 +177,7 @@ def set_seed(network: nn.Module, seed: int) -> None:
     """Restart the stream of plain calls in place, so that captured graphs see it too."""
     state, step = network.get_buffer(SEED), network.get_buffer(STEP)
     with _writing(state):
-        state.copy_(random_stream.seed_state(seed))
+        state.copy_(random_stream.seed_state(seed, state.device))
         step.zero_()
 
 

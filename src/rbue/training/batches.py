@@ -68,11 +68,11 @@ class Batches:
 
     def plan(self, number: int) -> EpochPlan:
         """The plan of one epoch, always the same for the same seed and number."""
-        generator = torch.Generator().manual_seed(epoch_seed(self.seed, number))
+        generator = torch.Generator("cpu").manual_seed(epoch_seed(self.seed, number))
         count = len(self.images)
-        order = torch.randperm(count, generator=generator)
-        shifts = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator)
-        flips = torch.rand(count, generator=generator) < 0.5
+        order = torch.randperm(count, generator=generator, device="cpu")
+        shifts = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator, device="cpu")
+        flips = torch.rand(count, generator=generator, device="cpu") < 0.5
         return EpochPlan(*(drawn.to(self.images.device) for drawn in (order, shifts.T.contiguous(), flips)))
 
     def take(self, plan: EpochPlan, places: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def can_be_saved(tensor: Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
     try:
-        load(save({"example": torch.empty(0, dtype=tensor.dtype)}))
+        load(save({"example": torch.empty(0, dtype=tensor.dtype, device="cpu")}))
     except (KeyError, SafetensorError):
         return False
     return True
