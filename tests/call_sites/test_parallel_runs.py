@@ -131,3 +131,17 @@ def test_two_processes_draw_together_what_one_draws_alone(tmp_path: Path, before
         assert torch.allclose(torch.cat(halves), network(rows(8)), atol=1e-6)
     assert not torch.equal(one[2], two[2])  # the same rows, other masks
     assert all(torch.equal(a, b) for a, b in zip(grads, other_grads, strict=True))
+
+
+def test_finding_sites_does_not_disturb_a_network_that_another_thread_runs() -> None:
+    network, x = rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows()), rows()
+    expected, listed, found = rbue.predict(network, x, samples=5).probs, rbue.sites(network, x), []
+
+    def predict_elsewhere(*_: object) -> None:
+        hook.remove()
+        with ThreadPoolExecutor(1) as pool:
+            found.append(pool.submit(rbue.predict, network, x, samples=5).result().probs)
+
+    hook = network[0].register_forward_pre_hook(predict_elsewhere)
+    assert rbue.sites(network, x) == listed
+    assert torch.equal(found[0], expected)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import io
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -353,6 +355,38 @@ def test_training_flags_survive_finding_the_sites() -> None:
     assert torch.equal(network.layers[0].bn1.running_mean, statistics)
 
 
+class Counts(nn.Module):
+    """Works in its input, counts its calls, and draws from torch's generator in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return F.dropout(F.relu(x, inplace=True), 0.5, training=True)
+
+
+def test_finding_the_sites_leaves_nothing_changed() -> None:
+    inner = converted()
+    network, x = nn.Sequential(Counts(), inner), rows()
+    before, state = x.clone(), torch.get_rng_state()
+    rbue.seed(inner, 1)
+    rbue.sites(network, x)
+    assert torch.equal(x, before)
+    assert float(network[0].calls) == 0
+    assert torch.equal(torch.get_rng_state(), state)
+    found = run(inner, x)
+    rbue.seed(inner, 1)
+    assert torch.equal(run(inner, x), found)
+
+
+def test_sites_of_lazy_and_of_meta_networks_are_found() -> None:
+    lazy = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.ReLU())
+    assert len(rbue.sites(lazy, rows())) == 1
+    assert len(rbue.sites(lazy.to("meta"), rows().to("meta"))) == 1
+
+
 @pytest.mark.parametrize("normalise", [spectral_norm, weight_norm])
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_parametrised_layers_come_and_go(normalise: Any, before: bool) -> None:
@@ -376,6 +410,16 @@ def test_replaced_head_is_random_too() -> None:
     out = network(images())
     assert bool((out < 0).any()) or bool((network(images()) != out).any())
     assert type(rbue.revert(network).fc) is nn.ReLU
+
+
+def test_a_class_of_its_own_goes_with_its_network() -> None:
+    network = torch.fx.symbolic_trace(mlp())
+    kind = weakref.ref(type(network))
+    rbue.revert(rbue.convert(network, rbue.DropReLU(0.5), example=rows()))
+    del network
+    for _ in range(2):  # of our class, then of the one it is made from
+        gc.collect()
+    assert kind() is None
 
 
 def test_graph_module_may_be_recompiled() -> None:

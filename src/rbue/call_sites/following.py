@@ -8,10 +8,12 @@ is ordinary code to a compiler. The instances keep their parameters, buffers and
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache, wraps
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -26,21 +28,28 @@ PATHS = "_rbue_paths"
 CONVERSION = "_rbue_conversion"
 """Instance attribute of a converted network: see :mod:`rbue.call_sites.conversion`."""
 
+RECORDING = "_rbue_recording"
+"""Instance attribute of a network whose sites a thread is finding: see :mod:`rbue.call_sites.tracing`."""
+
 
 def followed_class(base: type[nn.Module]) -> type[nn.Module]:
     """The one subclass of ``base`` whose instances note their path, and run their conversion if they have one."""
-    found = _followed_classes.get(base)
-    # Two threads may make one at the same time; the first to come stays.
-    return _followed_classes.setdefault(base, _make_followed_class(base)) if found is None else found
+    with _making:
+        found = _followed_classes.get(base)
+        if found is None:
+            found = _followed_classes[base] = _make_followed_class(base)
+        return found
 
 
-_followed_classes: dict[type[nn.Module], type[nn.Module]] = {}
+# Weak, as every GraphModule and every parametrised module has a class of its own.
+_followed_classes: WeakValueDictionary[type[nn.Module], type[nn.Module]] = WeakValueDictionary()
+_making = threading.Lock()
 
 
 def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
     @wraps(base.forward, updated=())  # its signature, not the marks a compiler has left on it
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        conversion = self.__dict__.get(CONVERSION)
+        conversion = _conversion_here(self)
         scope = current_scope()
         if conversion is not None and (scope is None or scope.owner is not self):
             return conversion.run(self, base.forward, args, kwargs)
@@ -84,6 +93,14 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
     if issubclass(base, torch.fx.GraphModule):
         namespace |= _graph_module_methods(base)
     return _unannounced(base.__name__, base, namespace)
+
+
+def _conversion_here(module: nn.Module) -> Any:
+    """What runs a module's forward: in the thread that finds its sites what notes them, else its conversion, if any."""
+    recording = module.__dict__.get(RECORDING)
+    if recording is not None and recording.thread == threading.get_ident():
+        return recording
+    return module.__dict__.get(CONVERSION)
 
 
 def _unannounced(name: str, base: type[nn.Module], namespace: dict[str, Any]) -> type[nn.Module]:

@@ -11,12 +11,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
 from rbue.call_sites import following
 from rbue.call_sites import scope as scopes
 from rbue.call_sites.forms import ATEN_FORMS, OTHER_ACTIVATIONS
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.kinds import RELUS, SiteCall, SiteKind
+from rbue.call_sites.nested import tensors_in
 from rbue.call_sites.table import Site, SiteTable
 from rbue.errors import ConversionError, InvalidInput
 
@@ -24,7 +27,8 @@ from rbue.errors import ConversionError, InvalidInput
 def sites(model: nn.Module, example: Any) -> SiteTable:
     """List the ReLU call sites of a network, in the order they run.
 
-    The network runs once in evaluation mode without gradients and is left as it was.
+    The network runs once in evaluation mode without gradients. It, the example and torch's random numbers are left as
+    they were.
 
     Args:
         model: the network; it need not be converted.
@@ -131,34 +135,39 @@ def record(network: nn.Module, example: Any, kind: SiteKind) -> tuple[SiteTable,
             return super().__torch_function__(func, types, args, kwargs)
 
     recording = _Recording(lambda scope: Recorder(scope, kind, note))
-    before = network.__dict__.get(following.CONVERSION)
-    following.follow(network, recording.token, kind)
-    network.__dict__[following.CONVERSION] = recording
-    try:
-        with evaluating(network), torch.no_grad():
-            call_with(network._call_impl, example)  # with its hooks, but not compiled
-    finally:
-        following.unfollow(network, recording.token)
-        del network.__dict__[following.CONVERSION]
-        if before is not None:
-            network.__dict__[following.CONVERSION] = before
+    with _recording_lock:
+        following.follow(network, recording.token, kind)
+        network.__dict__[following.RECORDING] = recording
+        try:
+            with evaluating(network), unchanged(network, _device_of(example)):
+                # With its hooks, but not compiled; with tensors of its own, which it may work in.
+                call_with(network._call_impl, tree_map_only(Tensor, torch.clone, example))
+        finally:
+            following.unfollow(network, recording.token)
+            del network.__dict__[following.RECORDING]
     return SiteTable(found), sorted(set(others))
 
 
+_recording_lock = threading.RLock()
+"""Held while a network's sites are found, as it has room for one recording."""
+
+
+def _device_of(example: Any) -> torch.device:
+    return next((x.device for x in tensors_in([example])), torch.device("cpu"))
+
+
 class _Recording:
-    """Stands in for a conversion while the example runs."""
+    """Stands in for a conversion while the example runs, in the thread that runs it."""
 
     def __init__(self, make_mode: Callable[[scopes.Scope], SiteMode]) -> None:
         self.token = uuid.uuid4().hex
+        self.thread = threading.get_ident()
         self.make_mode = make_mode
 
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         scope = scopes.Scope(network, self.token)
         with scopes.suspended(scopes.current_scope()), self.make_mode(scope):
             return forward(network, *args, **kwargs)
-
-    def moved(self, network: nn.Module, before: dict[str, Tensor | None]) -> None:
-        """Nothing: a recording has no buffers."""
 
 
 def call_with(function: Callable, example: Any) -> Any:
@@ -210,7 +219,7 @@ def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
         (module, name, buffer, buffer.clone())
         for module in network.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
+        if buffer is not None and not is_lazy(buffer)
     ]
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         try:
@@ -224,6 +233,8 @@ def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
 
 def _differ(buffer: Tensor, content: Tensor) -> bool:
     """Whether a buffer was written to, which an expanded one cannot be; one that is no plain array counts as such."""
+    if buffer.is_meta:
+        return False
     if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
         return True
     mine, kept = (one.contiguous().flatten().view(torch.uint8) for one in (buffer, content))
