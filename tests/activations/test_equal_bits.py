@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rbue.activations import DropReLU, RReLU, random_relu
+from rbue.activations import DropReLU, RReLU, layout, random_relu
 from rbue.activations.layout import ElementLayout
 
 pytestmark = pytest.mark.usefixtures("cpu_form")
@@ -104,6 +104,17 @@ def test_tables_grow_and_shrink_without_changing(make_x, make_keys, formula):
     for size in (10, 5000, 3, 4999, 70_000):
         x = make_x(2, size)
         assert random_relu(x, DropReLU(0.5), keys).equal(formula(x, DropReLU(0.5), keys))
+
+
+def test_tables_in_another_memory_order_do_not_pile_up(make_x, make_keys, formula, monkeypatch):
+    monkeypatch.setattr(layout, "_MOST_REORDERED", 1000)
+    monkeypatch.setattr(layout, "_reordered", {})
+    for size in (4, 5, 6, 30, 4, 7, 8, 9, 10, 11):
+        x = make_x(2, 3, size, size).contiguous(memory_format=torch.channels_last)
+        assert random_relu(x, DropReLU(0.5), make_keys(2)).equal(formula(x, DropReLU(0.5), make_keys(2)))
+        others = [table for table in layout._reordered.values() if table.shape[-1] != size]
+        assert not others or sum(table.numel() for table in layout._reordered.values()) <= 1000
+    assert [shape[-1] for shape, *_ in layout._reordered] == [9, 10, 11]
 
 
 def test_a_table_made_in_inference_mode_serves_training(make_x, make_keys):

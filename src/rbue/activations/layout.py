@@ -9,6 +9,7 @@ An element's number is its place in the row in logical order, whatever the memor
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -85,7 +86,9 @@ class ElementLayout:
 
     def table(self) -> Tensor:
         """``mix(element)`` for one row, kept between calls, in the memory order of the input."""
-        return _row_table(self.row_shape, self.memory_format, self.device)
+        if self.memory_format is torch.contiguous_format:
+            return _row_table(self.row_shape, self.device)
+        return _reordered_table(self.row_shape, self.memory_format, self.device)
 
     def traced_table(self) -> Tensor:
         """``mix(element)`` for one row, computed on the spot, for tracers and compilers."""
@@ -112,9 +115,26 @@ def _table_prefix(count: int, device: torch.device) -> Tensor:
     return table[:count]
 
 
+_MOST_REORDERED = 32 << 20
+"""Elements of all tables kept in another memory order: each is a copy, and inputs may come in ever new sizes."""
+
+_reordered: dict[tuple[tuple[int, ...], torch.memory_format, torch.device], Tensor] = {}  # the last used at the end
+_reordering = threading.Lock()
+
+
 @lru_cache(maxsize=64)
-def _row_table(row_shape: tuple[int, ...], memory_format: torch.memory_format, device: torch.device) -> Tensor:
-    table = _table_prefix(math.prod(row_shape), device).view(row_shape)
-    if memory_format is not torch.contiguous_format:
-        table = table.contiguous(memory_format=memory_format)
+def _row_table(row_shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return _table_prefix(math.prod(row_shape), device).view(row_shape)
+
+
+def _reordered_table(row_shape: tuple[int, ...], memory_format: torch.memory_format, device: torch.device) -> Tensor:
+    key = row_shape, memory_format, device
+    with _reordering:
+        table = _reordered.pop(key, None)
+        if table is None:
+            table = _row_table(row_shape, device).contiguous(memory_format=memory_format)
+            room = _MOST_REORDERED - table.numel()
+            while _reordered and sum(other.numel() for other in _reordered.values()) > room:
+                del _reordered[next(iter(_reordered))]
+        _reordered[key] = table
     return table
