@@ -694,7 +694,10 @@ def bad_inputs():
     return [
         (dict(x=nan), "image 2"),
         (dict(x=inf), "image 3"),
-        (dict(x=torch.empty(0, 6)), r"\(0, 6\)"),
+        (dict(x=torch.empty(0, 6)), r"one image, but its shape is \(0, 6\)"),
+        (dict(x=torch.empty(4, 0)), r"one value an image, but its shape is \(4, 0\)"),
+        (dict(x=good.to_sparse()), r"not a sparse_coo one; give x\.to_dense\(\)"),
+        (dict(x=torch.nested.nested_tensor([good, good[:2]], layout=torch.jagged)), "not a nested one"),
         (dict(x=[]), "no batch"),
         (dict(x="images"), "str"),
         (dict(x=[{"image": good}]), r"not dict; give \(batch\['image'\] for batch in loader\)"),
@@ -713,6 +716,8 @@ def bad_inputs():
         (dict(x=good, outputs="probs"), "are not probabilities: (one is -|those of an image sum)"),
         (dict(x=good, index=torch.arange(3)), "3 images"),
         (dict(x=good, index=torch.arange(4.0)), "float32"),
+        (dict(x=good, index="abcd"), "integers, not str"),
+        (dict(x=good, index=torch.ones(4, dtype=torch.complex64)), "complex64"),
         (dict(x=good, index=torch.tensor([0, 1, 2, -3])), "-3"),
         (dict(x=[good, good], index=torch.arange(9)), "9 images"),
         (dict(x=good, adaptive=0.5), "0.5"),
@@ -785,12 +790,33 @@ def test_votes_and_label_of_a_known_mixture():
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Conv1d(4, 4, 1)])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64, torch.float16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+        *(torch.float64, torch.float16, torch.bfloat16, torch.complex64),
+    ],
+)
 def test_an_input_of_another_type_is_named(layer, dtype):
     x = torch.ones((3, 4) if isinstance(layer, nn.Linear) else (3, 4, 2))
     net = rbue.convert(nn.Sequential(layer, nn.ReLU()), rbue.DropReLU(0.5), example=x)
     with pytest.raises(rbue.InvalidInput, match=rf"x is {dtype} but the network is torch.float32.*x.to\("):
         rbue.predict(net, x.to(dtype), samples=2)
+
+
+def test_types_that_differ_inside_the_network_are_not_blamed_on_the_input():
+    net = rbue.convert(nn.Sequential(nn.Embedding(9, 4), nn.ReLU(), nn.Linear(4, 2).double()), rbue.DropReLU(0.5))
+    with pytest.raises(RuntimeError, match="dtype") as caught:
+        rbue.predict(net, torch.ones(3, 5, dtype=torch.int64), samples=2)
+    assert "give x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint64])
+def test_images_are_numbered_by_integers_of_any_type(dtype):
+    net = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
+    x, numbers = torch.randn(4, 6), torch.tensor([3, 1, 4, 5])
+    expected = rbue.predict(net, x, samples=3, index=numbers).probs
+    assert torch.equal(rbue.predict(net, x, samples=3, index=numbers.to(dtype)).probs, expected)
 
 
 class Summed(nn.Module):
@@ -801,6 +827,17 @@ class Summed(nn.Module):
 def test_one_number_for_a_batch_is_refused():
     net = rbue.convert(Summed(), rbue.DropReLU(0.5))
     with pytest.raises(rbue.RbueError, match="one number for the whole batch"):
+        rbue.predict(net, torch.ones(3, 4), samples=2)
+
+
+class WithoutClasses(nn.Module):
+    def forward(self, x):
+        return x.relu()[:, :0]
+
+
+def test_outputs_without_classes_are_refused():
+    net = rbue.convert(WithoutClasses(), rbue.DropReLU(0.5))
+    with pytest.raises(rbue.RbueError, match="which has no class scores"):
         rbue.predict(net, torch.ones(3, 4), samples=2)
 
 

@@ -97,6 +97,8 @@ class PassRunner:
                 "the network returned one number for the whole batch; rbue needs outputs of shape (B, C, ...), before "
                 "any loss or mean over the images."
             )
+        if out.numel() == 0:
+            raise RbueError(f"the network returned an output of shape {tuple(out.shape)}, which has no class scores.")
         if out.shape[0] != stack * batch:
             raise RbueError(
                 f"the network returned {out.shape[0]} rows for {stack * batch} inputs; rbue needs one row for each."

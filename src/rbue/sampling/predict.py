@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from numbers import Integral, Real
@@ -147,12 +148,15 @@ def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool)
     count = len(batch)
     if index is None:
         return torch.arange(start, start + count, dtype=torch.int64, device=batch.device).to(torch.int32)
-    index = torch.as_tensor(index)
-    if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
+    try:
+        index = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"index must be a vector of integers, not {type(index).__name__}.") from error
+    if index.dim() != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise InvalidInput(f"index must be a vector of integers, not shape {tuple(index.shape)} of {index.dtype}.")
     if (whole and len(index) != count) or len(index) < start + count:
         raise InvalidInput(f"index numbers {len(index)} images, but there are {start + count}.")
-    part = index[start : start + count]
+    part = index[start : start + count].to(torch.int64)
     if int(part.min()) < 0 or int(part.max()) >= 1 << 32:
         raise InvalidInput(f"index must lie in [0, 2**32), but goes from {int(part.min())} to {int(part.max())}.")
     return random_stream.to_int32(part.to(batch.device))
@@ -174,8 +178,12 @@ def _check_settings(
 
 
 def _check_batch(x: Tensor, network: nn.Module) -> None:
+    if x.is_nested or x.layout is not torch.strided:
+        kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+        raise InvalidInput(f"x must be a dense tensor, not a {kind} one; give x.to_dense(), or pad its images.")
     if x.dim() == 0 or x.numel() == 0:
-        raise InvalidInput(f"x must hold at least one image, but its shape is {tuple(x.shape)}.")
+        what = "one image" if x.dim() == 0 or len(x) == 0 else "one value an image"
+        raise InvalidInput(f"x must hold at least {what}, but its shape is {tuple(x.shape)}.")
     parameter = next(network.parameters(), None)
     if parameter is not None and parameter.device != x.device:
         raise InvalidInput(f"x is on {x.device} but the network is on {parameter.device}; move one to the other.")
@@ -197,8 +205,28 @@ def _types_named(x: Tensor, network: nn.Module) -> Iterator[None]:
         yield
     except RuntimeError as error:
         wanted = next((one.dtype for one in network.parameters() if one.is_floating_point()), x.dtype)
-        if isinstance(error, RbueError) or x.dtype == wanted or "type" not in str(error):
+        if isinstance(error, RbueError) or x.dtype == wanted or not _names_type(str(error), x.dtype):
             raise
         raise InvalidInput(
             f"x is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted})."
         ) from error
+
+
+def _names_type(message: str, dtype: torch.dtype) -> bool:
+    """Whether an error of torch is about tensors of this type, such as ``Long`` for int64."""
+    name = _NAMES_IN_ERRORS.get(dtype, "")
+    return "type" in message and re.search(rf"(\b|CPU|CUDA){name}(Tensor|Type|\b)", message, re.IGNORECASE) is not None
+
+
+_NAMES_IN_ERRORS = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "half",
+    torch.bfloat16: "bfloat16",
+    torch.int64: "long",
+    torch.int32: "int",
+    torch.int16: "short",
+    torch.int8: "(char|signed char)",
+    torch.uint8: "(byte|unsigned char)",
+    torch.bool: "bool",
+}
