@@ -226,7 +226,7 @@ class Study:
         return (
             f"{gpu}, torch {torch}, stream {stream}, {from_on}commit {measured}. Training time counts compiling and "
             f"saving; {self._side_by_side()} networks were trained side by side and share it, some of them beside "
-            f"other work, so it says little about one method.{self._held_up()}"
+            f"other work, so it says little about one method.{self._held_up()}{self._combined()}"
         )
 
     def _members(self) -> list[RunFolder]:
@@ -246,6 +246,12 @@ class Study:
             f" The {epoch}th epoch of {len(lost)} of the networks holds a stop of {min(lost):.0f} s or more."
             for epoch, lost in sorted(stops.items())
         )
+
+    def _combined(self) -> str:
+        """Which rows were not measured by running their networks."""
+        stored = [method for method, (_, one) in self.measured().items() if one["combined_from"] != "networks"]
+        names = ", ".join(f"`{method}`" for method in stored)
+        return f" {names} is combined from its members' answers as stored, in half precision." if stored else ""
 
     def _side_by_side(self) -> str:
         """How many networks shared the GPU while these were trained."""
