@@ -43,7 +43,7 @@ def followed_class(base: type[nn.Module]) -> type[nn.Module]:
 
 # Weak, as every GraphModule and every parametrised module has a class of its own.
 _followed_classes: WeakValueDictionary[type[nn.Module], type[nn.Module]] = WeakValueDictionary()
-_making = threading.Lock()
+_making = threading.RLock()
 
 
 def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:

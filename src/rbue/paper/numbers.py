@@ -33,7 +33,7 @@ MEASURES = (
 """What the paper gives numbers for."""
 
 _DECIMALS = MappingProxyType({"ece": 2, "mean_jsd": 3, "max_jsd": 3, "mean_dis": 3, "max_dis": 3})
-"""How many of them it prints, where ours are shown with more."""
+"""How many decimals it prints, where ours are shown with more."""
 
 ROWS = MappingProxyType(
     {
