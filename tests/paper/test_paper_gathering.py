@@ -116,6 +116,8 @@ def test_the_paper_stands_beside(measured):
     assert gathered.missing == ()
     text = markdown(gathered)
     assert "90.50 ± 0.71 (paper 93.85, -3.35)" in text
+    assert "(paper 0.05, " in text
+    assert "paper 0.0500" not in text
     assert "Quick" not in text
 
 

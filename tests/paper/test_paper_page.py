@@ -134,6 +134,7 @@ def test_several_seeds_the_paper_and_the_difference(tmp_path):
     assert re.search(r"90\.50\s%\s± 0\.71\s%<span class=\"paper\">paper 93\.85\s% <span>−3\.35</span>", text)
     assert "4.00 ×" in text
     assert "paper 1:24:00" in text
+    assert '<span class="paper">paper 0.05 <span>' in text, "the paper's own digits"
     assert "Mean ± standard deviation. (vgg13 on cifar10, 100 samples, mean of 2 repetitions.)" in text
     assert NO_EVIDENCE not in text
     assert "cifar10 (1,000 test images); 200 epochs, batch 128" in text

@@ -14,7 +14,8 @@ from rbue.call_sites.conversion import (
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.scope import running
 from rbue.call_sites.table import Placement, Site, SiteTable
-from rbue.call_sites.tracing import evaluating, innermost, sites, unchanged
+from rbue.call_sites.tracing import innermost, sites
+from rbue.call_sites.untouched import evaluating, unchanged
 
 __all__ = [
     "Conversion",

@@ -5,13 +5,10 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from rbue.call_sites import following
@@ -21,6 +18,7 @@ from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.kinds import RELUS, SiteCall, SiteKind
 from rbue.call_sites.nested import tensors_in
 from rbue.call_sites.table import Site, SiteTable
+from rbue.call_sites.untouched import evaluating, unchanged
 from rbue.errors import ConversionError, InvalidInput
 
 
@@ -182,63 +180,6 @@ def call_with(function: Callable, example: Any) -> Any:
         f"example must be a tensor, a tuple of arguments or a dict of keyword arguments, not {type(example).__name__}; "
         "give one batch as the network takes it, as tensors."
     )
-
-
-_training_flags: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
-_flags_lock = threading.Lock()
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode; afterwards each has the flag it had before.
-
-    Blocks may overlap in threads: the first to come notes the flags, the last to go puts them back.
-    """
-    modules = list(network.modules())
-    with _flags_lock:
-        for module in modules:
-            users, flag = _training_flags.get(module, (0, module.training))
-            _training_flags[module] = users + 1, flag
-            module.training = False
-    try:
-        yield
-    finally:
-        with _flags_lock:
-            for module in modules:
-                users, flag = _training_flags.pop(module)
-                if users > 1:
-                    _training_flags[module] = users - 1, flag
-                else:
-                    module.training = flag
-
-
-@contextmanager
-def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """A pass inside leaves no trace: neither in the network's buffers nor in torch's random numbers."""
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in network.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and not is_lazy(buffer)
-    ]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-        try:
-            yield
-        finally:
-            for module, name, buffer, content in buffers:
-                if _differ(buffer, content):
-                    buffer.copy_(content)
-                module._buffers[name] = buffer
-
-
-def _differ(buffer: Tensor, content: Tensor) -> bool:
-    """Whether a buffer was written to, which an expanded one cannot be; one that is no plain array counts as such."""
-    if buffer.is_meta:
-        return False
-    if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
-        return True
-    mine, kept = (one.contiguous().flatten().view(torch.uint8) for one in (buffer, content))
-    return not torch.equal(mine, kept)
 
 
 _WAY_OUT = "give it ReLUs, or use rbue.Dropout(p), which needs none."

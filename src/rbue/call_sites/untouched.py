@@ -1,0 +1,68 @@
+"""Run a network and leave it as it was: its training flags, its buffers, and torch's random numbers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+_training_flags: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
+_flags_lock = threading.Lock()
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode; afterwards each has the flag it had before.
+
+    Blocks may overlap in threads: the first to come notes the flags, the last to go puts them back.
+    """
+    modules = list(network.modules())
+    with _flags_lock:
+        for module in modules:
+            users, flag = _training_flags.get(module, (0, module.training))
+            _training_flags[module] = users + 1, flag
+            module.training = False
+    try:
+        yield
+    finally:
+        with _flags_lock:
+            for module in modules:
+                users, flag = _training_flags.pop(module)
+                if users > 1:
+                    _training_flags[module] = users - 1, flag
+                else:
+                    module.training = flag
+
+
+@contextmanager
+def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
+    """A pass inside leaves no trace: neither in the network's buffers nor in torch's random numbers."""
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in network.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not is_lazy(buffer)
+    ]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        try:
+            yield
+        finally:
+            for module, name, buffer, content in buffers:
+                if _differ(buffer, content):
+                    buffer.copy_(content)
+                module._buffers[name] = buffer
+
+
+def _differ(buffer: Tensor, content: Tensor) -> bool:
+    """Whether a buffer was written to, which an expanded one cannot be; one that is no plain array counts as such."""
+    if buffer.is_meta:
+        return False
+    if buffer.layout is not torch.strided or buffer.is_nested or buffer.is_quantized:
+        return True
+    mine, kept = (one.contiguous().flatten().view(torch.uint8) for one in (buffer, content))
+    return not torch.equal(mine, kept)
