@@ -242,7 +242,7 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
         ConversionError: no ReLU was found, or part of the network cannot be seen (scripted or traced code).
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> x = torch.randn(2, 4)
+    >>> x = torch.randn(64, 4)
     >>> net = convert(net, DropReLU(q=0.5), example=x)
     >>> bool((net(x) == net(x)).all())
     False
