@@ -60,14 +60,15 @@ class Outline(HTMLParser):
 
 
 def pretend(root, settings, experiments=EXPERIMENTS):
-    """Runs without training, and the data of the figures."""
+    """Runs without training, and the data of the figures among the experiments; no data set is read for the others."""
     with pytest.MonkeyPatch.context() as patch:
         FakeWork(patch)
         run_experiments(experiments, settings, place(root))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(illustrations, "SIMULATIONS", 500)
-        for name in ("fig-activations", "fig-network", "fig-shot-noise", "variance"):
-            illustrations.write_illustration(get(name), settings, root, torch.device("cpu"))
+        for one in experiments:
+            if one.id in ("fig-activations", "fig-network", "fig-shot-noise", "variance"):
+                illustrations.write_illustration(one, settings, root, torch.device("cpu"))
     samples = np.random.default_rng(0).dirichlet(np.ones(10), 10)
     framework = get("fig-framework")
     content = {
