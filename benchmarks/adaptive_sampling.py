@@ -24,13 +24,14 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import rbue
-from rbue import data, metrics
-from rbue.cli.finding import find_run, settings_and_root
-from rbue.environment import default_device, facts
+from rbue import metrics
 from rbue.files import write_json
-from rbue.measuring import predict_images
-from rbue.networks import load_networks
-from rbue.runs import RunConfig
+from rbue.lab import data
+from rbue.lab.cli.finding import find_run, settings_and_root
+from rbue.lab.environment import default_device, facts
+from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.measuring import predict_images
+from rbue.lab.runs.networks import load_networks
 
 SETTINGS = [rbue.Adaptive()] + [
     rbue.Adaptive(tolerance=tolerance, first=first)

@@ -21,10 +21,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rbue import data
-from rbue.data.corruptions import CORRUPTIONS, SCHEME, SEVERITIES, corrupt, frost_source
-from rbue.environment import facts
 from rbue.files import write_json
+from rbue.lab import data
+from rbue.lab.corruptions import CORRUPTIONS, SCHEME, SEVERITIES, corrupt, frost_source
+from rbue.lab.environment import facts
 
 FULL = 10_000
 LIBRARIES = ("numpy", "scipy", "pillow", "opencv-python-headless")

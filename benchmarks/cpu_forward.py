@@ -25,9 +25,9 @@ from torch.nn import functional as F
 import rbue
 from harness import medians
 from peers import PEERS, Relu, with_relu
-from rbue.environment import facts
 from rbue.files import write_json
-from rbue.models.resnet18 import ResNet18
+from rbue.lab.environment import facts
+from rbue.lab.models.resnet18 import ResNet18
 
 
 class PlainCNN(nn.Module):

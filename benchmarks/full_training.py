@@ -29,18 +29,18 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from peers import rand_formula, with_relu
-from rbue import data
-from rbue.environment import default_device, facts
-from rbue.evaluation import evaluate_run
-from rbue.experiment import batches_for, train_run, training_images
 from rbue.files import write_json
-from rbue.models.resnet18 import ResNet18
-from rbue.networks import fresh_network
-from rbue.runs import RunConfig, RunFolder
-from rbue.training import Recipe
-from rbue.training.engines import engine_for
-from rbue.training.logs import read_log
-from rbue.training.step import TrainingStep
+from rbue.lab import data
+from rbue.lab.environment import default_device, facts
+from rbue.lab.models.resnet18 import ResNet18
+from rbue.lab.runs.evaluation import evaluate_run
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.networks import fresh_network
+from rbue.lab.runs.training_runs import batches_for, train_run, training_images
+from rbue.lab.training import Recipe
+from rbue.lab.training.engines import engine_for
+from rbue.lab.training.logs import read_log
+from rbue.lab.training.step import TrainingStep
 
 METHOD, MODEL, DATA = "mc-droprelu:0.9", "resnet18", "cifar10"
 WARM_UP = 20

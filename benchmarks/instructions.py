@@ -25,8 +25,8 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
 from rbue.activations import triton_fused, triton_kernels
-from rbue.environment import facts
 from rbue.files import write_json
+from rbue.lab.environment import facts
 
 BLOCK = {"ROWS": 4, "PIXELS": 16, "CHANNELS": 64, "WHOLE": True, "CAPPED": False, "REPEATED": False}
 WARPS, ELEMENTS = 4, 32

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rbue
-from rbue import functional, models
+from rbue import functional
 from rbue.activations import DropReLU, RReLU
-from rbue.environment import facts
 from rbue.files import write_json
+from rbue.lab import models
+from rbue.lab.environment import facts
 
 SHAPES = [(5,), (3, 17), (2, 3, 5), (4, 3, 5, 6), (64, 64, 8, 8), (7, 33, 13, 13), (2, 3, 2, 3, 4)]
 SHAPES += [(1, 1_000_003), (600_000, 3)]  # long rows; more rows than a grid has places in its second dimension

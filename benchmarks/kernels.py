@@ -26,8 +26,8 @@ from torch.nn import functional as F
 
 from rbue import random_stream
 from rbue.activations import DropReLU, RReLU, random_relu, site_keys
-from rbue.environment import facts
 from rbue.files import write_json
+from rbue.lab.environment import facts
 
 SHAPE = (64, 256, 64, 64)
 CASES = {

@@ -3,9 +3,9 @@
     python benchmarks/mc_inference.py [--device cuda] [--images 10000] [--samples 100] [--peers FOLDER] [--out FILE]
 
 ResNet-18 on random CIFAR-sized images, at inference precision (float16 on a GPU, float32 on a CPU): as it is, and
-folded (:func:`rbue.fold_batchnorm`) and compiled, each beside as many plain passes in the same form. The variants take
-turns, medians of trials (the peers, which are slow, run once). cuDNN may choose its fastest kernels for all of them.
-The result is written after each trial.
+folded (BatchNorm inside the convolution before it, by torch's own function) and compiled, each beside as many plain
+passes in the same form. The variants take turns, medians of trials (the peers, which are slow, run once). cuDNN may
+choose its fastest kernels for all of them. The result is written after each trial.
 The peers run MC-Dropout as their documentation says, in float32 with the channels first (and once with the channels
 last, which it does not say): FOLDER holds the unpacked wheels of torch-uncertainty, baal and structlog (``pip download
 --no-deps``, then ``unzip``). The products of a pass are set against a large matrix product in the same run.
@@ -28,12 +28,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
 
 import rbue
 from harness import CEILING, Variants, matrix_product_teraflops, medians_by_trial, products
-from rbue.environment import facts
 from rbue.files import write_json
-from rbue.models.resnet18 import ResNet18
+from rbue.lab.environment import facts
+from rbue.lab.models.resnet18 import ResNet18
 
 ROWS = {"cuda": 4000, "cpu": 32}
 """Images in a plain pass; a GPU is fully busy with that many."""
@@ -145,12 +146,11 @@ def fast_variants(network: nn.Module, x: Tensor, samples: int) -> Variants:
     """Folded and compiled; on a GPU in half precision."""
 
     def fast(network: nn.Module) -> nn.Module:
-        folded = rbue.fold_batchnorm(network, x[:2])
-        return torch.compile(folded.half() if x.is_cuda else folded, dynamic=False)  # type: ignore[return-value]
+        return torch.compile(network.half() if x.is_cuda else network, dynamic=False)  # type: ignore[return-value]
 
-    plain = fast(network)
-    drop = fast(with_random_sites(network, x, rbue.DropReLU(0.9)))
-    slope = fast(with_random_sites(network, x, rbue.RReLU()))
+    folded = fuse(network.eval())  # a copy
+    drop, slope = (fast(with_random_sites(folded, x, one)) for one in (rbue.DropReLU(0.9), rbue.RReLU()))
+    plain = fast(folded)
     narrow = x.half() if x.is_cuda else x
     return {
         FAST_PLAIN: lambda: plain_passes(plain, narrow, samples),

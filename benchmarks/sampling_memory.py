@@ -25,9 +25,9 @@ from torch import nn
 
 import rbue
 from cpu_forward import PlainCNN
-from rbue.environment import facts
 from rbue.files import write_json
-from rbue.models.resnet18 import ResNet18
+from rbue.lab.environment import facts
+from rbue.lab.models.resnet18 import ResNet18
 
 FEW, MANY = 10, 1000
 IMAGES = {"cuda": (1000, 4000), "cpu": (128,)}

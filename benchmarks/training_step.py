@@ -35,14 +35,14 @@ from rich.table import Table
 
 from harness import CEILING, matrix_product_teraflops, medians, products
 from peers import PEERS, with_relu
-from rbue import models
-from rbue.environment import facts
 from rbue.files import write_json
-from rbue.methods import parse
-from rbue.networks import prepared
-from rbue.training import Batches, Recipe
-from rbue.training.engines import Engine, engine_for
-from rbue.training.step import TrainingStep
+from rbue.lab import models
+from rbue.lab.environment import facts
+from rbue.lab.methods import parse
+from rbue.lab.runs.networks import prepared
+from rbue.lab.training import Batches, Recipe
+from rbue.lab.training.engines import Engine, engine_for
+from rbue.lab.training.step import TrainingStep
 
 BATCH, STEPS = 128, 100
 PLAIN = "plain ReLU"

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import rbue
-from rbue import data, methods, models
+from rbue.lab import data, methods, models
 
 PAGE = Path(__file__).with_name("api.md")
 SECTIONS: list[tuple[str, ModuleType, list[str]]] = [
@@ -20,9 +20,9 @@ SECTIONS: list[tuple[str, ModuleType, list[str]]] = [
     ("rbue.metrics", rbue.metrics, list(rbue.metrics.__all__)),
     ("rbue.calibration", rbue.calibration, list(rbue.calibration.__all__)),
     ("rbue.variance", rbue.variance, list(rbue.variance.__all__)),
-    ("rbue.models", models, list(models.__all__)),
-    ("rbue.methods", methods, list(methods.__all__)),
-    ("rbue.data", data, list(data.__all__)),
+    ("rbue.lab.models", models, list(models.__all__)),
+    ("rbue.lab.methods", methods, list(methods.__all__)),
+    ("rbue.lab.data", data, list(data.__all__)),
 ]
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from result_tables import ROOT, RUNS, SAMPLES, Study
 
-from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.files import read_json, write_bytes
-from rbue.paper.experiments import DIVERSE, METHODS, SIX
-from rbue.paper.measured import Measured
-from rbue.paper.settings import Settings
-from rbue.report import figures
+from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
+from rbue.lab.paper.experiments import DIVERSE, METHODS, SIX
+from rbue.lab.paper.measured import Measured
+from rbue.lab.paper.settings import Settings
+from rbue.lab.report import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from rbue.data.corruptions import CORRUPTIONS, SEVERITIES
-from rbue.evaluation import SAMPLE_COUNTS
-from rbue.paper.experiments import METHODS
-from rbue.paper.numbers import as_printed, paper_value
-from rbue.paper.settings import Settings
-from rbue.runs import RunConfig, RunFolder, result_key
-from rbue.training.logs import read_log
+from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
+from rbue.lab.paper.experiments import METHODS
+from rbue.lab.paper.numbers import as_printed, paper_value
+from rbue.lab.paper.settings import Settings
+from rbue.lab.runs.evaluation import SAMPLE_COUNTS
+from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
+from rbue.lab.training.logs import read_log
 
 ROOT = Path(__file__).parent.parent
 RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"

@@ -1,13 +1,21 @@
-"""Honest uncertainty for PyTorch classifiers from random ReLUs (MC-DropReLU and MC-RReLU)."""
+"""Honest uncertainty for PyTorch networks from random activations (MC-DropReLU and MC-RReLU).
 
-from rbue import calibration, functional, metrics, variance
+Names are imported when they are first used, so that ``rbue --version`` and ``--help`` need not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from rbue import _moved
 from rbue._version import __version__
-from rbue.activations import Dropout, DropReLU, RReLU
-from rbue.call_sites import Site, SiteTable, convert, mode, revert, seed, sites
-from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
-from rbue.folding import fold_batchnorm
-from rbue.prediction import Prediction
-from rbue.sampling import Adaptive, predict
+
+if TYPE_CHECKING:
+    from rbue import calibration, functional, metrics, variance
+    from rbue.activations import Dropout, DropReLU, RReLU
+    from rbue.call_sites import Site, SiteTable, convert, mode, revert, seed, sites
+    from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
+    from rbue.prediction import Prediction
+    from rbue.sampling import Adaptive, predict
 
 __all__ = [
     "Adaptive",
@@ -24,7 +32,6 @@ __all__ = [
     "__version__",
     "calibration",
     "convert",
-    "fold_batchnorm",
     "functional",
     "metrics",
     "mode",
@@ -34,3 +41,29 @@ __all__ = [
     "sites",
     "variance",
 ]
+
+_HOMES = {
+    "rbue.activations": ("DropReLU", "Dropout", "RReLU"),
+    "rbue.call_sites": ("Site", "SiteTable", "convert", "mode", "revert", "seed", "sites"),
+    "rbue.errors": ("ConversionError", "InvalidInput", "RbueError", "RbueWarning"),
+    "rbue.prediction": ("Prediction",),
+    "rbue.sampling": ("Adaptive", "predict"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+_moved.install()
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME_OF:
+        found: object = getattr(import_module(_HOME_OF[name]), name)
+    elif name in __all__ or name in _moved.NAMES:
+        found = import_module(f"rbue.{name}")
+    else:
+        raise AttributeError(f"module 'rbue' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

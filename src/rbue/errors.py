@@ -3,7 +3,7 @@
 import sys
 import warnings
 
-_BETWEEN = ("rbue", "torch", "contextlib")
+_BETWEEN = ("rbue", "torch", "contextlib", "importlib")
 """Packages whose lines may lie between the user's and the one that warns."""
 
 
@@ -23,7 +23,7 @@ class RbueWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = RbueWarning) -> None:
     """Warn of something at the line of the user's code that led to it.
 
     Python shows a warning once a line: at one of this package's it would be shown for the first network only.
@@ -31,4 +31,4 @@ def warn(message: str) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, RbueWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)

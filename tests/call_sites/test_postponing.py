@@ -15,7 +15,7 @@ import rbue
 from rbue.activations import fused
 from rbue.call_sites import conversion_of, postponing
 from rbue.errors import RbueError
-from rbue.models import create
+from rbue.lab.models import create
 
 SAMPLES = 6
 

@@ -8,7 +8,7 @@ import torch
 
 import rbue
 from rbue.activations import triton_support
-from rbue.models.resnet18 import ResNet18
+from rbue.lab.models.resnet18 import ResNet18
 from rbue.sampling.pass_runner import PassRunner
 
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import rbue
 from rbue.call_sites import postponing
 from rbue.call_sites.live_rows import LiveRows
-from rbue.models.resnet18 import ResNet18
+from rbue.lab.models.resnet18 import ResNet18
 from rbue.sampling.passes import GPU_BUDGET, StackedPasses, _default_budget
 from rbue.sampling.plans import shared_work
 from rbue.sampling.products import Products

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import rbue
-from rbue import models
 from rbue.call_sites import Draw, conversion_of
 from rbue.errors import InvalidInput, RbueWarning
+from rbue.lab import models
 from rbue.sampling.passes import StackedPasses
 
 

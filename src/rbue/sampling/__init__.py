@@ -1,6 +1,6 @@
 """Sampling: run the stochastic passes and turn them into a prediction."""
 
 from rbue.sampling.adaptive import Adaptive
-from rbue.sampling.predict import predict
+from rbue.sampling.predicting import predict
 
 __all__ = ["Adaptive", "predict"]

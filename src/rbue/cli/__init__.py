@@ -1,5 +1,0 @@
-"""The command ``rbue``: a thin layer that parses, calls the library and shows what came back."""
-
-from rbue.cli.app import app, main
-
-__all__ = ["app", "main"]

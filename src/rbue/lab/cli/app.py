@@ -1,0 +1,126 @@
+"""All verbs together, and what becomes of errors.
+
+Exit codes: 0 for success, 2 for a mistake in what was typed, 1 for anything else that can go wrong (missing data, a
+folder that cannot be written), 130 for an interruption.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from rbue._version import __version__
+from rbue.errors import InvalidInput, RbueError, RbueWarning
+from rbue.lab.cli import (
+    calibrate,
+    compare,
+    corrupt,
+    data,
+    demo,
+    evaluate,
+    paper,
+    predict,
+    report,
+    runs,
+    shift,
+    show,
+    train,
+)
+from rbue.lab.cli.output import complain, remark
+from rbue.lab.cli.paragraphs import Flowing
+
+DEBUG = "--debug"
+
+
+class Verbs(Flowing):
+    """The verbs, with errors turned into one sentence and an exit code."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Let ``--debug`` stand anywhere on the line."""
+        end = args.index("--") if "--" in args else len(args)
+        if DEBUG in args[:end]:
+            args = [DEBUG, *(word for word in args[:end] if word != DEBUG), *args[end:]]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a verb."""
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _short(warnings.showwarning)
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            remark("stopped; what was finished is kept, and the same command continues from there.")
+            raise typer.Exit(130) from None
+        except (RbueError, OSError, torch.OutOfMemoryError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            complain(_sentence(error))
+            raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from error
+
+
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4",
+)
+for verb in (demo, train, evaluate, compare, calibrate, shift, predict, report, corrupt, show):
+    verb.add_to(app)
+app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
+app.add_typer(paper.app, name="paper")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Honest uncertainty for image classifiers: train, measure and compare methods on your own data."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for --model my_networks:make
+
+
+def main() -> None:
+    """The entry point of the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack the dash of a table, or a letter of a path
+    app(prog_name="rbue")
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the GPU has not enough memory for this; choose a smaller --batch or --device cpu."
+    if isinstance(error, OSError) and not isinstance(error, RbueError):
+        return f"{error.filename or 'a file'}: {error.strerror or error}."
+    return str(error)
+
+
+def _short(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """Show warnings of this package as one sentence, others as usual."""
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, RbueWarning):
+            remark(f"note: {message}")
+        else:
+            usual(message, category, *place, **more)
+
+    return show

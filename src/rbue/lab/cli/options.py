@@ -1,0 +1,135 @@
+"""The settings that say which run is meant, shared by the verbs that train and measure."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import torch
+import typer
+
+from rbue.errors import InvalidInput
+from rbue.lab.environment import default_device
+from rbue.lab.runs.folders import RunConfig
+from rbue.lab.training import recipe_for
+from rbue.lab.training.engines import ENGINES
+
+RECIPE = "Recipe (what is left out follows the data set)"
+DATA = "Data"
+
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
+DeviceName = Annotated[str | None, typer.Option("--device", help="cpu or cuda (left out: cuda if there is one).")]
+Samples = Annotated[int, typer.Option("--samples", min=1, help="Random passes for each image.")]
+MethodName = Annotated[str, typer.Option("--method", help="Short text of a method; `rbue methods` lists them.")]
+
+
+def _recipe(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=RECIPE, show_default=False, **more)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Everything of a run but its method; each field is an option of the command line."""
+
+    data: Annotated[str, typer.Option(help="Name of a data set, or folder:PATH.", rich_help_panel=DATA)] = "digits"
+    holdout: Annotated[
+        int, typer.Option(min=0, help="Training images set aside for validation.", rich_help_panel=DATA)
+    ] = 0
+    holdout_seed: Annotated[int, typer.Option(min=0, help="Which ones.", rich_help_panel=DATA)] = 0
+    model: Annotated[str, typer.Option(help="Name of a network, or package.module:factory.")] = "small_cnn"
+    width: Annotated[float, typer.Option(help="Factor on the network's channels.")] = 1.0
+    seed: Annotated[int, typer.Option(help="Seed of initialisation and training.")] = 0
+    runs: RunsFolder = Path("runs")
+    device: DeviceName = None
+    epochs: Annotated[int | None, _recipe("Passes over the training images.")] = None
+    batch: Annotated[int | None, _recipe("Images in a step.")] = None
+    rate: Annotated[float | None, _recipe("Learning rate at the start.")] = None
+    milestones: Annotated[str | None, _recipe("Fractions of the epochs where it drops: 0.45,0.9.")] = None
+    factor: Annotated[float | None, _recipe("What it is multiplied by there.")] = None
+    momentum: Annotated[float | None, _recipe("Momentum of SGD.")] = None
+    nesterov: Annotated[bool | None, _recipe("Nesterov's form of it.")] = None
+    weight_decay: Annotated[float | None, _recipe("Weight decay.")] = None
+    padding: Annotated[int | None, _recipe("Pixels around an image before a random crop.")] = None
+    flip: Annotated[bool | None, _recipe("Random horizontal flips.")] = None
+
+    def config(self, method: str) -> RunConfig:
+        """The run of a method with these settings."""
+        names = ("epochs", "batch", "rate", "factor", "momentum", "nesterov", "weight_decay", "padding", "flip")
+        changes = {name: getattr(self, name) for name in names}
+        recipe = recipe_for(self.data, milestones=_fractions(self.milestones), **changes)
+        return RunConfig(
+            data=self.data,
+            model=self.model,
+            method=method,
+            seed=self.seed,
+            width=self.width,
+            holdout=self.holdout,
+            holdout_seed=self.holdout_seed,
+            recipe=recipe,
+        )
+
+
+def takes_selection(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb one option for each field of :class:`Selection` in place of its parameter ``selection``."""
+    hints = get_type_hints(Selection, include_extras=True)
+    own = inspect.signature(verb, eval_str=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
+        for field in fields(Selection)
+    ]
+    others = [parameter.replace(kind=keyword) for name, parameter in own.parameters.items() if name != "selection"]
+
+    def call(**values: Any) -> None:
+        chosen = Selection(**{field.name: values.pop(field.name) for field in fields(Selection)})
+        verb(selection=chosen, **values)
+
+    parameters = sorted([*others, *options], key=lambda one: one.default is not inspect.Parameter.empty)
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__name__, call.__doc__ = verb.__name__, verb.__doc__
+    return call
+
+
+def given_settings(ctx: typer.Context) -> list[str]:
+    """The settings of a run that were typed, as opposed to left at their default."""
+    names = {field.name for field in fields(Selection)} - {"runs", "device"} | {"method"}
+    return [f"--{name.replace('_', '-')}" for name in sorted(names) if was_typed(ctx, name)]
+
+
+def was_typed(ctx: typer.Context, name: str) -> bool:
+    """Whether an option was given on the command line."""
+    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
+def check_engine(name: str) -> None:
+    """Refuse an unknown engine, also where nothing is left to train."""
+    if name not in ENGINES:
+        raise InvalidInput(f"--engine must be one of {', '.join(ENGINES)}, not {name!r}.")
+
+
+def device_named(name: str | None) -> torch.device:
+    """The device to compute on, or why it cannot be used."""
+    if name is None:
+        return default_device()
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidInput(f"there is no device {name!r}; give cpu or cuda.") from None
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise InvalidInput(f"there is no GPU for --device {name} here; give cpu or leave it out.")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidInput(f"--device {name} is not supported; give cpu or cuda.")
+    return device
+
+
+def _fractions(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise InvalidInput(f"--milestones must be numbers with commas, such as 0.45,0.9, not {text!r}.") from None

@@ -1,0 +1,335 @@
+"""``rbue paper``: every table and figure of the paper from one command."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rbue.errors import InvalidInput
+from rbue.lab.cli.compare import split_methods
+from rbue.lab.cli.options import DeviceName, RunsFolder, check_engine, device_named, was_typed
+from rbue.lab.cli.output import AsJson, complain, duration, print_json, remark, say, stdout, table
+from rbue.lab.cli.paragraphs import Flowing
+from rbue.lab.cli.progress import data_progress, training_progress, working
+from rbue.lab.paper.budget import TimeBudget, parse_duration
+from rbue.lab.paper.claims import CASES, judge_all, single_runs_note
+from rbue.lab.paper.definitions import Experiment
+from rbue.lab.paper.estimate import Estimator
+from rbue.lab.paper.experiments import EXPERIMENTS, MODELS, chosen
+from rbue.lab.paper.gathering import gather
+from rbue.lab.paper.illustrations import is_illustrated
+from rbue.lab.paper.jobs import jobs_for
+from rbue.lab.paper.measured import Measured
+from rbue.lab.paper.page import HTML, page_files
+from rbue.lab.paper.planning import planned
+from rbue.lab.paper.reporting import last_settings, plain_files, write_report
+from rbue.lab.paper.runner import KINDS, Outcome, Place, Watch, run_experiments
+from rbue.lab.paper.settings import Settings, parse_seeds
+from rbue.lab.training.engines import ENGINES
+
+_ROOM_FOR_SENTENCES = 110  # columns of a terminal
+
+app = typer.Typer(
+    cls=Flowing,
+    no_args_is_help=True,
+    help="Rerun the paper: list, plan, run and report its tables and figures, and check its claims.",
+    epilog="Example: rbue paper run --quick --all",
+)
+
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="IDS", help="Experiments, or patterns such as 'table*'.", show_default=False),
+]
+All = Annotated[bool, typer.Option("--all", help="Every experiment.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small stand-ins for all of it, minutes on a CPU; no evidence.")]
+Models = Annotated[
+    str | None,
+    typer.Option("--models", help="Only these networks, separated by commas; for corruptions the first of them."),
+]
+Methods = Annotated[str | None, typer.Option("--methods", help="Only these methods, separated by commas or spaces.")]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="How many repetitions (3), or which (0,2,5).")]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="In place of the recipe's.")]
+Samples = Annotated[int | None, typer.Option("--samples", min=1, help="Random passes for each image (100).")]
+Shift = Annotated[
+    bool | None,
+    typer.Option("--shift/--no-shift", help="Corruptions for every run, or for none; else where the paper has them."),
+]
+Together = Annotated[int, typer.Option("--together", min=1, help="Networks trained side by side on a GPU.")]
+Only = Annotated[
+    str | None,
+    typer.Option("--only", help=f"Only these ids or patterns, or these steps: {', '.join(KINDS)}. With commas."),
+]
+
+
+@app.command("list", epilog="Example: rbue paper list")
+def list_(json: AsJson = False) -> None:
+    """List the tables and figures with what is read into them."""
+    if json:
+        print_json({"experiments": [asdict(one) for one in EXPERIMENTS]})
+        return
+    rows = [(one.id, one.place, one.title, _grid_text(one)) for one in EXPERIMENTS]
+    table("Experiments of the paper", ("id", "where", "what it shows", "networks × methods"), rows)
+    remark("notes on what the paper leaves open: rbue paper list --json")
+
+
+@app.command(epilog="Example: rbue paper plan 'table*' --models resnet18 --epochs 30")
+def plan(
+    ids: Ids = None,
+    all_: All = False,
+    quick: Quick = False,
+    only: Only = None,
+    models: Models = None,
+    methods: Methods = None,
+    seeds: Seeds = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    shift: Shift = None,
+    together: Together = 1,
+    runs: RunsFolder = Path("runs"),
+    device: DeviceName = None,
+    json: AsJson = False,
+) -> None:
+    """Show what would run, what is there already, and about how long the rest takes on this machine."""
+    settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
+    experiments, kinds = _selected(ids, only)
+    _check_methods(experiments, settings)
+    estimator = Estimator(device_named(device), runs, together=together)
+    with working("timing a few steps of each network"):
+        rows = planned(jobs_for(experiments, settings), settings, estimator, kinds)
+    draw = [one.id for one in experiments if one.illustration and not is_illustrated(one, settings, runs)]
+    total = sum(row.seconds for row in rows)
+    if json:
+        print_json({"scale": settings.scale.name, "runs": [r.as_json() for r in rows], "draw": draw, "seconds": total})
+        return
+    cells = [
+        (row.method, row.data, row.model, str(row.seed), row.state, duration(row.seconds), _few(row.experiments))
+        for row in rows
+    ]
+    headings = ("method", "data", "network", "seed", "missing", "time", "for")
+    table(f"Plan ({settings.scale.name}), in the order of work", headings, cells, right=("seed", "time"))
+    if draw:
+        say(f"and data for {', '.join(draw)}")
+    for name in sorted({row.data for row in rows if not row.here}):
+        remark(f"{name} is not on this machine and would be left out; `rbue data fetch {name}` brings it.")
+    left = sum(bool(row.missing) for row in rows)
+    say(f"{left} of {len(rows)} runs have something missing: about {duration(total)} on {estimator.device}")
+
+
+@app.command(epilog="Example: rbue paper run table1-cifar10 --models resnet18 --time-budget 25m")
+def run(
+    ids: Ids = None,
+    all_: All = False,
+    quick: Quick = False,
+    only: Only = None,
+    models: Models = None,
+    methods: Methods = None,
+    seeds: Seeds = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    time_budget: Annotated[
+        str | None, typer.Option("--time-budget", help="Begin nothing new after this time: 90s, 25m, 1h30m.")
+    ] = None,
+    shift: Shift = None,
+    together: Together = 1,
+    engine: Annotated[str, typer.Option(help=f"How training steps run: {', '.join(ENGINES)}.")] = "auto",
+    runs: RunsFolder = Path("runs"),
+    device: DeviceName = None,
+    json: AsJson = False,
+) -> None:
+    """Train and measure what is missing; the same command continues where it stopped.
+
+    Every run is trained once, however many tables and figures use it, and measured right after its training. After an
+    error the rest is done, and the exit code is 1.
+    """
+    check_engine(engine)
+    settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
+    if not (ids or all_ or only):
+        raise InvalidInput("name what to run, or give --all; `rbue paper list` shows the ids.")
+    experiments, kinds = _selected(ids, only)
+    _check_methods(experiments, settings)
+    budget = TimeBudget(None if time_budget is None else parse_duration(time_budget))
+    place = Place(runs, device_named(device), together, engine)
+    watch = Watch(training_progress, data_progress)
+    outcome = run_experiments(experiments, settings, place, budget=budget, kinds=kinds, tell=remark, watch=watch)
+    if json:
+        print_json({"scale": settings.scale.name, "seconds": budget.spent(), **asdict(outcome)})
+    else:
+        _tell_outcome(outcome, budget)
+        say(str(runs))
+    if outcome.failed:
+        for reason, count in _counted(outcome.failed):
+            complain(f"{_steps(count)} failed: {reason}.")
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: rbue paper report -o paper-report")
+def report(
+    ctx: typer.Context,
+    ids: Ids = None,
+    quick: Quick = False,
+    models: Models = None,
+    methods: Methods = None,
+    seeds: Seeds = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    runs: RunsFolder = Path("runs"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write into.")] = Path("paper-report"),
+    json: AsJson = False,
+) -> None:
+    """Write what was measured beside what the paper prints: one page, LaTeX, Markdown, CSV and the data of figures.
+
+    Without settings, those of the last `rbue paper run` in the folder of runs.
+    """
+    _check_runs(ctx, runs)
+    settings = last_settings(runs, _settings(quick, models, methods, seeds, epochs, samples, None))
+    gathered = [gather(one, settings, runs) for one in chosen(ids or ())]
+    with working("drawing the page"):
+        files = write_report(gathered, output, (plain_files, page_files(settings, runs)))
+    complete = [one.experiment.id for one in gathered if not one.missing]
+    missing = {one.experiment.id: one.missing for one in gathered if one.missing}
+    if json:
+        print_json({"scale": settings.scale.name, "complete": complete, "missing": missing, "files": files})
+        return
+    if not any(one.has_something for one in gathered):
+        remark(f"nothing of this has been measured in {runs} yet; `rbue paper run` does it.")
+    for name, what in missing.items():
+        remark(f"{name}: {len(what)} missing: {'; '.join(what[:3])}{' ...' if len(what) > 3 else ''}")
+    say(f"{len(complete)} of {len(gathered)} experiments complete ({settings.scale.name})")
+    say(str(output / HTML))
+
+
+@app.command(epilog="Example: rbue paper claims --json")
+def claims(
+    ctx: typer.Context,
+    quick: Quick = False,
+    models: Annotated[
+        str | None,
+        typer.Option("--models", help="Only these networks count, separated by commas; for corruptions the first."),
+    ] = None,
+    seeds: Seeds = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    why: Annotated[bool, typer.Option("--why", help="How each sentence is read, and what decides it.")] = False,
+    runs: RunsFolder = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Check the sentences of §3.4 and §4 against the paper's own tables and against what was measured here."""
+    _check_runs(ctx, runs)
+    settings = last_settings(runs, _settings(quick, models, None, seeds, epochs, samples, None))
+    judged = judge_all(Measured(runs, settings))
+    if json:
+        print_json({"scale": settings.scale.name, "claims": [one.as_json() for one in judged]})
+        return
+    here = "here (quick: no evidence)" if settings.quick else "here"
+    columns = {
+        "claim": [one.claim.id for one in judged],
+        "§": [one.claim.section for one in judged],
+        "sentence": [f"“{one.claim.quote}”" for one in judged],
+        "by its own numbers": [one.paper.covered_word for one in judged],
+        here: [one.measured.covered_word for one in judged],
+    }
+    if stdout().width < _ROOM_FOR_SENTENCES:
+        del columns["sentence"]
+    table("Claims of the paper", tuple(columns), zip(*columns.values(), strict=True))
+    for note in (CASES, single_runs_note(judged)):
+        if note:
+            say(note)
+    if not why:
+        remark("--why tells each sentence, how it is read and what decides it; --json too.")
+        return
+    for one in judged:
+        say(f"\n{one.claim.id}: “{one.claim.quote}”, read as: {one.claim.reading}")
+        say(f"  by the paper's own numbers: {one.paper}")
+        say(f"  {here}: {one.measured}")
+
+
+def _check_runs(ctx: typer.Context, runs: Path) -> None:
+    """Refuse a folder that was named and is not there; without a name, nothing may have been run yet."""
+    if was_typed(ctx, "runs") and not runs.is_dir():
+        raise InvalidInput(f"there is no folder {runs}; give --runs with the folder that `rbue paper run` wrote into.")
+
+
+def _settings(
+    quick: bool,
+    models: str | None,
+    methods: str | None,
+    seeds: str | None,
+    epochs: int | None,
+    samples: int | None,
+    shift: bool | None,
+) -> Settings:
+    return Settings(
+        quick=quick,
+        models=None if models is None else _known_models(models),
+        methods=None if methods is None else tuple(split_methods(methods)),
+        seeds=None if seeds is None else parse_seeds(seeds),
+        epochs=epochs,
+        samples=samples,
+        shift=shift,
+    )
+
+
+def _known_models(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.replace(",", " ").split())
+    for name in names:
+        if name not in MODELS:
+            raise InvalidInput(f"the paper has no network {name!r}; --models takes {', '.join(MODELS)}.")
+    return names
+
+
+def _selected(ids: list[str] | None, only: str | None) -> tuple[tuple[Experiment, ...], frozenset[str]]:
+    """The experiments and the kinds of steps that ids and ``--only`` leave."""
+    words = [word.strip() for word in (only or "").split(",") if word.strip()]
+    words = ["clean" if word == "diversity" else word for word in words]  # the two are measured in one go
+    kinds = frozenset(word for word in words if word in KINDS)
+    names = [word for word in words if word not in KINDS]
+    experiments = chosen(ids or ())
+    if names:
+        allowed = chosen(names)
+        experiments = tuple(one for one in experiments if one in allowed)
+    if not experiments:
+        raise InvalidInput(f"--only {only} leaves nothing of what was named; `rbue paper list` shows the ids.")
+    return experiments, kinds or frozenset(KINDS)
+
+
+def _check_methods(experiments: tuple[Experiment, ...], settings: Settings) -> None:
+    """Refuse a method that none of the experiments has, rather than quietly running nothing."""
+    there = [method for one in experiments if one.grid for method in one.grid.methods]
+    for method in settings.methods or ():
+        if method not in there:
+            raise InvalidInput(f"none of these experiments has {method}; they have {', '.join(dict.fromkeys(there))}.")
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return " ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _grid_text(experiment: Experiment) -> str:
+    grid = experiment.grid
+    return "–" if grid is None else f"{len(grid.models)} × {len(grid.methods)} on {grid.data}"
+
+
+def _tell_outcome(outcome: Outcome, budget: TimeBudget) -> None:
+    done, before = _steps(len(outcome.done)), outcome.already
+    say(f"{done} done in {duration(budget.spent())}; runs that were complete before: {before}")
+    for reason, count in _counted(outcome.skipped):
+        remark(f"{_steps(count)} left out: {reason}.")
+    if outcome.left:
+        say(f"the time is over; {len(outcome.left)} steps are left, and the same command continues with them:")
+        for step in outcome.left[:10]:
+            say(f"  {step}")
+        if len(outcome.left) > 10:
+            say(f"  and {len(outcome.left) - 10} more")
+
+
+def _counted(steps: list[tuple[str, str]]) -> list[tuple[str, int]]:
+    """Each reason once, without the full stop that a message may end in, and how many steps it stopped."""
+    return list(Counter(reason.removesuffix(".") for _, reason in steps).items())
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' if count != 1 else ''}"

@@ -1,0 +1,202 @@
+"""``rbue runs``: what has been trained and measured."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.lab.cli.finding import HELP, find_run, settings_and_root
+from rbue.lab.cli.options import RunsFolder
+from rbue.lab.cli.output import AsJson, duration, facts, number, percent, print_json, remark, say, table
+from rbue.lab.runs.folders import RunFolder, find_runs
+from rbue.lab.training.logs import read_log
+
+app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs.", epilog="Example: rbue runs list")
+
+RunName = Annotated[str, typer.Argument(help=HELP)]
+BROKEN, MEASURED, TRAINED = "cannot be read", "measured", "trained"
+
+_SHOWN_APART = ("data", "environment", "by_samples")
+"""Parts of a result that are no list of names and values."""
+
+
+@app.command("list", epilog="Example: rbue runs list --runs runs")
+def list_(runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
+    """List all runs with their settings, state and accuracy."""
+    rows = [_summary(run) for run in find_runs(runs)]
+    if json:
+        print_json({"runs": rows})
+        return
+    if not rows:
+        remark(f"there are no runs in {runs} yet; `rbue train` makes one.")
+        return
+    cells = [
+        (
+            row["id"],
+            row["data"],
+            row["model"],
+            row["method"],
+            str(row["seed"]),
+            _marked(row["state"], row["weights"]),
+            percent(row["accuracy"]) if row["accuracy"] is not None else number(None),
+        )
+        for row in rows
+    ]
+    headings = ("id", "data", "model", "method", "seed", "state", "accuracy")
+    table(f"Runs in {runs}", headings, cells, right=("seed", "accuracy"))
+
+
+@app.command(epilog="Example: rbue runs show runs/digits/small_cnn/single-seed0-4f9d2c1a")
+def show(run: RunName, runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
+    """Show one run: settings, training, results and the machine it was made on."""
+    folder = find_run(run, runs)
+    names = ("environment", "training", "results")
+    content = {"run": folder.path, "config": folder.config().as_json(), **{name: folder.read(name) for name in names}}
+    if json:
+        print_json(content)
+        return
+    say(f"{folder.path}\n")
+    state = _state(folder)
+    facts([("state", _marked(state, _has_weights(folder, state))), *_pairs(content["config"])])
+    training = content["training"]
+    if training is not None:
+        say("\ntraining")
+        kept = {name: value for name, value in training.items() if name not in ("data", "seconds")}
+        facts([("  time", duration(training["seconds"])), *_pairs(kept, "  ")])
+    for key, result in (content["results"] or {}).items():
+        say(f"\nresults with {key}")
+        facts(_pairs({name: value for name, value in result.items() if name not in _SHOWN_APART}, "  "))
+        if result.get("by_samples"):
+            say("\n  with fewer samples")
+            facts(
+                (f"    {one['samples']}", f"accuracy {percent(one['accuracy'])}, ECE {number(one['ece'])}")
+                for one in result["by_samples"]
+            )
+    if content["environment"] is not None:
+        say("\nenvironment")
+        facts(_pairs(content["environment"], "  "))
+
+
+@app.command(epilog="Example: rbue runs remove 4f9d2c1a --yes")
+def remove(
+    run: RunName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    runs: RunsFolder = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Remove a run folder with its weights and results."""
+    folder = find_run(run, runs)
+    _, root = settings_and_root(folder)  # refuses a folder that is not a run of ours
+    if not yes:
+        if json or not sys.stdin.isatty():
+            raise InvalidInput(f"{folder.path} would be removed for good; add --yes if that is meant.")
+        typer.confirm(f"Remove {folder.path} for good?", abort=True, err=True)
+    _remove(folder.path, root)
+    if json:
+        print_json({"removed": folder.path})
+    else:
+        say(f"removed {folder.path}")
+
+
+def _remove(path: Path, root: Path) -> None:
+    """Take a run away in one step, then delete it, and the folders above it if they are empty now."""
+    aside = path.with_name(f"{path.name}.removed")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        (aside / "config.json").unlink()  # from here on no longer a run, even if the rest is interrupted
+        shutil.rmtree(aside)
+    except OSError as error:
+        raise RbueError(f"{path} could not be removed ({error.strerror}).") from error
+    for parent in (path.parent, path.parent.parent):
+        if parent.resolve() != root.resolve() and not any(parent.iterdir()):
+            parent.rmdir()
+
+
+def _summary(run: RunFolder) -> dict[str, Any]:
+    """One row; a folder that cannot be read is a row too."""
+    entry: dict[str, Any] = {"run": str(run.path), "id": run.path.name.rpartition("-")[2]}
+    try:
+        config = run.config()
+    except RbueError:
+        unknown = dict.fromkeys(("data", "model", "method", "seed"), "?")
+        return {**entry, **unknown, "state": BROKEN, "weights": None, "accuracy": None}
+    chosen = {"data": config.data, "model": config.model, "method": config.method, "seed": config.seed}
+    broken = [name for name in ("results", "training") if not is_readable(run, name)]
+    if broken:
+        return {**entry, **chosen, "state": f"{broken[0]}.json {BROKEN}", "weights": None, "accuracy": None}
+    results = list((run.read("results") or {}).values())
+    state, accuracy = _state(run), results[-1]["accuracy"] if results else None
+    return {**entry, **chosen, "state": state, "weights": _has_weights(run, state), "accuracy": accuracy}
+
+
+def is_readable(run: RunFolder, name: str) -> bool:
+    """Whether ``<name>.json`` is what this package writes, or not there."""
+    try:
+        content = run.read(name) or {}
+    except RbueError:
+        return False
+    if not isinstance(content, dict):
+        return False
+    return name != "results" or all(isinstance(one, dict) and "accuracy" in one for one in content.values())
+
+
+def _state(run: RunFolder) -> str:
+    if run.read("results"):
+        return MEASURED
+    config = run.config()
+    if run.read("training") is not None:
+        return TRAINED
+    if config.parsed.networks > 1:
+        return f"{config.parsed.networks} networks"
+    return f"epoch {_epochs_done(run)} of {config.recipe.epochs}"
+
+
+def _has_weights(run: RunFolder, state: str) -> bool | None:
+    """Whether all networks of a run that had them are here; None while there is nothing to expect."""
+    if state not in (MEASURED, TRAINED):
+        return None
+    config = run.config()
+    if config.parsed.networks == 1:
+        return run.has_weights
+    root = run.path.resolve().parents[2]
+    return all(RunFolder.of(member, root).has_weights for member in config.members())
+
+
+def _marked(state: str, weights: bool | None) -> str:
+    return f"{state}, no weights" if weights is False else state
+
+
+def _epochs_done(run: RunFolder) -> int:
+    """How far an unfinished training has come, by its log; a repeated epoch counts once."""
+    if not run.log.is_file():
+        return 0
+    return len(read_log(run.log))
+
+
+def _pairs(content: dict[str, Any], indent: str = "") -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for name, value in content.items():
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            first, *others = ("  ".join(map(number, row)) for row in value)
+            pairs += [(f"{indent}{name}", first), *(("", row) for row in others)]
+        elif isinstance(value, dict):
+            pairs += [(f"{indent}{name}", ""), *_pairs(value, f"{indent}  ")]
+        else:
+            pairs.append((f"{indent}{name.replace('_', ' ')}", _text(value)))
+    return pairs
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "–" if value is None else str(value)

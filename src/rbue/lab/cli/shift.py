@@ -1,0 +1,232 @@
+"""``rbue shift``: trained runs on damaged test images."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from rbue.errors import InvalidInput, warn
+from rbue.files import write_bytes
+from rbue.lab.cli.finding import HELP, find_run, settings_and_root
+from rbue.lab.cli.options import DeviceName, RunsFolder, Samples, device_named
+from rbue.lab.cli.output import AsJson, methods_table, number, percent, print_json, print_methods, remark, say, stdout
+from rbue.lab.cli.progress import data_progress
+from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
+from rbue.lab.report.figures import severity_boxes, severity_medians, svg
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.shift import Row, Setting, by_severity, clean_result, shift_runs, summarise
+from rbue.sampling.adaptive import Adaptive
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXAMPLE = (
+    "Example: rbue shift runs/cifar10/resnet18/* -o figures\n\n"
+    "Example: rbue shift 4f9d2c1a 0b1e55d2 --corruptions shot_noise,fog --severities 1,5"
+)
+DOTS_PER_INCH = 200
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog=EXAMPLE)(shift)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run and what it came to."""
+
+    label: str
+    config: RunConfig
+    folder: RunFolder
+    rows: list[Row]
+    clean: dict[str, Any] | None
+
+
+def shift(
+    where: Annotated[list[str], typer.Argument(metavar="RUN...", help=HELP)],
+    corruptions: Annotated[
+        str | None, typer.Option(help="Names with commas.", show_default=f"all {len(CORRUPTIONS)}")
+    ] = None,
+    severities: Annotated[str, typer.Option(help="Numbers from 1 to 5 with commas.")] = ",".join(map(str, SEVERITIES)),
+    samples: Samples = 100,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Stop for an image when its answer has settled.")
+    ] = False,
+    sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    cache: Annotated[bool, typer.Option(help="Keep generated images for the next time.")] = True,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = Path("shift"),
+    runs: RunsFolder = Path("runs"),
+    device: DeviceName = None,
+    json: AsJson = False,
+) -> None:
+    """Measure trained runs on damaged test images: 19 corruptions at severities 1 to 5.
+
+    Published sets (CIFAR-10-C, CIFAR-100-C, Tiny-ImageNet-C) are used where they lie beside the data; otherwise the
+    images are made here. Results are kept in the run folders, so a second command continues where one was stopped.
+    """
+    names, levels = names_in(corruptions), levels_in(severities)
+    setting = Setting(samples, sample_seed, Adaptive() if adaptive else None)
+    place = device_named(device)
+    named = [settings_and_root(find_run(text, runs)) for text in where]
+    roots = {root.resolve(): root for _, root in reversed(named)}
+    found = list(dict.fromkeys((config, roots[root.resolve()]) for config, root in named))
+    rows: dict[tuple[RunConfig, Path], list[Row]] = {}
+    with data_progress() as progress:
+        for root in dict.fromkeys(root for _, root in found):
+            configs = [config for config, its_root in found if its_root == root]
+            measured = shift_runs(
+                configs, root, place, names, levels, samples, sample_seed, progress, setting.adaptive, cache
+            )
+            rows.update({(config, root): its_rows for config, its_rows in zip(configs, measured, strict=True)})
+    labels = labels_for([config for config, _ in found])
+    outcome = []
+    for (config, root), label in zip(found, labels, strict=True):
+        folder = RunFolder.of(config, root)
+        outcome.append(Measured(label, config, folder, rows[config, root], clean_result(config, folder, setting)))
+    for of_one_set in _by_data(outcome):
+        _warn_of_different_images(of_one_set)
+    figures = write_figures(outcome, output)
+    if json:
+        print_json({"samples": samples, "adaptive": adaptive, "seed": sample_seed, **_document(outcome, figures)})
+        return
+    for of_one_set in _by_data(outcome):
+        _show(of_one_set)
+    for path in figures:
+        say(str(path))
+
+
+def names_in(text: str | None) -> list[str]:
+    """The corruptions that a list with commas names."""
+    if text is None:
+        return list(CORRUPTIONS)
+    names = text.replace(",", " ").split()
+    if not names:
+        raise InvalidInput(f"--corruptions names none; there are {', '.join(CORRUPTIONS)}.")
+    return names
+
+
+def levels_in(text: str) -> list[int]:
+    """The severities that a list with commas names."""
+    parts = text.replace(",", " ").split()
+    if not parts or not all(part.isdecimal() and int(part) in SEVERITIES for part in parts):
+        raise InvalidInput(
+            f"--severities must be numbers from 1 to 5 with commas, such as 1,3,5, not {text!r}; "
+            "`rbue evaluate` measures the clean images, which are severity 0."
+        )
+    return [int(part) for part in parts]
+
+
+def labels_for(configs: Sequence[RunConfig]) -> list[str]:
+    """A name for each run: its method, and as much more as it takes to tell the runs of one data set apart."""
+    parts = [(config.model, f"seed {config.seed}", config.id) for config in configs]
+    for count in range(4):  # from none of the three to all
+        labels = [
+            config.method + (f" ({', '.join(more[:count])})" if count else "")
+            for config, more in zip(configs, parts, strict=True)
+        ]
+        if len({(config.data, label) for config, label in zip(configs, labels, strict=True)}) == len(configs):
+            return labels
+    return [f"{label[:-1]}, {place})" for place, label in enumerate(labels, 1)]  # the same run in two roots
+
+
+def write_figures(outcome: Sequence[Measured], folder: Path) -> list[Path]:
+    """The paper's box plots and curves of every data set, as SVG and PNG; none without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        remark("no figures: matplotlib is not here; `pip install rbue[lab]` brings it.")
+        return []
+    written = []
+    for runs in _by_data(outcome):
+        data = runs[0].folder.path.parents[1].name
+        for name, figure in _figures(runs).items():
+            drawing = io.BytesIO()
+            figure.savefig(drawing, format="png", dpi=DOTS_PER_INCH)
+            for suffix, content in ((".svg", svg(figure).encode()), (".png", drawing.getvalue())):
+                written.append(folder / f"{data}-{name}{suffix}")
+                write_bytes(written[-1], content)
+    return written
+
+
+def _figures(runs: Sequence[Measured]) -> dict[str, Figure]:
+    damaged = {name: {run.label: by_severity(run.rows, name) for run in runs} for name in ("accuracy", "ece")}
+    with_clean = {run.label: by_severity(run.rows, "ece", run.clean) for run in runs}
+    data = runs[0].config.data
+    return {
+        "accuracy-boxes": severity_boxes(damaged["accuracy"], "accuracy", percent=True, title=f"{data}: accuracy"),
+        "ece-boxes": severity_boxes(damaged["ece"], "ECE", title=f"{data}: calibration error"),
+        "ece-medians": severity_medians(with_clean, "ECE", title=f"{data}: calibration error"),
+    }
+
+
+def _by_data(outcome: Sequence[Measured]) -> list[list[Measured]]:
+    names = dict.fromkeys(run.config.data for run in outcome)
+    return [[run for run in outcome if run.config.data == name] for name in names]
+
+
+def _document(outcome: Sequence[Measured], figures: Sequence[Path]) -> dict[str, Any]:
+    runs = [
+        {
+            "run": run.folder.path,
+            "label": run.label,
+            "config": run.config.as_json(),
+            "clean": run.clean,
+            "by_severity": [asdict(summary) for summary in summarise(run.rows)],
+            "rows": run.rows,
+        }
+        for run in outcome
+    ]
+    return {"runs": runs, "figures": figures}
+
+
+def _warn_of_different_images(runs: Sequence[Measured]) -> None:
+    """Say so if a damaged set was not the same for all runs: published for one and made for another, or other frost."""
+    first: dict[tuple[str, int], tuple[Measured, Row]] = {}
+    for run in runs:
+        for row in run.rows:
+            other_run, other = first.setdefault((row["corruption"], row["severity"]), (run, row))
+            if row["variant"] != other["variant"]:
+                warn(
+                    f"{other_run.label} and {run.label} were not measured on the same damaged images "
+                    f"({other['variant']!r} and {row['variant']!r}), so that their numbers do not compare; remove the "
+                    f"shift.json of either, such as {run.folder.path / 'shift.json'}, to have that one measured again."
+                )
+                return
+
+
+def _made_how(rows: Sequence[Row]) -> str:
+    """Where damaged images come from, with the frost that was used: ``generated, frost: drawn ice``."""
+    kinds = {row["variant"].split(":")[0] for row in rows}
+    frost = {row["variant"].partition(", frost: ")[2].split(",")[0] for row in rows} - {""}
+    return ", ".join([*sorted(kinds), *(["frost: " + " and ".join(sorted(frost))] if frost else [])])
+
+
+def _show(runs: Sequence[Measured]) -> None:
+    console = stdout()
+    shown = methods_table(console)
+    for heading in ("severity", "accuracy", "worst", "ECE", "worst"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("hardest", no_wrap=True)
+    for run in runs:
+        label = escape(run.label)
+        if run.clean is not None:
+            shown.add_row(label, "clean", percent(run.clean["accuracy"]), "", number(run.clean["ece"]), "", "")
+            label = ""
+        for one in summarise(run.rows):
+            accuracy, ece = percent(one.accuracy), number(one.ece)
+            worst = percent(one.worst_accuracy), number(one.worst_ece)
+            shown.add_row(label, str(one.severity), accuracy, worst[0], ece, worst[1], one.hardest)
+            label = ""
+        shown.add_section()
+    kinds = len({row["corruption"] for run in runs for row in run.rows})
+    images = _made_how([row for run in runs for row in run.rows])
+    title = f"{runs[0].config.data} under {kinds} corruption{'s' if kinds != 1 else ''} ({images})"
+    console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
+    print_methods(console, shown, less_important=("hardest", "worst"))
+    console.print("[dim]mean and worst over the corruptions; hardest: the one of lowest accuracy[/dim]", soft_wrap=True)

@@ -1,0 +1,156 @@
+"""``rbue models``, ``methods``, ``sites`` and ``env``: what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import torch
+import typer
+from torch import nn
+
+import rbue
+from rbue.errors import InvalidInput, RbueError
+from rbue.lab import data, environment
+from rbue.lab import models as networks
+from rbue.lab.cli.output import AsJson, facts, print_json, table
+from rbue.lab.methods import list_methods, parse, spec_of
+
+_Found = TypeVar("_Found")
+SHAPE = (3, 32, 32)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command(epilog="Example: rbue models")(models)
+    app.command(epilog="Example: rbue methods")(methods)
+    app.command(epilog="Example: rbue sites resnet18 --shape 3,64,64")(sites)
+    app.command(epilog="Example: rbue env")(env)
+
+
+def models(json: AsJson = False) -> None:
+    """List the networks: parameters, multiply-adds and ReLU call sites for images of 32x32 and 10 classes."""
+
+    def measure(network: nn.Module, example: torch.Tensor) -> dict[str, int]:
+        return {
+            "parameters": networks.parameters(network),
+            "multiply_adds": networks.multiply_adds(network, SHAPE),
+            "sites": len(rbue.sites(network, example)),
+        }
+
+    rows: list[dict[str, Any]] = [
+        {"name": name, **with_network(name, SHAPE, 10, 1.0, measure)} for name in networks.list_models()
+    ]
+    if json:
+        print_json({"models": rows, "shape": SHAPE, "classes": 10})
+        return
+    numbers = ("parameters", "multiply-adds", "ReLU sites")
+    cells = [
+        (row["name"], f"{row['parameters']:,}", _millions(row["multiply_adds"]), str(row["sites"])) for row in rows
+    ]
+    table("Networks, for 3x32x32 images and 10 classes", ("name", *numbers), cells, right=numbers)
+
+
+def methods(json: AsJson = False) -> None:
+    """List the methods, their settings in the order they are typed, and what each does."""
+    rows = [_method(name) for name in list_methods()]
+    if json:
+        print_json({"methods": rows})
+        return
+    cells = [
+        (row["name"], ", ".join(f"{name}={_short(value)}" for name, value in row["settings"].items()), row["about"])
+        for row in rows
+    ]
+    table("Methods: NAME or NAME:SETTING,SETTING", ("name", "settings and defaults", "what it does"), cells)
+
+
+def sites(
+    model: Annotated[str, typer.Argument(help="Name of a network, or package.module:factory.")],
+    shape: Annotated[str, typer.Option(help="Channels, height, width of an image.")] = "3,32,32",
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
+    width: Annotated[float, typer.Option(help="Factor on the network's channels.")] = 1.0,
+    json: AsJson = False,
+) -> None:
+    """List the ReLU call sites of a network: what `where` in mc-droprelu:0.9,where can name."""
+    size = _shape(shape)
+    found = with_network(model, size, classes, width, lambda network, example: rbue.sites(network, example))
+    if json:
+        keys = ("index", "path", "call", "form")
+        rows = [
+            {"name": site.name, **{key: getattr(site, key) for key in keys}, "shape": site.shape[1:]} for site in found
+        ]
+        print_json({"model": model, "shape": size, "sites": rows})
+        return
+    cells = [(str(site.index), site.name, site.form, "x".join(map(str, site.shape[1:]))) for site in found]
+    noun = "site" if len(found) == 1 else "sites"
+    title = f"{len(found)} ReLU call {noun} of {model} for an image of {'x'.join(map(str, size))}"
+    table(title, ("index", "site", "form", "output"), cells, right=("index",))
+
+
+def env(json: AsJson = False) -> None:
+    """Show versions, hardware, the kernels in use, and where data sets are looked for."""
+    content = {
+        **environment.facts(),
+        "device": str(environment.default_device()),
+        "data_search_path": [str(place) for place in data.search_path()],
+    }
+    if json:
+        print_json(content)
+        return
+    texts = {name: ", ".join(value) if isinstance(value, list) else value for name, value in content.items()}
+    facts((name.replace("_", " "), "–" if value is None else str(value)) for name, value in texts.items())
+
+
+def with_network(
+    name: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    width: float,
+    look: Callable[[nn.Module, torch.Tensor], _Found],
+) -> _Found:
+    """Look at a network and an image; without memory or computation where its layers allow that."""
+    for place in ("meta", "cpu"):
+        try:
+            with torch.device(place):
+                network = networks.create(name, classes=classes, channels=shape[0], width=width)
+                return look(network, torch.zeros(1, *shape))
+        except RbueError:
+            raise
+        except Exception as error:
+            if place == "cpu":
+                size = "x".join(map(str, shape))
+                raise InvalidInput(
+                    f"{name} cannot take an image of {size} ({type(error).__name__}: {error})."
+                ) from error
+    raise AssertionError
+
+
+def _method(name: str) -> dict[str, Any]:
+    method = parse(name)
+    settings = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    about = (inspect.getdoc(type(method)) or "").split("\n\n")[0]
+    return {
+        "name": name,
+        "default": spec_of(method),
+        "settings": settings,
+        "networks": method.networks,
+        "about": " ".join(about.replace("``", "").split()),
+    }
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    parts = text.replace("x", ",").split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InvalidInput(f"--shape must be channels, height and width, such as 3,32,32, not {text!r}.")
+    channels, height, width = (int(part) for part in parts)
+    return channels, height, width
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.1f} M"

@@ -1,0 +1,46 @@
+"""The 19 corruptions of CIFAR-10-C and TinyImageNet-C: damage images, get a damaged test set, see what they do.
+
+>>> import numpy as np
+>>> from rbue.lab import corruptions
+>>> images = np.full((2, 32, 32, 3), 128, dtype=np.uint8)
+>>> corruptions.corrupt(images, "fog", severity=2).shape
+(2, 32, 32, 3)
+>>> len(corruptions.CORRUPTIONS)
+19
+
+Every image's randomness is its own (:mod:`rbue.lab.corruptions.batch`). A corruption is one function with its
+constants above it; only ``spatter`` needs more than the package's own dependencies (``pip install rbue[lab]``).
+"""
+
+from rbue.lab.corruptions import (  # noqa: F401  each registers its corruptions
+    blur,
+    coding,
+    colour,
+    elastic,
+    fog,
+    glass,
+    motion,
+    noise,
+    snow,
+    spatter,
+)
+from rbue.lab.corruptions.batch import SCHEME
+from rbue.lab.corruptions.corrupting import constants_of, corrupt
+from rbue.lab.corruptions.frost import FrostSource, frost_source
+from rbue.lab.corruptions.pictures import contact_sheet, severity_strip
+from rbue.lab.corruptions.registry import CORRUPTIONS, EXTRA, SEVERITIES
+from rbue.lab.corruptions.sets import corrupted
+
+__all__ = [
+    "CORRUPTIONS",
+    "EXTRA",
+    "SCHEME",
+    "SEVERITIES",
+    "FrostSource",
+    "constants_of",
+    "contact_sheet",
+    "corrupt",
+    "corrupted",
+    "frost_source",
+    "severity_strip",
+]

@@ -1,0 +1,193 @@
+"""Networks by name: those registered here, and a user's own as ``package.module:factory``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from hashlib import sha256
+from importlib import import_module
+from numbers import Integral
+from types import ModuleType
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from torch import nn
+
+from rbue.errors import InvalidInput
+
+Factory = Callable[..., nn.Module]
+_F = TypeVar("_F", bound=Factory)
+
+_factories: dict[str, Factory] = {}
+_handed_out: WeakSet[nn.Module] = WeakSet()
+"""Networks of users' factories: two runs that shared one would train and measure each other's weights."""
+_FORM = "give a registered name or package.module:factory"
+
+
+def register(name: str) -> Callable[[_F], _F]:
+    """Make a network available under ``name``; for a class or function taking ``classes, channels, width``.
+
+    Examples:
+        >>> @register("linear-example")
+        ... def linear(classes=10, channels=3, width=1.0):
+        ...     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+        >>> create("linear-example", classes=4)[-1].out_features
+        4
+        >>> _ = _factories.pop("linear-example")
+    """
+    if not isinstance(name, str) or not name or ":" in name:
+        raise InvalidInput(f"a network cannot be registered as {name!r}; give a word without a colon.")
+
+    def keep(factory: _F) -> _F:
+        known = _factories.get(name)
+        if known is not None and _origin(known) != _origin(factory):
+            raise InvalidInput(f"there is already a network called {name!r} ({_origin(known)}); choose another name.")
+        _factories[name] = factory
+        return factory
+
+    return keep
+
+
+def list_models() -> list[str]:
+    """The registered names in alphabetical order."""
+    return sorted(_factories)
+
+
+def create(name: str, classes: int = 10, channels: int = 3, width: float = 1.0) -> nn.Module:
+    """A fresh network with random weights.
+
+    Args:
+        name: a name from :func:`list_models`, or ``package.module:factory`` for a function or class of your own.
+            Such a factory is called with those of the arguments below that its signature names.
+        classes: number of class scores.
+        channels: channels of the images.
+        width: factor on the number of channels inside; ``0.25`` is the same network at a small size.
+
+    Examples:
+        >>> from rbue.lab.models import create, parameters
+        >>> parameters(create("small_cnn", classes=10, channels=1))
+        24058
+    """
+    _at_least_one(classes, "classes")
+    _at_least_one(channels, "channels")
+    wanted = {"classes": classes, "channels": channels, "width": width}
+    if not isinstance(name, str):
+        raise InvalidInput(f"a network's name cannot be {name!r}; {_FORM}.")
+    if ":" in name:
+        return _create_own(name, wanted)
+    if name not in _factories:
+        known = list_models()
+        raise InvalidInput(
+            f"there is no network called {name!r}{_did_you_mean(name, known)}; there are {', '.join(known)}, or give "
+            "package.module:factory for one of your own."
+        )
+    return _factories[name](**wanted)
+
+
+def _create_own(spec: str, wanted: dict[str, Any]) -> nn.Module:
+    place, _, attribute = spec.partition(":")
+    if not all(part.isidentifier() for part in [*place.split("."), attribute]):
+        raise InvalidInput(f"{spec!r} does not name a network; {_FORM}, such as my_networks:make.")
+    factory = _attribute(_module(place, spec), attribute, spec)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise InvalidInput(
+            f"{spec!r} is {_a_kind(factory)}; it must name a function or class that makes a new network when called."
+        )
+    arguments = _accepted(factory, wanted, spec)
+    try:
+        network = factory(**arguments)
+    except Exception as error:
+        shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise InvalidInput(
+            f"{spec} called with ({shown}) raised {type(error).__name__}: {error}; mend it, or name a factory that "
+            "accepts these arguments."
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise InvalidInput(f"{spec} returned {_a_kind(network)}; it must return a torch.nn.Module.")
+    if network in _handed_out:
+        raise InvalidInput(f"{spec} returned the same network twice; it must make a new one at each call.")
+    _handed_out.add(network)
+    return network
+
+
+def source_checksum(name: str) -> str | None:
+    """A checksum of the file that a network of one's own comes from, if there is such a file."""
+    if ":" not in name:
+        return None
+    try:
+        source = inspect.getsource(_module(name.partition(":")[0], name))
+    except (OSError, TypeError):
+        return None
+    return sha256(source.encode()).hexdigest()
+
+
+def _module(place: str, spec: str) -> ModuleType:
+    try:
+        return import_module(place)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (place == missing or place.startswith(f"{missing}.")):
+            raise InvalidInput(
+                f"there is no module {missing!r} to import for {spec!r}; install it, or set PYTHONPATH to the folder "
+                "it lies in."
+            ) from error
+        raise InvalidInput(
+            f"importing {place!r} for {spec!r} failed with {type(error).__name__}: {error}; "
+            f"`python -c 'import {place}'` shows where."
+        ) from error
+
+
+def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        hint = _did_you_mean(attribute, (key for key in dir(module) if not key.startswith("_")))
+        raise InvalidInput(
+            f"module {module.__name__!r} has no {attribute!r}{hint}; {spec!r} must name something defined in "
+            f"{module.__file__ or 'it'}."
+        ) from error
+
+
+def _accepted(factory: Callable[..., Any], wanted: dict[str, Any], spec: str) -> dict[str, Any]:
+    """The arguments that the signature takes by name, refusing one that would silently have no effect."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{spec!r} has no readable signature; wrap it in def make(classes, channels).") from error
+    takers = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {key for key, parameter in signature.parameters.items() if parameter.kind in takers}
+    everything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    arguments = {key: value for key, value in wanted.items() if everything or key in named}
+    if "width" not in arguments and wanted["width"] != 1:
+        raise InvalidInput(f"{spec!r} takes no width, so width={wanted['width']!r} has no effect; leave it at 1.")
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise InvalidInput(
+            f"{spec!r} with the signature {signature} cannot be called with {', '.join(arguments) or 'no arguments'} "
+            f"({error}); give its other parameters a default."
+        ) from error
+    return arguments
+
+
+def _at_least_one(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise InvalidInput(f"{name} is {value!r}; give a whole number of at least 1.")
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    by_lower = {key.lower(): key for key in known}
+    near = get_close_matches(word.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
+
+
+def _a_kind(value: object) -> str:
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
+
+
+def _origin(factory: Factory) -> str:
+    return f"{factory.__module__}.{getattr(factory, '__qualname__', type(factory).__qualname__)}"

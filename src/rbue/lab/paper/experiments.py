@@ -1,0 +1,235 @@
+"""Every table and figure of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+from itertools import takewhile
+
+from rbue.errors import InvalidInput
+from rbue.lab.paper.definitions import Drawing, Experiment, Grid, Illustration
+
+MODELS = ("vgg13", "resnet18", "densenet121")
+SHIFT_MODEL = "densenet121"
+DROPRELU = tuple(f"mc-droprelu:{q}" for q in (0.8, 0.85, 0.9, 0.95))
+DROPOUT = ("mc-dropout:0.2", "mc-dropout:0.5")
+ENSEMBLE = "deep-ensemble:4"
+METHODS = ("single", *DROPOUT, ENSEMBLE, "svi", "mc-rrelu", *DROPRELU)
+"""The ten rows of Tables 1 to 3."""
+
+SIX = ("single", "mc-dropout:0.2", ENSEMBLE, "svi", "mc-rrelu", "mc-droprelu:0.9")
+"""One row a method for the six boxes of the shift figures."""
+
+DIVERSE = (ENSEMBLE, "mc-droprelu:0.8", "svi", "mc-droprelu:0.95", "mc-rrelu", "mc-dropout:0.5", "mc-dropout:0.2")
+"""The seven rows of Tables 4 and 5."""
+
+SWEEP = tuple(f"mc-droprelu:{q}" for q in (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99))
+POSITIONS = ("mc-droprelu:0.8", "mc-droprelu:0.8,last", "mc-droprelu:0.8,first")
+
+CLEAN = ("accuracy", "ece", "training_seconds", "parameters")
+_ECE_NOTE = (
+    "The paper's text bins the score of the true label; its formula and its reference use the predicted label, "
+    "which is what is measured here (30 bins)."
+)
+_DROPOUT_NOTE = "Where MC-Dropout's dropout sits is not stated; here it sits before the classifier."
+_DIVERSITY_NOTE = (
+    "The data set is not stated; CIFAR-10 is assumed. Compared are the four members of Deep Ensemble, or the first "
+    "four samples of a method with one network; JSD is in nats."
+)
+_NETWORK_NOTE = "The paper shows DenseNet-121. With `--models` the first of them is shown, which the captions name."
+_SHIFT_NOTE = (
+    "The paper shows six methods and does not state p and q. All ten rows are drawn, and six with p=0.2 and q=0.9."
+)
+_CORRUPTED = {
+    "cifar10": "The corruptions are computed here from the CIFAR-10 test images unless CIFAR-10-C is on this machine.",
+    "tiny-imagenet": "The corruptions are computed here from TinyImageNet's validation images; the published "
+    "TinyImageNet-C was made from other images.",
+}
+
+
+def _clean_table(number: int, name: str, data: str, title: str) -> Experiment:
+    return Experiment(
+        id=name,
+        place=f"Table {number}",
+        title=f"{title}: accuracy, ECE, training time and size of ten methods on three networks",
+        grid=Grid(data, MODELS, METHODS),
+        measures=("clean",),
+        drawings=(Drawing("table", CLEAN, caption=f"{title}, clean test images."),),
+        notes=(_ECE_NOTE, _DROPOUT_NOTE),
+    )
+
+
+def _diversity(name: str, place: str, title: str, drawing: Drawing) -> Experiment:
+    return Experiment(
+        id=name,
+        place=place,
+        title=title,
+        grid=Grid("cifar10", ("resnet18",), DIVERSE),
+        measures=("clean", "diversity"),
+        drawings=(drawing,),
+        notes=(_DIVERSITY_NOTE, _DROPOUT_NOTE),
+    )
+
+
+def _shift(name: str, place: str, data: str, title: str, drawings: tuple[Drawing, ...]) -> Experiment:
+    return Experiment(
+        id=name,
+        place=place,
+        title=title,
+        grid=Grid(data, (SHIFT_MODEL,), METHODS, any_network=True),
+        measures=("clean", "shift"),
+        drawings=drawings,
+        notes=(_NETWORK_NOTE, _SHIFT_NOTE, _CORRUPTED[data], _ECE_NOTE),
+    )
+
+
+def _boxes() -> tuple[Drawing, ...]:
+    text = "{} under 19 corruptions at each severity: quartiles, least and greatest, {}."
+    return tuple(
+        Drawing("boxes", (measure,), methods, text.format(heading, which))
+        for measure, heading in (("accuracy", "Accuracy"), ("ece", "ECE"))
+        for methods, which in ((SIX, "six methods with p=0.2 and q=0.9"), (METHODS, "all ten rows"))
+    )
+
+
+def _medians() -> tuple[Drawing, ...]:
+    text = "Median ECE over 19 corruptions at each severity, {}."
+    return (
+        Drawing("medians", ("ece",), SIX, text.format("six methods with p=0.2 and q=0.9")),
+        Drawing("medians", ("ece",), METHODS, text.format("all ten rows")),
+    )
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    _clean_table(1, "table1-cifar10", "cifar10", "CIFAR-10"),
+    _clean_table(2, "table2-cifar100", "cifar100", "CIFAR-100"),
+    _clean_table(3, "table3-tinyimagenet", "tiny-imagenet", "TinyImageNet"),
+    _diversity(
+        "table4-jsd",
+        "Table 4",
+        "Mean-JSD and Max-JSD of ResNet-18 under seven methods",
+        Drawing("table", ("mean_jsd", "max_jsd"), caption="How far the sampled predictions lie apart."),
+    ),
+    _diversity(
+        "table5-dis",
+        "Table 5",
+        "Mean-DIS and Max-DIS of ResNet-18 under seven methods",
+        Drawing("table", ("mean_dis", "max_dis"), caption="How often two sampled networks name different classes."),
+    ),
+    Experiment(
+        id="table6-position",
+        place="Table 6",
+        title="DropReLU (q=0.8) at all, the last or the first ReLU of DenseNet-121 on TinyImageNet",
+        grid=Grid("tiny-imagenet", ("densenet121",), POSITIONS),
+        measures=("clean", "diversity"),
+        drawings=(
+            Drawing("table", ("accuracy", "ece", "training_seconds", "mean_jsd"), caption="Where DropReLU sits."),
+        ),
+        notes=(
+            "The paper's first layer is “before the first convolution”, where there is no ReLU; read as the first ReLU "
+            "call site.",
+            "The row of all layers repeats Table 3's MC-DropReLU(0.8), where the paper gives another training time.",
+        ),
+    ),
+    Experiment(
+        id="fig-activations",
+        place="Figure 1",
+        title="ReLU, DropReLU and RReLU",
+        drawings=(Drawing("curves", caption="The three activations; broken lines and bands show what is random."),),
+        illustration=Illustration("activations"),
+    ),
+    Experiment(
+        id="fig-network",
+        place="Figure 2",
+        title="A network with ReLU, DropReLU and RReLU",
+        drawings=(Drawing("network", caption="One random pass through a small network with each activation."),),
+        illustration=Illustration("network"),
+    ),
+    Experiment(
+        id="fig-framework",
+        place="Figure 3",
+        title="One image, many random passes, their mean and entropy",
+        grid=Grid("cifar10", ("resnet18",), ("mc-droprelu:0.9",)),
+        measures=("clean",),
+        drawings=(Drawing("framework", caption="A real prediction of MC-DropReLU (q=0.9) on ResNet-18."),),
+        illustration=Illustration("framework", data="cifar10", run=("resnet18", "mc-droprelu:0.9")),
+        notes=("The paper draws a scheme; here it is the test image with the highest entropy among the first 200.",),
+    ),
+    Experiment(
+        id="fig-shot-noise",
+        place="Figure 4",
+        title="Shot noise at severities 0 to 5",
+        drawings=(Drawing("images", caption="Test images without and with shot noise of growing severity."),),
+        illustration=Illustration("shot-noise", data="cifar10"),
+    ),
+    _shift("fig-shift-cifar10", "Figure 5", "cifar10", "CIFAR-10 under corruptions", _boxes()),
+    _shift("fig-shift-cifar10-ece", "Figure 6", "cifar10", "Median ECE on corrupted CIFAR-10", _medians()),
+    _shift("fig-shift-tinyimagenet", "Figure 7", "tiny-imagenet", "TinyImageNet under corruptions", _boxes()),
+    _shift(
+        "fig-shift-tinyimagenet-ece", "Figure 8", "tiny-imagenet", "Median ECE on corrupted TinyImageNet", _medians()
+    ),
+    _diversity(
+        "fig-jsd",
+        "Figure 9",
+        "JSD between every two of four sampled networks",
+        Drawing("heat-maps", ("jsd",), caption="JSD of every pair, ResNet-18."),
+    ),
+    _diversity(
+        "fig-dis",
+        "Figure 10",
+        "Disagreement between every two of four sampled networks",
+        Drawing("heat-maps", ("dis",), caption="DIS of every pair, ResNet-18."),
+    ),
+    Experiment(
+        id="fig-q-sweep",
+        place="Figure 11",
+        title="Accuracy and ECE of ResNet-18 on CIFAR-10 over q",
+        grid=Grid("cifar10", ("resnet18",), (*SWEEP, *DROPOUT, ENSEMBLE)),
+        measures=("clean",),
+        drawings=(Drawing("plane", ("accuracy", "ece"), caption="Stars: MC-DropReLU by q; right and low is better."),),
+        notes=("The values of q in the figure are not stated; those of the tables and 0.5, 0.6, 0.7, 0.99 are taken.",),
+    ),
+    Experiment(
+        id="variance",
+        place="§3.4",
+        title="Variance of a layer's sum: the paper's formula, the exact value, a simulation",
+        drawings=(Drawing("variance", caption="Variance of a sum of DropReLUs against q, and dropout's at p=1−q."),),
+        illustration=Illustration("variance"),
+        notes=(
+            "The layer is 256 numbers from a standard normal distribution. The paper's ε is q(1−q)·Σ x² over x>0; its "
+            "sum leaves out the covariance of the two terms.",
+        ),
+    ),
+)
+
+IDS = tuple(experiment.id for experiment in EXPERIMENTS)
+ALIKE = 0.6
+"""Names less alike than this are no suggestion."""
+
+
+def get(name: str) -> Experiment:
+    """The experiment of an id; a wrong one gets a suggestion."""
+    for experiment in EXPERIMENTS:
+        if experiment.id == name:
+            return experiment
+    close = max(IDS, key=lambda one: _likeness(name.lower(), one))
+    hint = f" (did you mean {close!r}?)" if _likeness(name.lower(), close)[0] >= ALIKE else ""
+    raise InvalidInput(f"the paper has no experiment {name!r}{hint}; `rbue paper list` shows all of them.")
+
+
+def _likeness(name: str, id_: str) -> tuple[float, int]:
+    """How alike a name is to an id or to a beginning of it, and then how many letters they begin with in common."""
+    ratios = (SequenceMatcher(None, name, id_[:length]).ratio() for length in range(1, len(id_) + 1))
+    shared = takewhile(lambda letters: letters[0] == letters[1], zip(name, id_, strict=False))
+    return max(ratios), sum(1 for _ in shared)
+
+
+def chosen(names: Iterable[str]) -> tuple[Experiment, ...]:
+    """The experiments that ids or patterns such as ``table*`` name, in the paper's order; all for no names."""
+    wanted: set[str] = set()
+    names = list(names)
+    for name in names:
+        matching = [one for one in IDS if fnmatchcase(one, name)]
+        wanted.update(matching or [get(name).id])
+    return tuple(one for one in EXPERIMENTS if one.id in wanted or not names)

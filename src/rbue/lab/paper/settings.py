@@ -1,0 +1,216 @@
+"""How much of an experiment to run: which networks, methods and seeds, how long, and whether quickly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.lab.methods import parse, spec_of
+from rbue.lab.paper.definitions import Experiment, Grid
+from rbue.lab.runs.folders import RunConfig
+from rbue.lab.training.recipe import Recipe, recipe_for
+
+SEVERITIES = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One size to run everything in.
+
+    Attributes:
+        name: ``full`` or ``quick``; results of the two are never mixed.
+        data: stands in for every data set of the paper, if given.
+        width: factor on the channels of every network.
+        recipe: in place of the data set's, if given.
+        samples: random passes for each image.
+        shift_samples: the same for corrupted images, of which there are 95 times as many.
+        severities: of the corruptions.
+    """
+
+    name: str
+    data: str | None = None
+    width: float = 1.0
+    recipe: Recipe | None = None
+    samples: int = 100
+    shift_samples: int = 20
+    severities: tuple[int, ...] = SEVERITIES
+
+
+FULL = Scale("full")
+QUICK = Scale(
+    "quick",
+    data="colour-digits-few",
+    width=0.125,
+    recipe=Recipe(epochs=3, batch=16, rate=0.1, milestones=(0.6,), padding=0, flip=False),
+    samples=2,
+    shift_samples=2,
+    severities=(1, 5),
+)
+"""Every experiment end to end in minutes on a CPU. It shows that everything works; its numbers are no evidence."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for on top of an experiment's own grid; None leaves the experiment's choice.
+
+    Attributes:
+        quick: whether to run small stand-ins, see :data:`QUICK`.
+        models: only these networks.
+        methods: only these methods.
+        seeds: these repetitions instead of the experiment's.
+        epochs: in place of the recipe's.
+        samples: in place of the scale's.
+        shift: True measures every run under corruptions, False none.
+    """
+
+    quick: bool = False
+    models: tuple[str, ...] | None = None
+    methods: tuple[str, ...] | None = None
+    seeds: tuple[int, ...] | None = None
+    epochs: int | None = None
+    samples: int | None = None
+    shift: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.methods is not None:
+            object.__setattr__(self, "methods", tuple(spec_of(parse(method)) for method in self.methods))
+        for name in ("epochs", "samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {value}.")
+
+    @property
+    def scale(self) -> Scale:
+        """The size to run in."""
+        return QUICK if self.quick else FULL
+
+    @property
+    def sample_count(self) -> int:
+        """Random passes for each image."""
+        return self.samples or self.scale.samples
+
+    @property
+    def shift_sample_count(self) -> int:
+        """Random passes for each corrupted image."""
+        return min(self.sample_count, self.scale.shift_samples)
+
+    def samples_of(self, config: RunConfig) -> int:
+        """What to ask of one run: an ensemble gives all its members, however few samples are asked for."""
+        return max(self.sample_count, config.parsed.limit or 0)
+
+    def shift_samples_of(self, config: RunConfig) -> int:
+        """What to ask of one run on corrupted images."""
+        return max(self.shift_sample_count, config.parsed.limit or 0)
+
+    def data_of(self, data: str) -> str:
+        """The data set that is really used."""
+        return self.scale.data or data
+
+    def config(self, data: str, model: str, method: str, repetition: int, epochs: int | None = None) -> RunConfig:
+        """The run of one cell.
+
+        Repetitions of an ensemble share no member: the second of four members begins at seed 4.
+        """
+        recipe = self.scale.recipe or recipe_for(data)
+        epochs = self.epochs or (None if self.quick else epochs) or recipe.epochs
+        return RunConfig(
+            data=self.data_of(data),
+            model=model,
+            method=method,
+            seed=repetition * parse(method).networks,
+            width=self.scale.width,
+            recipe=Recipe(**{**asdict(recipe), "epochs": epochs}),
+        )
+
+    def models_of(self, grid: Grid) -> tuple[str, ...]:
+        """The networks of a grid that were asked for; where any will do, the first one asked for."""
+        if self.models is None:
+            return grid.models
+        return self.models[:1] if grid.any_network else tuple(one for one in grid.models if one in self.models)
+
+    def configs(self, experiment: Experiment) -> Iterator[RunConfig]:
+        """The runs an experiment needs, in the order of its grid."""
+        grid = experiment.grid
+        if grid is None:
+            return
+        for model in self.models_of(grid):
+            for method in grid.methods:
+                if self.methods is not None and method not in self.methods:
+                    continue
+                for repetition in self.seeds or grid.seeds:
+                    yield self.config(grid.data, model, method, repetition, grid.epochs)
+
+    def measures(self, experiment: Experiment) -> frozenset[str]:
+        """What to measure on an experiment's runs."""
+        asked = set(experiment.measures)
+        if self.shift is False:
+            asked.discard("shift")
+        elif self.shift and experiment.grid is not None:
+            asked.add("shift")
+        return frozenset(asked)
+
+    @property
+    def typed(self) -> str:
+        """The options that ask for the same on the command line, but for the networks and ``--quick``.
+
+        >>> Settings(seeds=(2,), epochs=3).typed
+        ' --seeds 2, --epochs 3'
+        """
+        words = []
+        if self.methods is not None:
+            words.append(f"--methods '{' '.join(self.methods)}'")
+        if self.seeds is not None:
+            words.append(f"--seeds {','.join(map(str, self.seeds))}{',' if len(self.seeds) == 1 else ''}")
+        words += [f"--{name} {value}" for name in ("epochs", "samples") if (value := getattr(self, name)) is not None]
+        if self.shift is not None:
+            words.append("--shift" if self.shift else "--no-shift")
+        return "".join(f" {word}" for word in words)
+
+    def as_json(self) -> dict[str, Any]:
+        """To be kept beside the runs."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Settings:
+        """The inverse of :meth:`as_json`."""
+        try:
+            lists = {name: None if content.get(name) is None else tuple(content[name]) for name in _LISTS}
+            return cls(**{**content, **lists})
+        except (AttributeError, TypeError) as error:
+            raise RbueError(
+                f"paper/settings.json was written by another version of rbue ({error}); remove it."
+            ) from error
+
+
+_LISTS = ("models", "methods", "seeds")
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """The repetitions that ``3`` (the first three) or ``0,2,5`` name.
+
+    >>> parse_seeds("3"), parse_seeds("0,2,5")
+    ((0, 1, 2), (0, 2, 5))
+    """
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    single = len(numbers) == 1 and "," not in text
+    if not numbers or min(numbers) < (1 if single else 0):
+        raise InvalidInput(f"--seeds must be how many (3) or which ones (0,2,5), not {text!r}.")
+    return tuple(range(numbers[0])) if single else tuple(dict.fromkeys(numbers))
+
+
+def spread(values: list[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation; None for the deviation of a single value.
+
+    >>> spread([1.0, 3.0])
+    (2.0, 1.4142135623730951)
+    """
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

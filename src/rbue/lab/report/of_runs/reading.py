@@ -1,0 +1,186 @@
+"""Read run folders, whatever state they are in, and put runs together that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rbue.errors import RbueError, warn
+from rbue.lab.report.figures.style import METHOD_COLOURS, method_name
+from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
+
+NEEDED = {"accuracy", "ece", "samples", "seed"}
+"""What every measurement must have to be reported."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run folder as it was found.
+
+    Attributes:
+        folder: where it lies.
+        config: its settings; None if they cannot be read.
+        results: its measurements in the order they were made; the stored probabilities belong to the last one.
+        environment: where it was trained.
+        trouble: why it has no measurement; empty if it has one.
+    """
+
+    folder: RunFolder
+    config: RunConfig | None = None
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    environment: dict[str, Any] | None = None
+    trouble: str = ""
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The last measurement."""
+        return list(self.results.values())[-1]
+
+    @property
+    def settings(self) -> RunConfig:
+        """The settings of a run that could be read."""
+        assert self.config is not None
+        return self.config
+
+    @property
+    def name(self) -> str:
+        """Data, model and folder: the same on every machine."""
+        return "/".join(self.folder.path.absolute().parts[-3:])
+
+    @property
+    def anchor(self) -> str:
+        """What names the run in a page."""
+        return f"run-{self.folder.path.name.rpartition('-')[2]}"
+
+    @property
+    def root(self) -> Path | None:
+        """The folder of all runs, in which members of an ensemble lie too; None if this one was moved."""
+        path = self.folder.path.resolve()
+        if len(path.parents) < 3 or self.config is None:
+            return None
+        return path.parents[2] if RunFolder.of(self.config, path.parents[2]).path == path else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Measured runs of one network on one data set with one recipe; they differ in method and seed."""
+
+    title: str
+    recipe: str
+    methods: dict[str, list[Record]]
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """All of them."""
+        return [record for records in self.methods.values() for record in records]
+
+
+def read_records(folders: Iterable[RunFolder]) -> list[Record]:
+    """Read folders; one that cannot be read is a record too, which says why.
+
+    Warns of measurements that another version of the random stream drew, for they stand beside those of this one.
+    """
+    records = [_read(folder) for folder in folders]
+    for record in records:
+        streams = next(filter(None, (other_stream(record.settings, one) for one in record.results.values())), "")
+        if streams:
+            warn(
+                f"{record.name} was measured with {streams}: the same seed gives other numbers now; `rbue evaluate` "
+                "measures it again where its weights are."
+            )
+    return records
+
+
+def group_records(records: Sequence[Record]) -> list[Group]:
+    """Put measured runs together by data, model and recipe, in the order they were found."""
+    found: dict[RunConfig, dict[str, list[Record]]] = {}
+    for record in records:
+        if record.results:
+            shared = replace(record.settings, method="single", seed=0)
+            found.setdefault(shared, {}).setdefault(record.settings.method, []).append(record)
+    return [
+        Group(
+            f"{shared.model} on {_short(shared.data)}",
+            recipe_words(shared),
+            dict(sorted(methods.items(), key=_in_paper_order)),
+        )
+        for shared, methods in found.items()
+    ]
+
+
+def missing(records: Sequence[Record]) -> list[str]:
+    """One sentence for each run without a measurement; members of an ensemble that is there need none."""
+    members = {
+        member.id
+        for record in records
+        if record.config is not None and record.config.parsed.networks > 1
+        for member in record.config.members()
+    }
+    return [
+        f"`{record.name}`: {record.trouble}"
+        for record in records
+        if record.trouble and not (record.config is not None and record.config.id in members)
+    ]
+
+
+def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    """Each run once, measured where there is a choice, and a sentence for each copy that was left out."""
+    kept: dict[str, Record] = {}
+    copies = []
+    for record in sorted(records, key=lambda one: not one.results):
+        name = record.config.id if record.config is not None else str(record.folder.path)
+        if kept.setdefault(name, record) is not record:
+            copies.append(f"`{record.name}`: lies in two of the folders; one of them is reported.")
+    return [record for record in records if any(record is one for one in kept.values())], copies
+
+
+def _short(data: str) -> str:
+    """The name of a data set; of a folder its own name, since the way to it means nothing elsewhere."""
+    return f"folder {Path(data[7:]).name}" if data.startswith("folder:") else data
+
+
+def _in_paper_order(entry: tuple[str, list[Record]]) -> tuple[int, str]:
+    order = list(METHOD_COLOURS)
+    name = method_name(entry[0])
+    return (order.index(name) if name in order else len(order), entry[0])
+
+
+def _read(folder: RunFolder) -> Record:
+    try:
+        config = folder.config()
+        results = folder.read("results") or {}
+        environment = folder.read("environment")
+        trouble = "" if results else _trouble(folder, config)
+        if not all(isinstance(one, dict) and one.keys() >= NEEDED for one in dict(results).values()):
+            raise RbueError("its results.json was written by another version of rbue.")
+    except (RbueError, TypeError, ValueError, AttributeError) as error:
+        return Record(folder, trouble=f"cannot be read: {error}")
+    return Record(folder, config, results, environment, trouble)
+
+
+def _trouble(folder: RunFolder, config: RunConfig) -> str:
+    how = f"`rbue evaluate {folder.path.name.rpartition('-')[2]}` does that."
+    if config.parsed.networks > 1:
+        return f"an ensemble of {config.parsed.networks} networks, not measured; {how}"
+    if folder.read("training") is not None:
+        return f"trained but not measured; {how}"
+    epochs = len({line.partition(",")[0] for line in folder.log.read_text().splitlines()}) if folder.log.exists() else 0
+    return f"training stopped after {epochs} of {config.recipe.epochs} epochs; the same `rbue train` continues it."
+
+
+def recipe_words(config: RunConfig) -> str:
+    """The recipe of a run in a few words."""
+    recipe = config.recipe
+    parts = [
+        f"{recipe.epochs} epoch{'s' if recipe.epochs != 1 else ''}",
+        f"batch {recipe.batch}",
+        f"rate {recipe.rate:g}",
+    ]
+    if config.width != 1:
+        parts.append(f"width {config.width:g}")
+    if config.holdout:
+        parts.append(f"{config.holdout:,} images held out")
+    return ", ".join(parts)

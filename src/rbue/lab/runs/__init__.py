@@ -1,0 +1,1 @@
+"""Run folders: train, evaluate and calibrate networks, and keep what was found."""

@@ -1,0 +1,264 @@
+"""Train the networks of runs and keep them in their folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rbue.call_sites import innermost
+from rbue.errors import RbueError, warn
+from rbue.lab import data, models
+from rbue.lab.environment import facts
+from rbue.lab.models.registry import source_checksum
+from rbue.lab.runs.fitting import draws_from_torch
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.networks import fresh_network
+from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
+from rbue.lab.training.distribution import is_first, joined, own_device, shared
+from rbue.lab.training.logs import EpochLog
+from rbue.lab.training.step import Share
+from rbue.lab.training.weights import save_weights
+
+Report = Callable[[RunConfig, EpochReport], None]
+
+
+def train_run(
+    config: RunConfig,
+    root: Path,
+    device: torch.device,
+    report: Report | None = None,
+    *,
+    engine: str = "auto",
+    shard_mib: int | None = None,
+    together: int = 1,
+) -> list[RunFolder]:
+    """Train the networks of a run: see :func:`train_runs`. The folders are those of its networks."""
+    train_runs([config], root, device, report, engine=engine, shard_mib=shard_mib, together=together)
+    return [RunFolder.of(member, root) for member in config.members()]
+
+
+def train_runs(
+    configs: Sequence[RunConfig],
+    root: Path,
+    device: torch.device,
+    report: Report | None = None,
+    *,
+    engine: str = "auto",
+    shard_mib: int | None = None,
+    together: int = 1,
+) -> None:
+    """Train the networks of runs, continuing what was begun and keeping what is done.
+
+    Args:
+        configs: what to train.
+        root: folder of the run folders.
+        device: where to train; under ``torchrun`` each process takes its own GPU.
+        report: called after each epoch of each network.
+        engine: how steps are run, see :mod:`rbue.lab.training.engines`.
+        shard_mib: largest size of a file of weights; None writes one file.
+        together: how many networks to train side by side on a GPU.
+
+    Raises:
+        Diverged: trainings diverged; all others were finished.
+    """
+    device = own_device(device)
+    missing = missing_networks(configs, root)
+    for config in configs:
+        refuse_other_images(config, root)
+        warn_of_changed_code(config, root)
+    diverged: dict[RunConfig, Diverged] = {}
+    with joined(device) as share:
+        for group in _groups(missing, together):
+            diverged |= _train_networks(group, root, device, share, report, engine, shard_mib)
+    if diverged and len(missing) == 1:
+        raise diverged[missing[0]]
+    if diverged:
+        raise Diverged(" ".join(f"{one.method} seed {one.seed}: {error}" for one, error in diverged.items()))
+    if is_first():
+        for config in configs:
+            RunFolder.of(config, root).open(config, facts())
+
+
+def missing_networks(configs: Sequence[RunConfig], root: Path) -> list[RunConfig]:
+    """The networks that have to be trained for some runs, each once."""
+    members = dict.fromkeys(member for config in configs for member in config.members())
+    return [member for member in members if RunFolder.of(member, root).read("training") is None]
+
+
+def refuse_other_images(config: RunConfig, root: Path) -> None:
+    """Raise if a folder of images has changed since networks were trained on it; other data sets cannot."""
+    if not config.data.startswith("folder:"):
+        return
+    for member in config.members():
+        folder = RunFolder.of(member, root)
+        trained = folder.read("training")
+        if trained is not None and trained["data"]["sha256"] != training_images(member).record()["sha256"]:
+            raise RbueError(
+                f"{folder.path} was trained on other images than {config.data} holds now; remove it, or give another "
+                "folder of runs."
+            )
+
+
+def warn_of_changed_code(config: RunConfig, root: Path) -> None:
+    """Warn if the file of a network of one's own is not what it was when the networks of a run were trained."""
+    for member in config.members():
+        folder = RunFolder.of(member, root)
+        noted = (folder.read("training") or {}).get("model_sha256")
+        if noted is not None and noted != source_checksum(member.model):
+            warn(
+                f"the file of {member.model} has changed since {folder.path} was trained; remove that folder to train "
+                "it again if the change matters."
+            )
+
+
+def _groups(configs: Sequence[RunConfig], together: int) -> list[list[RunConfig]]:
+    """Networks to train side by side: the same data, and no method that needs to be alone."""
+    groups: list[list[RunConfig]] = []
+    for config in configs:
+        first = groups[-1][0] if groups else None
+        alone = any(one.parsed.trains_alone for one in (config, first) if one is not None)
+        same = first is not None and training_data(config) == training_data(first)
+        if same and not alone and len(groups[-1]) < together:
+            groups[-1].append(config)
+        else:
+            groups.append([config])
+    return groups
+
+
+def _train_networks(
+    configs: Sequence[RunConfig],
+    root: Path,
+    device: torch.device,
+    share: Share,
+    report: Report | None,
+    engine: str,
+    shard_mib: int | None,
+) -> dict[RunConfig, Diverged]:
+    """Train networks side by side and keep those that can be; gives the errors of the others."""
+    images = training_images(configs[0])
+    folders = [RunFolder.of(config, root) for config in configs]
+    logs = [EpochLog(folder.log, folder.path / "tensorboard") for folder in folders]
+    jobs = [
+        _job(config, folder, images, device, share, _note(config, log, report))
+        for config, folder, log in zip(configs, folders, logs, strict=True)
+    ]
+    if len(jobs) > 1 and any(draws_from_torch(innermost(job.network), _example(job)) for job in jobs):
+        jobs.clear()  # made again one by one, and each measured without the memory of the others
+        alone = (_train_networks([config], root, device, share, report, engine, shard_mib) for config in configs)
+        return {config: error for found in alone for config, error in found.items()}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        outcomes = train_together(jobs, engine)
+    finally:
+        for log in logs:
+            log.close()
+    only_one = device.type == "cuda" and len(jobs) == 1  # the peak of several is not that of any one
+    peak = torch.cuda.max_memory_allocated(device) if only_one else None
+    for config, folder, job, outcome in zip(configs, folders, jobs, outcomes, strict=True):
+        if is_first() and not isinstance(outcome, Diverged):
+            _finish(folder, job, outcome, peak, images, shard_mib, source_checksum(config.model))
+    return {config: one for config, one in zip(configs, outcomes, strict=True) if isinstance(one, Diverged)}
+
+
+def _job(
+    config: RunConfig,
+    folder: RunFolder,
+    images: data.ImageSet,
+    device: torch.device,
+    share: Share,
+    note: Callable[[EpochReport], None],
+) -> Job:
+    """One network to train, on its device; its folder notes what is to run there."""
+    batches = batches_for(config, images, device)
+    network = shared(fresh_network(config, images, device), share, device)
+    if is_first():
+        folder.open(config, facts())
+    return Job(
+        network,
+        config.parsed,
+        batches,
+        config.recipe,
+        config.seed,
+        folder.state,
+        report=note if is_first() else None,
+        share=share,
+        made_from={"data": _in_short(images)} if config.data.startswith("folder:") else {},
+    )
+
+
+def _in_short(images: data.ImageSet) -> str:
+    """Which images these are, for a message."""
+    found = images.checksums()
+    return f"of {len(images)} images (checksums {found.images[:8]} and {found.labels[:8]})"
+
+
+def _example(job: Job) -> torch.Tensor:
+    images = job.batches.images
+    return torch.zeros(2, *images.shape[1:], device=images.device).permute(0, 3, 1, 2)
+
+
+def _finish(
+    folder: RunFolder,
+    job: Job,
+    summary: TrainingSummary,
+    peak: int | None,
+    images: data.ImageSet,
+    shard_mib: int | None,
+    code: str | None,
+) -> None:
+    save_weights(folder.path, job.network, shard_mib)
+    facts_of_training: dict[str, Any] = {
+        "parameters": models.parameters(job.network),
+        "peak_bytes": peak,
+        "data": images.record(),
+        "class_names": list(images.classes),
+    }
+    if code is not None:
+        facts_of_training["model_sha256"] = code
+    device = job.batches.images.device.type
+    precision = "bfloat16 autocast" if device == "cuda" else "float32"
+    place = {"processes": job.share.processes, "device": device, "precision": precision}
+    folder.write("training", {**asdict(summary), **place, **facts_of_training})
+
+
+def _note(config: RunConfig, log: EpochLog, report: Report | None) -> Callable[[EpochReport], None]:
+    def note(epoch: EpochReport) -> None:
+        log(epoch)
+        if report is not None:
+            report(config, epoch)
+
+    return note
+
+
+def training_data(config: RunConfig) -> tuple[str, int, int]:
+    """What decides the images a run trains on."""
+    return config.data, config.holdout, config.holdout_seed
+
+
+def training_images(config: RunConfig) -> data.ImageSet:
+    """The images a run trains on."""
+    images = data.load(config.data, "train")
+    if config.holdout:
+        images, _ = data.holdout(images, config.holdout, config.holdout_seed)
+    return images
+
+
+def batches_for(config: RunConfig, images: data.ImageSet, device: torch.device) -> Batches:
+    """The training batches of a run, with the data on its device."""
+    recipe = config.recipe
+    return Batches(
+        images.images,
+        images.labels,
+        images.mean,
+        images.std,
+        batch=recipe.batch,
+        padding=recipe.padding,
+        flip=recipe.flip,
+        seed=config.seed,
+        device=device,
+    )

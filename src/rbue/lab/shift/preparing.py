@@ -1,0 +1,148 @@
+"""Corrupted sets one after the other, the next ones made while the last one is looked at."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+
+import numpy as np
+
+from rbue.errors import InvalidInput
+from rbue.lab import data
+from rbue.lab.corruptions import corrupted
+from rbue.lab.corruptions.corrupting import SMALLEST_SIDE, usable_cores
+from rbue.lab.corruptions.published import find_published
+from rbue.lab.data.images import Bytes
+from rbue.lab.shift.helper import Helper
+from rbue.lab.shift.rows import Cell
+
+WORTH_HELPERS = 50_000
+"""Images to make from which on it pays to wait some seconds for the helper processes to start."""
+
+SPARED_CORES = 2
+"""Left to the process that evaluates."""
+
+
+def check_size(images: data.ImageSet) -> None:
+    """Refuse images that are too small to be corrupted."""
+    height, width = images.images.shape[1:3]
+    if min(height, width) < SMALLEST_SIDE:
+        raise InvalidInput(
+            f"the images of {images.name} have {height}x{width} pixels, but corruptions need at least "
+            f"{SMALLEST_SIDE}x{SMALLEST_SIDE}; choose another data set, such as colour-digits or cifar10."
+        )
+
+
+def prepared(
+    images: data.ImageSet, cells: Sequence[Cell], *, cache: bool = True, helpers: int | None = None
+) -> Generator[tuple[Cell, data.ImageSet], None, None]:
+    """Give a test set under each corruption and severity, as the networks trained on that set take it.
+
+    Close the iterator (:func:`contextlib.closing`) when leaving it early, so that the work in the background ends.
+
+    Args:
+        images: the clean test set.
+        cells: what is wanted, in this order.
+        cache: whether generated sets are kept (see :func:`rbue.lab.corruptions.corrupted`).
+        helpers: how many processes make sets; 0 makes them in a thread of this one, None decides by their number.
+    """
+    check_size(images)
+    to_make = sum(find_published(images, cell.corruption, None) is None for cell in cells)
+    count = helpers_for(len(images) * to_make) if helpers is None else helpers
+    with ExitStack() as stack:
+        makers = _Makers(images, cache, stack, min(count, to_make))
+        pool = ThreadPoolExecutor(max(1, makers.count))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        stack.callback(makers.stop)
+        waiting: deque[Future[data.ImageSet]] = deque()
+        coming = iter(cells)
+        for cell in cells:
+            while len(waiting) <= makers.count + 1 and (following := next(coming, None)) is not None:
+                waiting.append(pool.submit(makers.get, following))
+            yield cell, as_trained(waiting.popleft().result(), images)
+            makers.forget(cell)
+
+
+def helpers_for(images: int) -> int:
+    """How many helper processes that many images are worth on this machine."""
+    return max(0, usable_cores() - SPARED_CORES) if images >= WORTH_HELPERS else 0
+
+
+def as_trained(damaged: data.ImageSet, clean: data.ImageSet) -> data.ImageSet:
+    """Damaged images with as many channels as the clean ones: those of grey images become grey again (ITU-R 601)."""
+    if damaged.images.shape[3] == clean.images.shape[3]:
+        return damaged
+    return replace(
+        damaged, images=_grey(damaged.images), mean=clean.mean, std=clean.std, variant=f"{damaged.variant}, as grey"
+    )
+
+
+def _grey(images: Bytes) -> Bytes:
+    red, green, blue = (images[..., channel].astype(np.uint32) for channel in range(3))
+    return ((299 * red + 587 * green + 114 * blue + 500) // 1000).astype(np.uint8)[..., None]
+
+
+class _Makers:
+    """Who makes the sets: helper processes, or this one."""
+
+    def __init__(self, images: data.ImageSet, cache: bool, stack: ExitStack, count: int) -> None:
+        self.images, self.cache, self.count = images, cache, count
+        self._stopped = Event()
+        self._helpers: list[Helper] = []
+        self._free: SimpleQueue[Helper] = SimpleQueue()
+        self._own_root: Path | None = None
+        if not count:
+            return
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rbue-", ignore_cleanup_errors=True)))
+        np.save(place / "clean.npy", images.images, allow_pickle=False)
+        if not cache:
+            self._own_root = place
+        root = self._own_root or data.target_root().absolute()
+        stack.callback(self._close)
+        for _ in range(count):
+            self._helpers.append(Helper(place / "clean.npy", images, root))
+            self._free.put(self._helpers[-1])
+
+    def get(self, cell: Cell) -> data.ImageSet:
+        """One damaged set, in a thread of the pool."""
+        published = find_published(self.images, cell.corruption, None) is not None
+        if published or not self.count:
+            return corrupted(self.images, *cell, cache=self.cache, progress=self._go_on)
+        helper = self._free.get()
+        try:
+            helper.make(cell)
+        finally:
+            self._free.put(helper)
+        return corrupted(self.images, *cell, root=self._own_root, published=False)
+
+    def forget(self, cell: Cell) -> None:
+        """Remove what is not to be kept."""
+        if self._own_root is not None:
+            for path in self._own_root.glob(f"*-c-generated/{cell.corruption}-{cell.severity}-*"):
+                path.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """End what is under way."""
+        self._stopped.set()
+        for helper in self._helpers:
+            helper.end()
+
+    def _close(self) -> None:
+        self.stop()
+        for helper in self._helpers:
+            helper.close()
+
+    def _go_on(self, what: str, done: int, total: int | None) -> None:
+        if self._stopped.is_set():
+            raise _Stopped
+
+
+class _Stopped(Exception):
+    """Nobody waits for this set any more."""

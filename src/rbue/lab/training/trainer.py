@@ -1,0 +1,240 @@
+"""The training loop: the same on a CPU and a GPU, and the same whether it was interrupted or not."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rbue.errors import RbueError, warn
+from rbue.lab.methods.base import Method, spec_of
+from rbue.lab.training.batches import Batches
+from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
+from rbue.lab.training.engines import Engine, PlainEngine, engine_for
+from rbue.lab.training.recipe import Recipe
+from rbue.lab.training.step import Share, TrainingStep
+
+_SAVING_SHARE, _WRITING_SHARE = 0.005, 0.02
+"""Where epochs are short: the largest share of the time that training waits for checkpoints, and the largest in which
+they are written beside it."""
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What one epoch came to; ``seconds`` is a network's part of it where several shared the clock."""
+
+    epoch: int
+    loss: float
+    accuracy: float
+    rate: float
+    seconds: float
+    side_by_side: int = 1
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """What a whole training came to.
+
+    ``seconds`` counts preparing, compiling, epochs and saving (but the last), over all starts of a run, but not epochs
+    that were lost in a stop. Networks trained side by side share the clock, and each is given its part of every epoch.
+    """
+
+    epochs: int
+    seconds: float
+    loss: float
+    accuracy: float
+    engine: str
+    side_by_side: int
+
+
+class Diverged(RbueError):
+    """A training whose loss is not a number any more."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One network to train.
+
+    Attributes:
+        network: the network, prepared by the method, on its device.
+        method: says what to minimise.
+        batches: the training data.
+        recipe: epochs and optimiser settings.
+        run_seed: seed of the run.
+        checkpoint: file to continue from and to write to; None keeps nothing.
+        report: called after each epoch.
+        share: the part of each batch this process trains on.
+        made_from: what else decides the training, ready for JSON, such as a checksum of the images. A checkpoint notes
+            it, with the method, the recipe and the seed; one that was made from something else is refused.
+    """
+
+    network: nn.Module
+    method: Method
+    batches: Batches
+    recipe: Recipe
+    run_seed: int
+    checkpoint: Path | None = None
+    report: Callable[[EpochReport], None] | None = None
+    share: Share = field(default_factory=Share)
+    made_from: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the training, as it is read back from JSON."""
+        own = {"method": spec_of(self.method), "seed": self.run_seed, **asdict(self.recipe)}
+        return dict(json.loads(json.dumps({**own, **self.made_from})))
+
+
+def train(job: Job, engine: str = "auto") -> TrainingSummary:
+    """Train one network, continuing from its checkpoint if there is one.
+
+    All randomness of an epoch (order, augmentation, masks, weight noise) follows from the run's seed and the epoch's
+    number, so a run that was stopped and continued ends in the same weights, bit for bit, on a CPU.
+    """
+    (outcome,) = train_together([job], engine)
+    if isinstance(outcome, Diverged):
+        raise outcome
+    return outcome
+
+
+def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSummary | Diverged]:
+    """Train several networks side by side on one device: their steps are started in turn and overlap on a GPU.
+
+    Masks, batches and rates are those of training alone. (Noise that a method draws from torch's own generator is not:
+    such a method should train alone.) One that diverges ends, and its error is given in place of a summary; the others
+    go on. Torch's generators are afterwards where they were.
+    """
+    gpus = {job.batches.images.device for job in jobs if job.batches.images.device.type == "cuda"}
+    with torch.random.fork_rng(gpus):
+        return _train_together(jobs, engine)
+
+
+def _train_together(jobs: Sequence[Job], engine: str) -> list[TrainingSummary | Diverged]:
+    start = time.perf_counter()
+    runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
+    try:
+        while active := [runner for runner in runners if not (runner.finished or runner.diverged)]:
+            _run_epoch(active)
+    except BaseException:
+        for runner in runners:
+            runner.abandon()
+        raise
+    finally:
+        for runner in runners:
+            runner.close()
+    return [runner.diverged or runner.summary() for runner in runners]
+
+
+def _run_epoch(active: Sequence[_Runner]) -> None:
+    for runner in active:
+        runner.start_epoch()
+    for sizes in zip_longest(*(runner.step.batch_sizes() for runner in active)):
+        for runner, rows in zip(active, sizes, strict=True):
+            if rows is not None:
+                runner.engine.start_step(rows)
+    for runner in active:  # while a GPU is still busy with the steps it was given
+        runner.plan_ahead()
+    for runner in active:
+        runner.end_epoch(len(active))
+
+
+class _Runner:
+    """One job on its way."""
+
+    def __init__(self, job: Job, engine: str, together: int, start: float) -> None:
+        self.job, self.last_look = job, start
+        self.diverged: Diverged | None = None
+        self.step = TrainingStep(job.network, job.method, job.batches, job.recipe, job.run_seed, job.share)
+        self.progress: dict[str, Any] = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
+        if job.checkpoint is not None and job.checkpoint.exists():
+            self.progress = load_checkpoint(job.checkpoint, job.network, self.step.optimiser, job.settings())
+        self.engine: Engine = PlainEngine(self.step)  # of one that has nothing left to run
+        if not self.finished:
+            self.engine = engine_for(self.step, engine, int(self.progress["epoch"]))
+            self.progress["side_by_side"] = together
+        file = job.checkpoint if job.share.rank == 0 else None
+        self.writer = None if file is None else CheckpointWriter(file)
+        self.saving, self.saved_at = 0.0, time.perf_counter()
+
+    @property
+    def finished(self) -> bool:
+        return int(self.progress["epoch"]) >= self.job.recipe.epochs
+
+    def start_epoch(self) -> None:
+        self.engine.before_epoch()
+        self.epoch_start = time.perf_counter()
+        self.step.start_epoch(int(self.progress["epoch"]))
+        if self.step.device.type == "cuda":  # an engine's own stream would not wait for what was set in this one
+            torch.cuda.synchronize(self.step.device)
+
+    def plan_ahead(self) -> None:
+        if int(self.progress["epoch"]) + 1 < self.job.recipe.epochs:
+            self.step.plan_ahead(int(self.progress["epoch"]) + 1)
+
+    def end_epoch(self, together: int) -> None:
+        epoch = int(self.progress["epoch"])
+        self.engine.wait()
+        loss, accuracy = self.step.epoch_means()
+        now = time.perf_counter()
+        trouble = "" if math.isfinite(loss) else f"the loss is {loss}"
+        # Of earlier epochs the loss of the next one tells.
+        if not trouble and epoch + 1 == self.job.recipe.epochs and not self._weights_are_finite():
+            trouble = "its last step left weights or statistics that are not finite"
+        if trouble:
+            self.diverged = Diverged(
+                f"training diverged in epoch {epoch + 1}: {trouble}; lower the rate ({self.job.recipe.rate})."
+            )
+            self.abandon()
+            self.close()
+            return
+        seconds = self.progress["seconds"] + (now - self.last_look) / together
+        self.last_look = now
+        self.progress |= {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
+        self.progress |= {"engine": self.engine.name, "settings": self.job.settings()}
+        if self.job.report is not None:
+            rate = self.job.recipe.rate_at(epoch)
+            seconds = (now - self.epoch_start) / together
+            self.job.report(EpochReport(epoch, loss, accuracy, rate, seconds, together))
+        if self.writer is not None and (self.finished or self._is_time_to_save(self.writer, now)):
+            self._save(self.writer)
+
+    def _weights_are_finite(self) -> bool:
+        network = self.job.network
+        # Of the buffers only running_mean, running_var and the like: a mask may hold -inf from the start.
+        statistics = (buffer for name, buffer in network.named_buffers() if ".running_" in f".{name}")
+        return all(bool(torch.isfinite(tensor).all()) for tensor in (*network.parameters(), *statistics))
+
+    def _is_time_to_save(self, writer: CheckpointWriter, now: float) -> bool:
+        pause = max(self.saving / _SAVING_SHARE, writer.seconds / _WRITING_SHARE)
+        return now - self.saved_at >= pause and not writer.is_writing
+
+    def _save(self, writer: CheckpointWriter) -> None:
+        start = time.perf_counter()
+        writer.start(snapshot(self.job.network, self.step.optimiser), self.progress)
+        if self.finished:
+            writer.close()
+        self.saved_at = time.perf_counter()
+        self.saving = self.saved_at - start
+
+    def abandon(self) -> None:
+        """Wait for the checkpoint that is being written; that it failed must not hide why training ends."""
+        if self.writer is None:
+            return
+        try:
+            self.writer.close()
+        except RbueError as error:
+            warn(f"the last checkpoint is lost: {error}")
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def summary(self) -> TrainingSummary:
+        names = ("seconds", "loss", "accuracy", "engine", "side_by_side")
+        return TrainingSummary(self.progress["epoch"], **{name: self.progress[name] for name in names})

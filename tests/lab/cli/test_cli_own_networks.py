@@ -1,0 +1,186 @@
+"""Networks that do not fit the data, or into memory, are refused before training."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import TINY
+from torch import nn
+
+from rbue.errors import InvalidInput
+from rbue.lab import data, models
+from rbue.lab.runs.fitting import check_fits
+
+NETWORKS = """
+from torch import nn
+
+def layers(inputs, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+def seven_classes():
+    return layers(64, 7)
+
+def seventy_classes():
+    return layers(64, 70)
+
+def large_images(classes):
+    return layers(3072, classes)
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = layers(64, 10)
+
+    def forward(self, x):
+        return self.layers(x), x
+
+def lazy(classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(16, classes))
+
+def lazy_seven(classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(7))
+
+def double(classes):
+    return layers(64, classes).double()
+
+def InstanceNormed(classes):
+    norm = nn.InstanceNorm2d(1, track_running_stats=True)
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(1, classes))
+
+class Noted(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layers = layers(64, classes)
+
+    def get_extra_state(self):
+        return {"a": "note"}
+
+    def set_extra_state(self, state):
+        pass
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+
+
+@pytest.fixture
+def own(fails):
+    """Trains a network of one's own that must be refused, and gives the sentence."""
+    Path("unfit_networks.py").write_text(NETWORKS)
+
+    def refused(name, method="single"):
+        return fails("train", "--model", f"unfit_networks:{name}", "--method", method, "--epochs", 1, code=2)
+
+    return refused
+
+
+@pytest.mark.parametrize("method", ["single", "mc-droprelu"])
+def test_a_network_that_does_not_fit_the_data(own, method):
+    assert "of shape (2, 7) for two images of 1x8x8; digits has 10 classes" in own("seven_classes", method)
+    assert "of shape (2, 70)" in own("seventy_classes", method)
+    assert "of type tuple" in own("Pair", method)
+    message = own("large_images", method)
+    assert "unfit_networks:large_images cannot take images of 1x8x8 as in digits (RuntimeError: mat1" in message
+    assert "of shape (2, 7)" in own("lazy_seven", method)
+    assert "must have the same dtype" in own("double", method)
+    assert "no tensor ('_extra_state'), which runs cannot save" in own("Noted", method)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("method", ["single", "mc-droprelu", "svi"])
+def test_lazy_layers_get_their_weights_before_training(command, method):
+    Path("unfit_networks.py").write_text(NETWORKS)
+    words = ("--model", "unfit_networks:lazy", "--method", method, "--epochs", 1)
+    command("train", *words)
+    command("evaluate", *words, "--samples", 2)
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_network_whose_file_changed_after_training_is_warned_of(command):
+    file = Path("networks_that_change.py")
+    file.write_text(NETWORKS)
+    words = ("--model", "networks_that_change:lazy", "--method", "deep-ensemble:2", "--epochs", 1)
+    command("train", *words)
+    assert "has changed" not in command("evaluate", *words).stderr
+    file.write_text(NETWORKS + "CHANGED = True")
+    for again in ("train", "evaluate"):
+        said = command(again, *words).stderr
+        assert "the file of networks_that_change:lazy has changed since" in said
+        assert said.count("remove that folder to train it again") == 2  # of two members
+
+
+def test_a_factory_that_gives_its_network_twice_is_refused(fails):
+    Path("kept_networks.py").write_text(NETWORKS + "from functools import lru_cache\nkept = lru_cache(lazy)\n")
+    words = ("--model", "kept_networks:kept", "--method", "deep-ensemble:2", "--epochs", 1)
+    assert "kept_networks:kept returned the same network twice" in fails("train", *words, code=2)
+
+
+@pytest.mark.parametrize("width", ["100000", "1e9", "1e30"])
+def test_a_width_beyond_all_memory_is_never_allocated(fails, monkeypatch, width):
+    def only_without_memory(*settings):
+        assert torch.empty(0).device.type == "meta", "this machine's memory was asked for"
+        return create(*settings)
+
+    create = models.create
+    monkeypatch.setattr(models, "create", only_without_memory)
+    message = fails("train", *TINY, "--width", width, code=2)
+    assert f"small_cnn with width {float(width):g} does not fit into memory; choose a smaller --width" in message
+    assert not Path("runs").exists()
+
+
+def test_memory_that_is_refused(fails, monkeypatch):
+    def refused(*settings):
+        if torch.empty(0).device.type != "meta":
+            raise RuntimeError("DefaultCPUAllocator: not enough memory")
+        return create(*settings)
+
+    create = models.create
+    monkeypatch.setattr(models, "create", refused)
+    assert "small_cnn with width 2 does not fit into memory" in fails("train", *TINY, "--width", 2, code=2)
+
+
+class Restless(nn.Module):
+    """Changes what it can, also in evaluation mode."""
+
+    def __init__(self, fails=False):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(1), nn.Linear(64, 10)
+        self.frozen = nn.BatchNorm1d(10).eval()
+        self.fails = fails
+        self.register_buffer("added", torch.zeros(()))
+        self.register_buffer("replaced", torch.zeros(()))
+
+    def forward(self, x):
+        self.added += 1
+        self.replaced = self.replaced + torch.rand(())
+        if self.fails:
+            raise RuntimeError("no")
+        return self.frozen(self.head(self.norm(x).flatten(1)))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_check_leaves_no_trace(broken):
+    network, images = Restless(broken), data.load("digits", "test")
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    buffers = [id(buffer) for buffer in network.buffers()]
+    torch.manual_seed(1)
+    with pytest.raises(InvalidInput, match="RuntimeError: no") if broken else nullcontext():
+        check_fits(network, "restless", (1, 8, 8), images)
+    drawn = torch.rand(())
+    torch.manual_seed(1)
+    assert drawn == torch.rand(())
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert [id(buffer) for buffer in network.buffers()] == buffers
+    assert [module.training for module in network.modules()] == [True, True, True, False]
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_a_network_that_fails_only_in_training(own, fails):
+    message = own("InstanceNormed")
+    assert "unfit_networks:InstanceNormed cannot be trained on images of 1x8x8 as in digits (ValueError: " in message
+    words = ("compare", "--model", "unfit_networks:InstanceNormed", "--methods", "single,svi", "--epochs", 1)
+    assert fails(*words, code=2) == message
+    assert not Path("runs").exists()

@@ -1,0 +1,155 @@
+"""rbue paper: list, plan, run, report and claims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rbue.lab.paper.experiments import IDS
+
+PUBLISHED = Path(__file__).parents[3] / "results" / "runs"
+SMALL = ("table1-cifar10", "--quick", "--models", "vgg13", "--methods", "single,deep-ensemble:4", "--epochs", 1)
+
+
+def test_list(command, as_json):
+    shown = command("paper", "list").stdout
+    assert all(name in shown for name in IDS)
+    content = as_json("paper", "list")["experiments"]
+    assert [one["id"] for one in content] == list(IDS)
+    assert any("CIFAR-10 is assumed" in note for note in content[3]["notes"])
+
+
+def test_plan_then_run_then_report(command, as_json):
+    before = as_json("paper", "plan", *SMALL)
+    assert [run["missing"] for run in before["runs"]] == [["train", "clean"], ["train", "train", "train", "clean"]]
+    assert before["seconds"] > 0
+    shown = command("paper", "plan", *SMALL).stdout
+    assert "train 3, clean" in shown
+    assert "2 of 2 runs have something missing" in shown
+    assert not Path("runs").exists()
+
+    first = command("paper", "run", *SMALL)
+    assert "1 of 2: train colour-digits-few vgg13 single seed 0" in first.stderr
+    assert first.stdout.splitlines()[-1] == "runs"
+    assert len(list(Path("runs").rglob("training.json"))) == 4
+    calibrated = {path.parent.name.partition("-seed")[0] for path in Path("runs").rglob("calibration.json")}
+    assert calibrated == {"single", "deep-ensemble-4"}
+    again = as_json("paper", "run", *SMALL)
+    assert (again["done"], again["left"], again["already"]) == ([], [], 2)
+    assert as_json("paper", "plan", *SMALL)["seconds"] == 0
+
+    result = command("paper", "report")
+    assert "0 of 18 experiments complete (quick)" in result.stdout
+    assert "table1-cifar10: 28 missing: vgg13 mc-dropout:0.2; " in result.stderr
+    assert result.stdout.splitlines()[-1] == str(Path("paper-report/report.html"))
+    page = Path("paper-report/report.html").read_text()
+    assert all(f'id="{name}"' in page for name in IDS)
+    assert "table1-cifar10</code>: 28 missing: vgg13 mc-dropout:0.2; " in page
+    assert "these numbers are no evidence" in page
+    assert "two-fold cross-fit on the test set; not in the paper" in page
+    assert r"\toprule" in Path("paper-report/report.tex").read_text()
+    text = Path("paper-report/report.md").read_text()
+    assert "**Quick run**" in text
+    assert "| vgg13 | single |" in text
+    assert "paper 93.85" in text
+    content = as_json("paper", "report", "table1-cifar10", "-o", "other")
+    assert content["scale"] == "quick"
+    assert {Path(name).name for name in content["files"]} >= {"report.html", "report.md", "report.csv", "report.tex"}
+    assert "paper 93.85" in Path("other/report.html").read_text()
+    assert Path("other/data/table1-cifar10.json").is_file()
+    judged = as_json("paper", "claims")
+    assert judged["scale"] == "quick"
+
+
+def test_a_budget_that_is_over_says_what_is_left(command, as_json):
+    result = command("paper", "run", *SMALL, "--time-budget", "0.001s")
+    assert "the time is over; 6 steps are left" in result.stdout
+    assert "train colour-digits-few vgg13 single seed 0" in result.stdout
+    assert not list(Path("runs").rglob("training.json"))
+
+
+def test_figures_without_runs(command, as_json):
+    content = as_json("paper", "run", "fig-activations", "fig-network")
+    assert content["done"] == ["draw from fig-activations", "draw from fig-network"]
+    assert as_json("paper", "run", "fig-activations")["done"] == []
+    assert json.loads(Path("runs/paper/full/fig-activations.json").read_text())["q"] == 0.9
+
+
+def test_report_of_nothing(command):
+    result = command("paper", "report")
+    assert "nothing of this has been measured in runs yet" in result.stderr
+    assert "0 of 18 experiments complete (full)" in result.stdout
+    assert "Nothing has been measured yet" in Path("paper-report/report.html").read_text()
+
+
+def test_claims(command, as_json):
+    shown = command("paper", "claims").stdout
+    assert "outperforms-dropout" in shown
+    assert "not measured" in shown
+    content = {claim["id"]: claim for claim in as_json("paper", "claims")["claims"]}
+    assert content["outperforms-dropout"]["paper"]["verdict"] == "false"
+    assert content["jsd-order"]["paper"]["verdict"] == "true"
+    assert content["jsd-order"]["measured"]["verdict"] == "not measured"
+    assert "93.37 % against 93.78 %" in command("paper", "claims", "--why").stdout
+
+
+@pytest.mark.parametrize(("columns", "room"), [(80, False), (140, True)])
+def test_sentences_are_shown_where_there_is_room(command, monkeypatch, columns, room):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert ("cannot be calculated" in command("paper", "claims").stdout) is room
+    assert "“This cannot be calculated”, read as:" in command("paper", "claims", "--why").stdout.replace("\n", " ")
+
+
+def test_claims_of_one_network(as_json):
+    """The published runs: the paper shows corruptions for DenseNet-121, ours are of ResNet-18."""
+    found = as_json("paper", "claims", "--models", "resnet18", "--runs", str(PUBLISHED))
+    judged = {claim["id"]: claim["measured"] for claim in found["claims"]}
+    assert judged["shift-on-par"]["known"] == judged["shift-on-par"]["cases"] > 0
+    assert "resnet18, severity 1" in judged["shift-on-par"]["why"]
+
+
+@pytest.mark.parametrize("verb", ["report", "claims"])
+def test_a_named_folder_of_runs_must_be_there(verb, command, fails):
+    assert "there is no folder nowhere" in fails("paper", verb, "--runs", "nowhere", code=2)
+    assert "there is no folder runs" in fails("paper", verb, "--runs", "runs", code=2)
+    assert not Path("paper-report").exists()
+    Path("empty").mkdir()
+    command("paper", verb, "--runs", "empty")
+
+
+def test_missing_data_is_named(command):
+    result = command("paper", "run", "table2-cifar100", "--models", "vgg13", "--methods", "single")
+    assert "cifar100 is not on this machine; run `rbue data fetch cifar100`" in result.stderr
+    planned = command("paper", "plan", "table2-cifar100", "--models", "vgg13", "--methods", "single", "--epochs", 1)
+    assert "cifar100 is not on this machine" in planned.stderr
+
+
+def test_mistakes_get_one_sentence(fails):
+    assert "did you mean 'table1-cifar10'?" in fails("paper", "run", "table1-cifar", code=2)
+    assert "did you mean 'table1-cifar10'?" in fails("paper", "plan", "table1", code=2)
+    assert "did you mean 'fig-q-sweep'?" in fails("paper", "plan", "fig-qsweep", code=2)
+    assert "give --all" in fails("paper", "run", code=2)
+    assert "not '25'" in fails("paper", "run", "variance", "--time-budget", 25, code=2)
+    assert "--seeds" in fails("paper", "run", "variance", "--seeds", "many", code=2)
+    assert "not 'fast'" in fails("paper", "run", "table1-cifar10", "--engine", "fast", code=2)
+    assert "not 'fast'" in fails("paper", "run", "nowhere", "--engine", "fast", code=2)
+    assert "no network 'vgg16'" in fails("paper", "run", "table1-cifar10", "--models", "vgg16", code=2)
+    assert "did you mean 'single'?" in fails("paper", "run", "table1-cifar10", "--methods", "singel", code=2)
+    assert "none of these experiments has mc-droprelu:0.7" in fails(
+        "paper", "run", "table1-cifar10", "--methods", "mc-droprelu:0.7", code=2
+    )
+    assert "leaves nothing" in fails("paper", "run", "variance", "--only", "table1-cifar10", code=2)
+    assert not Path("runs").exists()
+
+
+def test_only_takes_ids_and_steps(as_json):
+    content = as_json("paper", "plan", "--quick", "--only", "table6*,train")
+    assert {run["method"] for run in content["runs"]} == {
+        "mc-droprelu:0.8",
+        "mc-droprelu:0.8,last",
+        "mc-droprelu:0.8,first",
+    }
+    assert all(run["missing"] == ["train"] for run in content["runs"])
+    assert as_json("paper", "plan", "--quick", "--only", "table6*,diversity")["runs"][0]["missing"] == ["clean"]

@@ -1,0 +1,285 @@
+"""help, models, methods, sites, env, data and runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import runpy
+import shutil
+import sys
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_runs import TINY
+
+from rbue._version import __version__
+from rbue.lab.cli import output
+from rbue.lab.cli.app import main
+from rbue.lab.cli.options import Selection
+from rbue.lab.data import names, registry
+from rbue.lab.data.images import checksums
+from rbue.lab.methods import list_methods
+from rbue.lab.models import list_models
+
+VERBS = ("train", "evaluate", "compare", "calibrate", "predict", "shift", "report", "models", "methods", "sites", "env")
+GROUPS = {
+    "data": ("list", "fetch", "import", "check", "pack", "unpack"),
+    "runs": ("list", "show", "remove"),
+    "paper": ("list", "plan", "run", "report", "claims"),
+}
+
+
+def test_help_lists_every_verb(command):
+    shown = command("--help").stdout
+    assert all(f" {verb} " in shown for verb in (*VERBS, *GROUPS, "demo", "corrupt"))
+
+
+@pytest.mark.parametrize("words", [(v,) for v in VERBS] + [(g, v) for g, verbs in GROUPS.items() for v in verbs])
+def test_every_help_has_an_example(words, command):
+    shown = command(*words, "--help").stdout
+    assert f"Example: rbue {words[0]}" in shown
+    assert (words[0] in GROUPS and len(words) == 1) or "--json" in shown
+
+
+def test_usage_errors(command):
+    command("trian", code=2)
+    command("train", "--epochs", "many", code=2)
+    command("sites", code=2)
+
+
+def test_models(command, as_json):
+    rows = {row["name"]: row for row in as_json("models")["models"]}
+    assert set(rows) == set(list_models())
+    assert [rows[name]["parameters"] for name in ("vgg13", "resnet18", "densenet121")] == [9416010, 11173962, 6956298]
+    assert rows["resnet18"]["sites"] == 17
+
+
+def test_methods(command, as_json):
+    rows = {row["name"]: row for row in as_json("methods")["methods"]}
+    assert list(rows) == list_methods()
+    assert rows["mc-droprelu"]["settings"] == {"q": 0.9, "where": "all"}
+    assert all(row["about"] for row in rows.values())
+    shown = command("methods").stdout
+    assert "q=0.9, where=all" in shown
+    assert "``" not in shown
+
+
+def test_sites(command, as_json, fails):
+    rows = as_json("sites", "resnet18")["sites"]
+    assert len(rows) == 17
+    assert rows[0]["shape"] == [64, 32, 32]
+    assert "3 ReLU call sites of small_cnn" in command("sites", "small_cnn", "--shape", "1,8,8").stdout
+    Path("own.py").write_text(
+        "from torch import nn\n\n\ndef make(classes, channels, width):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))\n"
+    )
+    assert "1 ReLU call site of own:make" in command("sites", "own:make", "--shape", "1,8,8").stdout
+    assert "--shape" in fails("sites", "small_cnn", "--shape", "big", code=2)
+    assert "did you mean 'vgg13'" in fails("sites", "vgg31", code=2)
+
+
+def test_demo(command, monkeypatch, tmp_path):
+    """Both parts, with less to train; the last line names the table that was written."""
+    monkeypatch.setattr("rbue.lab.demo.main", lambda: print("shown"))
+    monkeypatch.setattr("rbue.lab.cli.demo.Selection", partial(Selection, epochs=1, batch=128, width=0.25))
+    lines = command("demo", "--runs", tmp_path / "runs").stdout.splitlines()
+    assert lines[0] == "shown"
+    assert Path(lines[-1]) == tmp_path / "runs" / "comparison.md"
+    table = Path(lines[-1]).read_text()
+    assert all(method in table for method in list_methods())
+    assert all(heading in table for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters"))
+    assert "Example: rbue demo" in command("demo", "--help").stdout
+
+
+def test_env(command, as_json):
+    content = as_json("env")
+    assert {"rbue", "torch", "kernels", "cpu", "device", "data_search_path"} <= set(content)
+    assert "kernels" in command("env").stdout
+
+
+def test_data_list_and_check(command, as_json, fails):
+    rows = {row["name"]: row for row in as_json("data", "list")["data"]}
+    assert set(rows) == set(names())
+    assert rows["digits"]["here"] == ["train", "test"]
+    assert rows["cifar10"]["here"] == []
+    assert "50,000" in command("data", "list").stdout
+    content = as_json("data", "check", "digits")
+    assert content["ok"]
+    assert len(content["checks"]) == 4
+    assert "right (registry)" in command("data", "check", "digits").stdout
+    assert "is not on this machine" in fails("data", "check", "svhn", code=1)
+    assert "did you mean 'cifar10'" in fails("data", "fetch", "cifr10", code=2)
+    assert "nothing to fetch" in fails("data", "fetch", "digits", code=2)
+    assert "not a pack" in fails("data", "unpack", "nowhere", code=1)
+
+
+@pytest.fixture
+def little_cifar(monkeypatch, tmp_path):
+    """CIFAR-10 with 20 + 10 images, as the publisher's binary files."""
+    known = registry.get("cifar10")
+    random = np.random.RandomState(0)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    splits = {}
+    for split, files in (("train", [f"data_batch_{i}.bin" for i in range(1, 6)]), ("test", ["test_batch.bin"])):
+        count = 4 * len(files) if split == "train" else 10
+        images = random.randint(0, 256, (count, 32, 32, 3)).astype(np.uint8)
+        labels = random.randint(0, 10, count)
+        sums = checksums(images, labels, 10)
+        splits[split] = {"official": registry.Published(count, sums.images, sums.labels)}
+        rows = np.hstack([labels[:, None].astype(np.uint8), images.transpose(0, 3, 1, 2).reshape(count, -1)])
+        for name, part in zip(files, np.split(rows, len(files)), strict=True):
+            (folder / name).write_bytes(part.tobytes())
+    monkeypatch.setitem(registry._SETS, "cifar10", replace(known, splits=splits))
+    return folder
+
+
+def test_data_travels(little_cifar, command, as_json, fails):
+    assert as_json("data", "import", "cifar10", little_cifar, "--root", "here")["folder"] == "here/cifar10"
+    again = command("data", "fetch", "cifar10", "--root", "here")
+    assert again.stdout.strip() == "here/cifar10"
+    packed = as_json("data", "pack", "cifar10", "parts", "--root", "here", "--part-mib", 0.0625)
+    assert max(packed["files"].values()) <= 65536
+    unpacked = command("data", "unpack", "parts", "--root", "there")
+    assert "cifar10 train: 20 of 20" in unpacked.stderr
+    for path in Path("here/cifar10").glob("*.npy"):
+        assert path.read_bytes() == Path("there/cifar10", path.name).read_bytes()
+    (array,) = [path for path in Path("there/cifar10").glob("*.npy") if "train" in path.name and "image" in path.name]
+    content = bytearray(array.read_bytes())
+    content[-1] ^= 1
+    array.write_bytes(content)
+    result = command("data", "check", "cifar10", "--root", "there", code=1)
+    assert "WRONG" in result.stdout
+    assert "error: cifar10 is not what it should be" in result.stderr
+
+
+def test_runs(trained_once, command, as_json, fails, tmp_path):
+    shutil.copytree(Path(trained_once).parents[2], tmp_path / "runs")
+    (row,) = [row for row in as_json("runs", "list")["runs"] if row["method"] == "mc-droprelu:0.9"]
+    assert row["state"] in ("trained", "measured")
+    assert row["id"] in command("runs", "list").stdout
+    shown = command("runs", "show", row["id"]).stdout
+    assert "mc-droprelu:0.9" in shown
+    assert "weight decay" in shown
+    assert as_json("runs", "show", row["run"])["training"]["epochs"] == 1
+    (Path(row["run"]) / "results.json").unlink(missing_ok=True)  # of another test with the same run
+    command("evaluate", row["id"], "--samples", "5")
+    shown = command("runs", "show", row["id"]).stdout
+    assert "{" not in shown, "tables inside the results are laid out"
+    assert "with fewer samples" in shown
+    assert len(re.findall(r"^(?:  jsd|  dis)? +(?:[01]\.\d{4} *){4}$", shown, re.M)) == 8, "JSD and DIS, a row a line"
+    assert "add --yes" in fails("runs", "remove", row["id"], code=2)
+    assert Path(row["run"]).is_dir()
+    assert as_json("runs", "remove", row["id"], "--yes")["removed"] == row["run"]
+    assert list(Path("runs").rglob("*")) == []
+    assert "there are no runs" in command("runs", "list").stderr
+
+
+def test_runs_without_weights_are_marked(command, as_json):
+    for method in ("single", "deep-ensemble:2"):
+        run = as_json("train", "--method", method, *TINY)["run"]
+        command("evaluate", run)
+    assert [row["weights"] for row in as_json("runs", "list")["runs"]] == [True, True, True]
+    assert "no weights" not in command("runs", "list").stdout
+    (member,) = Path("runs").glob("digits/*/single-seed1-*")
+    for path in member.glob("*.safetensors"):
+        path.unlink()
+    rows = {row["method"] + str(row["seed"]): row for row in as_json("runs", "list")["runs"]}
+    assert {name: row["weights"] for name, row in rows.items()} == {
+        "deep-ensemble:20": False,
+        "single0": True,
+        "single1": False,
+    }
+    assert (rows["deep-ensemble:20"]["state"], rows["single1"]["state"]) == ("measured", "trained")
+    shown = command("runs", "list").stdout
+    assert shown.count("no weights") == 2
+    assert "trained, no weights" in command("runs", "show", member).stdout
+
+
+def test_runs_that_are_none(fails, as_json):
+    assert as_json("runs", "list", "--runs", "nowhere") == {"runs": []}
+    assert "there is no run 'abc'" in fails("runs", "show", "abc", code=2)
+    project = Path("project")
+    project.mkdir()
+    (project / "config.json").write_text("{}")
+    fails("runs", "remove", project, "--yes", code=1)
+    assert (project / "config.json").exists()
+    (row,) = as_json("runs", "list", "--runs", "project")["runs"]
+    assert row["state"] == "cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("results", "{"),
+        ("results", "[1]"),
+        ("results", '{"samples=4,seed=0": {}}'),
+        ("training", "{"),
+        ("training", "[]"),
+        ("training", "{}"),
+    ],
+)
+def test_a_damaged_file_hides_only_what_it_holds(trained_once, command, as_json, tmp_path, name, content):
+    root = shutil.copytree(Path(trained_once).parents[2], tmp_path / "runs")
+    (run,) = root.glob("digits/small_cnn/mc-droprelu*")
+    (run / f"{name}.json").write_text(content)
+    (row,) = [row for row in as_json("runs", "list")["runs"] if row["id"] == run.name.rpartition("-")[2]]
+    assert (row["data"], row["model"], row["method"], row["seed"]) == ("digits", "small_cnn", "mc-droprelu:0.9", 0)
+    assert row["state"] == f"{name}.json cannot be read"
+    assert row["accuracy"] is None
+    assert "mc-droprelu:0.9" in command("runs", "list").stdout
+
+
+def test_a_damaged_log_hides_only_what_follows(trained_once, as_json, tmp_path):
+    root = shutil.copytree(Path(trained_once).parents[2], tmp_path / "runs")
+    (run,) = root.glob("digits/small_cnn/mc-droprelu*")
+    (run / "results.json").unlink(missing_ok=True)
+    (run / "training.json").unlink()
+    (run / "log.jsonl").write_bytes((run / "log.jsonl").read_bytes() + b"\xff\xfe\n")
+    (row,) = [row for row in as_json("runs", "list")["runs"] if row["id"] == run.name.rpartition("-")[2]]
+    assert row["state"] == "epoch 1 of 1"
+
+
+def test_json_has_no_nan():
+    text = output.as_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x")})
+    assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": "x"}
+
+
+def test_durations():
+    assert [output.duration(seconds) for seconds in (8.31, 125, 3725)] == ["8.3 s", "2:05", "1:02:05"]
+    long = (47 * 3600, 4.5 * 86_400, 249637 * 3600 + 33 * 60 + 13)
+    assert [output.duration(seconds) for seconds in long] == ["47:00:00", "4.5 days", "10,402 days"]
+
+
+def test_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rbue", "--version"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("rbue", run_name="__main__")
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["train"], ["calibrate"], ["paper", "run"]])
+def test_paragraphs_of_help_fill_the_lines(words, command, monkeypatch):
+    """A line ends early only where its paragraph ends or the next word would not fit."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = command(*words, "--help").stdout.partition("╭")[0]
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = [line.strip() for line in paragraph.strip().splitlines()]
+        assert all(len(a) + 1 + len(b.split()[0]) > 78 for a, b in pairwise(lines)), lines
+
+
+def test_a_terminal_that_lacks_a_character_shows_the_rest(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "argv", ["rbue", "env"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    terminal.seek(0)
+    assert "torch" in terminal.read()

@@ -1,0 +1,347 @@
+"""train, evaluate, compare and predict on the digits, with networks of a few hundred weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tiny_runs import TINY
+from typer.testing import CliRunner
+
+from rbue.errors import InvalidInput
+from rbue.lab.cli import app
+from rbue.lab.cli import compare as comparing
+from rbue.lab.cli import train as training
+from rbue.lab.cli.predict import read_image
+from rbue.lab.data import ImageSet
+from rbue.lab.methods import list_methods
+from rbue.lab.runs.training_runs import train_run
+
+
+def test_train_then_say_it_is_done(command):
+    first = command("train", *TINY)
+    folder = Path(first.stdout.strip().splitlines()[-1])
+    assert (folder / "training.json").is_file()
+    assert "epoch 1/1, loss" in first.stderr
+    assert "trained" in first.stdout
+    weights = (folder / "state.safetensors").read_bytes()
+    again = command("train", *TINY)
+    assert "done already" in again.stdout
+    assert again.stdout.strip().splitlines()[-1] == str(folder)
+    assert (folder / "state.safetensors").read_bytes() == weights
+
+
+def test_train_continues(command, as_json):
+    folder = Path(as_json("train", *TINY)["run"])
+    (folder / "training.json").unlink()
+    content = as_json("train", *TINY)
+    assert content["networks"][0]["outcome"] == "continued"
+
+
+def test_how_to_train_reaches_the_training(command, monkeypatch):
+    ways = []
+
+    def noted(*words, **way):
+        ways.append(way)
+        return train_run(*words, **way)
+
+    monkeypatch.setattr(training, "train_run", noted)
+    command("train", "--engine", "plain", "--together", 3, "--shard-mib", 7, *TINY)
+    assert ways == [{"engine": "plain", "together": 3, "shard_mib": 7}]
+
+
+def test_every_recipe_option_reaches_the_run(as_json):
+    content = as_json(
+        *("train", "--method", "single", "--seed", 3, "--holdout", 1300, "--holdout-seed", 2, "--width", 0.25),
+        *("--epochs", 1, "--batch", 64, "--rate", 0.02, "--milestones", "0.5,0.75", "--factor", 0.5, "--momentum", 0.8),
+        *("--no-nesterov", "--weight-decay", 0.001, "--padding", 0, "--flip", "--device", "cpu"),
+    )
+    config = content["config"]
+    assert (config["seed"], config["holdout"], config["holdout_seed"], config["width"]) == (3, 1300, 2, 0.25)
+    assert config["recipe"] == {
+        "epochs": 1,
+        "batch": 64,
+        "rate": 0.02,
+        "milestones": [0.5, 0.75],
+        "factor": 0.5,
+        "momentum": 0.8,
+        "nesterov": False,
+        "weight_decay": 0.001,
+        "padding": 0,
+        "flip": True,
+    }
+    assert content["networks"][0]["data"]["count"] == 142
+
+
+def test_evaluate_by_settings_folder_and_id_agree(trained_once, command, as_json):
+    root = Path(trained_once).parents[2]
+    settings = ("--method", "mc-droprelu:0.9", "--runs", root, *TINY)
+    by_settings = as_json("evaluate", *settings, "--samples", 4)
+    assert by_settings["run"] == trained_once
+    assert by_settings["result"]["samples"] == 4
+    assert by_settings["result"]["mutual_information"] > 0
+    assert as_json("evaluate", trained_once, "--samples", 4) == by_settings
+    identity = trained_once.rpartition("-")[2]
+    assert as_json("evaluate", identity, "--runs", root, "--samples", 4) == by_settings
+    shown = command("evaluate", trained_once, "--samples", 4).stdout
+    assert all(name in shown for name in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "samples"))
+
+
+def test_the_seed_of_the_passes_reaches_them(trained_once, as_json):
+    shutil.copytree(Path(trained_once).parents[2], "runs")
+    words = ("--samples", 4, "--sample-seed", 1, *TINY)
+    measured = as_json("evaluate", "--method", "mc-droprelu:0.9", *words)["result"]
+    (compared,) = as_json("compare", "--methods", "mc-droprelu:0.9", *words)["methods"]
+    assert (measured["seed"], compared["seed"]) == (1, 1)
+
+
+def test_evaluate_needs_a_training(fails):
+    assert "run `rbue train` with the same settings first" in fails("evaluate", "--method", "single", code=1)
+
+
+def test_evaluate_takes_a_folder_or_settings(trained_once, fails):
+    message = fails("evaluate", trained_once, "--seed", 1, "--method", "single", code=2)
+    assert "--method, --seed" in message
+    assert "--sample-seed" in message
+
+
+def test_compare_shows_one_table_and_writes_it(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8,last,deep-ensemble:2", "--samples", 4, *TINY)
+    first = command(*words, "-o", "table.md")
+    for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters", "training"):
+        assert heading in first.stdout
+    assert "2 of 3: mc-droprelu:0.8,last" in first.stderr
+    assert "* best of its column" in first.stdout
+    lines = Path("table.md").read_text().splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["single", "mc-droprelu:0.8,last", "deep-ensemble:2"]
+    assert "**" in lines[2] + lines[3] + lines[4]
+    content = as_json(*words, "-o", "table.json")
+    assert json.loads(Path("table.json").read_text()) == content
+    parameters = [row["parameters"] for row in content["methods"]]
+    assert parameters[0] == parameters[1] == parameters[2] // 2
+    assert content["methods"][0]["mean_jsd"] is None
+    command(*words, "-o", "table.csv")
+    assert Path("table.csv").read_text().splitlines()[0].startswith("method,accuracy,ece,nll,mean_jsd,mean_dis,")
+
+
+def test_compare_goes_on_after_a_damaged_file(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8,svi", "--samples", 4, *TINY)
+    whole = as_json(*words)["methods"]
+    results = Path(whole[1]["run"]) / "results.json"
+    results.write_text(results.read_text()[:200])
+    (Path(whole[2]["run"]) / "results.json").unlink()
+    result = command(*words, "-o", "table.md", code=1)
+    (broken,) = [line for line in result.stdout.splitlines() if "mc-droprelu" in line]
+    assert "unreadable" in broken
+    assert "%" not in broken
+    (measured,) = [line for line in result.stdout.splitlines() if line.strip().startswith("svi")]
+    assert "%" in measured
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: {results} cannot be read")
+    assert result.stderr.count("error: ") == 1
+    assert "| mc-droprelu:0.8 | unreadable | – |" in Path("table.md").read_text()
+    command(*words, "-o", "table.csv", code=1)
+    assert "mc-droprelu:0.8,,,,,,," in Path("table.csv").read_text()
+    rows = json.loads(command(*words, "--json", code=1).stdout)["methods"]
+    assert [row["accuracy"] for row in rows] == [whole[0]["accuracy"], None, whole[2]["accuracy"]]
+    assert "cannot be read" in rows[1]["error"]
+
+
+def test_compare_says_why_nothing_could_be_measured(as_json, fails):
+    words = ("compare", "--methods", "single,svi", "--samples", 4, *TINY)
+    for row in as_json(*words)["methods"]:
+        (Path(row["run"]) / "results.json").write_text("{")
+    assert "results.json cannot be read" in fails(*words, code=1)
+
+
+def test_compare_refuses_before_training(fails):
+    assert "did you mean 'single'?" in fails("compare", "--methods", "mc-rrelu,singel", *TINY, code=2)
+    assert ".md, .csv, .json" in fails("compare", "--methods", "single", "-o", "table.xls", code=2)
+    assert not Path("runs").exists()
+
+
+def test_lists_of_methods():
+    assert comparing.split_methods(None) == list_methods()
+    assert comparing.split_methods("single,mc-droprelu:0.9,last,svi") == ["single", "mc-droprelu:0.9,last", "svi"]
+    assert comparing.split_methods("mc-rrelu:0.1,0.2 single;svi") == ["mc-rrelu:0.1,0.2", "single", "svi"]
+    assert comparing.split_methods("mc-droprelu:0.9,mc-rrelus") == ["mc-droprelu:0.9", "mc-rrelus"]
+    with pytest.raises(InvalidInput, match="names no method"):
+        comparing.split_methods(" ")
+
+
+def test_the_best_is_marked_where_methods_differ():
+    row = dict.fromkeys((column.key for column in comparing.COLUMNS), 1.0)
+    other = {**row, "accuracy": 0.5, "ece": 0.5, "mean_jsd": None}
+    assert comparing.best_values([row, other]) == {"accuracy": 1.0, "ece": 0.5}
+
+
+def test_more_accuracy_and_diversity_are_better_and_less_of_all_else():
+    rows = [{column.key: value for column in comparing.COLUMNS} for value in (math.nan, 1.0, 0.5)]
+    best = comparing.best_values(rows)
+    assert {key for key, value in best.items() if value == 1.0} == {"accuracy", "mean_jsd", "mean_dis"}
+    assert {key for key, value in best.items() if value == 0.5} == {"ece", "nll", "parameters", "training_seconds"}
+
+
+def test_predict(trained_once, digit, command, as_json, tmp_path):
+    Image.open(digit).convert("RGB").save(tmp_path / "colour.png")
+    content = as_json("predict", trained_once, digit, tmp_path / "colour.png", "--samples", 5)
+    first, second = content["predictions"]
+    assert first["label"] in "0123456789"
+    assert first["samples"] == 5
+    assert first["mutual_information"] > 0
+    assert abs(sum(first["probabilities"].values()) - 1) < 1e-5
+    assert first["confidence"] == max(first["probabilities"].values())
+    assert second["confidence"] != first["confidence"]  # another place in the list, other random ReLUs
+    assert all(one["probabilities"][one["label"]] == one["confidence"] for one in (first, second))
+    (other,) = as_json("predict", trained_once, digit, "--samples", 5, "--seed", 1)["predictions"]
+    assert other["confidence"] != first["confidence"]
+    shown = command("predict", trained_once, digit, "--samples", 5).stdout
+    assert "mutual information" in shown
+    assert "digit.png" in shown
+
+
+def test_predict_needs_neither_the_photographs_nor_their_size(tmp_path, command, as_json):
+    shades = np.random.RandomState(0).randint(0, 60, (2, 10))
+    for label in range(2):
+        (tmp_path / "photos" / "ab"[label]).mkdir(parents=True)
+        for number, shade in enumerate(shades[label]):
+            image = Image.new("L", (20 + number, 30), int(shade) + 150 * label)
+            image.save(tmp_path / "photos" / "ab"[label] / f"{number}.png")
+    words = ("--data", f"folder:{tmp_path / 'photos'}:8", "--method", "mc-droprelu", "--runs", tmp_path / "runs", *TINY)
+    run = as_json("train", *words)["run"]
+    unknown = (tmp_path / "photos" / "b" / "9.png").rename(tmp_path / "unknown.png")
+    shutil.rmtree(tmp_path / "photos")
+    (answer,) = as_json("predict", run, unknown, "--samples", 5)["predictions"]
+    assert set(answer["probabilities"]) == {"a", "b"}
+
+
+def test_predict_refuses_what_is_no_image_of_the_set(trained_once, digit, fails, tmp_path):
+    def message(name):
+        return fails("predict", trained_once, digit, tmp_path / name, code=2)
+
+    (tmp_path / "text.png").write_text("not an image")
+    (tmp_path / "cut.png").write_bytes(digit.read_bytes()[:60])
+    Image.new("L", (9, 8)).save(tmp_path / "wide.png")
+    Image.new("RGBA", (8, 8)).save(tmp_path / "clear.png")
+    assert "not an image that can be read (unknown format)" in message("text.png")
+    assert "not an image that can be read" in message("cut.png")
+    assert "9x8 pixels, but the images of digits have 8x8" in message("wide.png")
+    assert "transparency" in message("clear.png")
+    assert "there is no file" in message("nowhere.png")
+
+
+def test_an_image_is_as_wide_and_as_high_as_those_of_the_set():
+    pixels = np.arange(54, dtype=np.uint8).reshape(6, 9)
+    Image.fromarray(pixels).save("wide.png")
+    Image.fromarray(pixels.T.copy()).save("high.png")
+    nothing = np.empty((0, 6, 9, 1), np.uint8), np.empty(0, np.int64)
+    like = ImageSet(*nothing, ("a",), "folder:there", "test", (0.5,), (0.5,))
+    assert np.array_equal(read_image(Path("wide.png"), like)[..., 0], pixels)
+    with pytest.raises(InvalidInput, match="6x9 pixels, but the images of folder:there have 9x6"):
+        read_image(Path("high.png"), like)
+
+
+def test_a_network_of_ones_own_in_this_folder(as_json, fails):
+    Path("my_little_networks.py").write_text(
+        "from torch import nn\n"
+        "def make(classes, channels):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 16), nn.ReLU(), nn.Linear(16, classes))\n"
+    )
+    run = as_json("train", "--model", "my_little_networks:make", "--method", "mc-droprelu", "--epochs", 1)["run"]
+    assert as_json("evaluate", run, "--samples", 2)["result"]["parameters"] == 65 * 16 + 170
+    assert [site["name"] for site in as_json("sites", "my_little_networks:make", "--shape", "1,8,8")["sites"]] == ["2"]
+    assert "cannot take an image of 1x9x9" in fails("sites", "my_little_networks:make", "--shape", "1,9,9", code=2)
+
+
+def test_mistakes_get_one_sentence(fails):
+    assert "did you mean 'mc-droprelu'?" in fails("train", "--method", "mc-dropreluu:0.9", code=2)
+    assert "did you mean 'small_cnn'?" in fails("train", "--model", "smal_cnn", code=2)
+    assert "did you mean 'digits'?" in fails("train", "--data", "digit", code=2)
+    assert "no module 'nowhere'" in fails("train", "--model", "nowhere:make", code=2)
+    assert "epochs must be at least 1" in fails("train", "--epochs", 0, code=2)
+    assert "--milestones" in fails("train", "--milestones", "early", code=2)
+    for option, value in (("weight-decay", -1), ("momentum", 2), ("factor", "nan"), ("rate", "inf")):
+        message = fails("train", f"--{option}", value, code=2)
+        assert f"{option.replace('-', '_')} must be a" in message
+        assert message.endswith(f"not {float(value)}.")
+    assert "seed must lie in [0, 2**64), not 9999999999999999999999" in fails("train", "--seed", "9" * 22, code=2)
+    message = fails("train", "--method", "deep-ensemble:3", "--seed", 2**64 - 2, code=2)
+    assert f"the last network of deep-ensemble:3 with seed {2**64 - 2} would have the seed {2**64}" in message
+    assert "where in 'mc-droprelu:0.9,' is empty" in fails("train", "--method", "mc-droprelu:0.9,", code=2)
+    assert "there is no device 'gpux'" in fails("train", "--device", "gpux", code=2)
+    assert "rbue data fetch cifar10" in fails("train", "--data", "cifar10", code=1)
+    assert "there is no run 'nowhere'" in fails("predict", "nowhere", "x.png", code=2)
+    assert not Path("runs").exists()
+
+
+def test_a_padding_that_no_memory_can_hold(fails):
+    message = fails("train", *TINY, "--padding", 1_000_000, code=2)
+    assert "padding must be at most 32 pixels, 4 times the side of the images, not 1000000" in message
+
+
+@pytest.mark.parametrize("batch", [10**12, 10**30])
+def test_a_batch_of_more_images_than_there_are_is_all_of_them(as_json, batch):
+    words = ("train", "--epochs", 2, "--width", 0.25, "--batch")
+    (all_of_them,), (more,) = (as_json(*words, size)["networks"] for size in (1442, batch))
+    assert all_of_them["data"]["count"] == 1442
+    assert (more["loss"], more["accuracy"]) == (all_of_them["loss"], all_of_them["accuracy"])
+    first, second = (load_file(Path(one["run"]) / "weights.safetensors") for one in (all_of_them, more))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_an_unknown_engine_is_refused_where_all_is_done_too(trained_once, fails):
+    words = ("train", "--method", "mc-droprelu:0.9", "--runs", Path(trained_once).parents[2], *TINY)
+    assert "--engine must be one of auto, plain, captured, compiled, not 'foo'" in fails(
+        *words, "--engine", "foo", code=2
+    )
+    assert "--engine" in fails("train", "--data", "nowhere", "--engine", "foo", code=2)
+
+
+def test_a_folder_without_test_images_is_refused_before_training(fails):
+    Path("photos/cat").mkdir(parents=True)
+    Image.new("L", (8, 8)).save("photos/cat/1.png")
+    assert "photos gives no test images" in fails("train", "--data", "folder:photos", *TINY, code=1)
+    assert not Path("runs").exists()
+
+
+def test_a_file_where_the_runs_should_be(fails):
+    Path("runs").write_text("in the way")
+    assert "could not be written" in fails("train", *TINY, code=1)
+    assert Path("runs").read_text() == "in the way"
+
+
+def test_a_checkpoint_of_another_model(trained_once, as_json, fails, digit):
+    run = Path(as_json("train", "--epochs", 1, "--batch", 128, "--width", 0.5)["run"])
+    shutil.copy(Path(trained_once) / "weights.safetensors", run / "weights.safetensors")
+    assert "weights of another network" in fails("predict", run, digit, code=1)
+    (run / "weights.safetensors").write_bytes(b"nonsense")
+    assert "cannot be read" in fails("evaluate", run, code=1)
+
+
+def test_a_renamed_run(trained_once, fails, digit, tmp_path):
+    shutil.copytree(trained_once, tmp_path / "copy")
+    assert "was renamed" in fails("predict", tmp_path / "copy", digit, code=1)
+
+
+def test_interruption(command, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train_run", stop)
+    result = command("train", *TINY, code=130)
+    assert "the same command continues" in result.stderr
+    assert result.stdout == ""
+
+
+def test_debug_shows_where():
+    for words in (["--debug", "train", "--method", "x"], ["train", "--method", "x", "--debug"]):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2
+        assert "Traceback" in result.stderr

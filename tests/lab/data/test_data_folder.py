@@ -1,0 +1,142 @@
+"""A user's own tree of images."""
+
+from __future__ import annotations
+
+import data_files as files
+import numpy as np
+import pytest
+from PIL import Image
+
+from rbue.lab import data
+
+
+def _pixels(seed, *shape):
+    return np.random.RandomState(seed).randint(0, 256, shape).astype(np.uint8)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return files.image_tree(
+        tmp_path / "mine",
+        {
+            f"{split}/{name}/{number}.png": _pixels(first + number, 6, 5, 3)
+            for first, split in ((0, "train"), (50, "test"))
+            for name in ("ant", "bee")
+            for number in range(3)
+        },
+    )
+
+
+def test_split_folders_are_used(tree):
+    train = data.load(f"folder:{tree}", "train")
+    assert train.images.shape == (6, 6, 5, 3)
+    assert np.array_equal(train.images[1], _pixels(1, 6, 5, 3))
+    assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert train.classes == ("ant", "bee")
+    assert train.mean == pytest.approx(train.images.mean((0, 1, 2)) / 255, abs=1e-4)
+    assert train.std == pytest.approx(train.images.std((0, 1, 2)) / 255, abs=1e-4)
+    test = data.load(f"folder:{tree}", "test")
+    assert (test.mean, test.std) == (train.mean, train.std) != data.images.channel_statistics(test.images)
+    assert [entry.expected for entry in data.check(f"folder:{tree}")] == [None] * 4
+
+
+@pytest.mark.parametrize("off", [0, 1], ids=["everywhere", "but for one pixel"])
+def test_a_channel_that_is_the_same_everywhere_can_be_divided_by_its_deviation(tmp_path, off):
+    pixels = _pixels(0, 10, 90, 90, 3)
+    pixels[..., 2] = 77
+    pixels[0, 0, 0, 2] += off
+    names = (f"{split}/{name}/{number}.png" for split in ("train", "test") for name in "ab" for number in range(5))
+    base = files.image_tree(tmp_path / "flat", {name: pixels[place % 10] for place, name in enumerate(names)})
+    train = data.load(f"folder:{base}", "train")
+    assert (train.mean[2], train.std[2]) == (0.302, 1.0)
+    assert train.std[:2] == pytest.approx(pixels[..., :2].std((0, 1, 2)) / 255, abs=1e-4)
+
+
+def test_without_them_every_fifth_image_of_a_class_is_a_test_image(tmp_path):
+    base = files.image_tree(
+        tmp_path / "flat", {f"{name}/{number:02}.png": _pixels(number, 4, 4) for name in "ab" for number in range(12)}
+    )
+    (base / "a" / ".hidden").write_text("skipped")
+    train, test = (data.load(f"folder:{base}", split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (20, 4)
+    assert test.images.shape == (4, 4, 4, 1)
+    assert np.array_equal(test.images[1, ..., 0], _pixels(9, 4, 4))
+
+
+def test_grey_and_colour_together_become_colour(tree):
+    Image.fromarray(_pixels(9, 6, 5)).save(tree / "train" / "ant" / "0.png")
+    train = data.load(f"folder:{tree}", "train")
+    assert train.images.shape[3] == 3
+    assert np.array_equal(train.images[0], np.repeat(_pixels(9, 6, 5)[..., None], 3, axis=2))
+
+
+def _break(tree, name, content):
+    path = tree / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        Image.fromarray(content).save(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train/ant/7.png", b"not an image", r"ant.7\.png is not an image that can be read"),
+        ("train/ant/notes.txt", b"hello", r"notes\.txt is not an image"),
+        ("train/ant/7.png", _pixels(0, 5, 5, 3), r"7\.png is 5x5 but .*0\.png is 5x6; give folder:PATH:SIZE"),
+        ("test/bee/7.png", _pixels(0, 5, 5, 3), r"bee.7\.png is 5x5"),
+        ("train/ant/7.png", _pixels(0, 6, 5, 4), r"7\.png is an image of mode RGBA"),
+        ("train/ant/7.png", _pixels(0, 6, 5).astype(np.uint16), r"7\.png is an image of mode I;16"),
+        ("test/beee/1.png", _pixels(0, 6, 5, 3), r"test.beee is a class that .*train does not have.*mean 'bee'"),
+        ("train/stray.png", _pixels(0, 6, 5, 3), r"stray\.png lies outside the class folders"),
+        ("train/ant/deep/1.png", _pixels(0, 6, 5, 3), r"deep is a folder inside a class folder"),
+        ("other/1.png", _pixels(0, 6, 5, 3), "'other' beside train and test"),
+    ],
+)
+def test_what_does_not_belong_is_named(tree, name, content, message):
+    _break(tree, name, content)
+    with pytest.raises(data.DataError, match=message):
+        data.load(f"folder:{tree}", "train")
+
+
+def test_a_truncated_image_is_named(tree):
+    path = tree / "train" / "bee" / "2.png"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(data.DataError, match=r"bee.2\.png is damaged or truncated"):
+        data.load(f"folder:{tree}", "train")
+
+
+def test_folders_that_give_nothing_are_named(tree, tmp_path):
+    (tree / "train" / "cow").mkdir()
+    with pytest.raises(data.DataError, match="cow is an empty class folder"):
+        data.load(f"folder:{tree}", "train")
+    with pytest.raises(data.DataError, match="there is no folder"):
+        data.load("folder:/nowhere/at/all", "train")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(data.DataError, match="no class folders"):
+        data.load(f"folder:{tmp_path / 'empty'}", "train")
+    few = files.image_tree(tmp_path / "few", {"a/1.png": _pixels(0, 4, 4)})
+    for split in ("train", "test"):
+        with pytest.raises(data.DataError, match="gives no test images"):
+            data.load(f"folder:{few}", split)
+    alone = files.image_tree(tmp_path / "alone", {"train/a/1.png": _pixels(0, 4, 4)})
+    for split in ("train", "test"):
+        with pytest.raises(data.DataError, match="alone has no test folder; add"):
+            data.load(f"folder:{alone}", split)
+    (tree / "test").rename(tree / "val")
+    with pytest.raises(data.DataError, match="rename val to test"):
+        data.load(f"folder:{tree}", "train")
+
+
+def test_one_class_is_no_classification(tree, tmp_path):
+    for split in ("train", "test"):
+        (tree / split / "bee").rename(tmp_path / split)
+    with pytest.raises(data.DataError, match="mine has one class only, 'ant'; add a folder"):
+        data.load(f"folder:{tree}", "train")
+
+
+def test_a_folder_without_a_name_is_not_the_current_one(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    with pytest.raises(data.DataError, match="'folder:' names no folder; give folder:PATH"):
+        data.load("folder:", "train")

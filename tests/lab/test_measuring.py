@@ -1,0 +1,317 @@
+"""One sweep of samples gives what separate predictions give, and a run is measured by it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rbue import metrics, random_stream
+from rbue.errors import RbueError, RbueWarning
+from rbue.lab import data
+from rbue.lab.runs import measuring
+from rbue.lab.runs.evaluation import evaluate_run
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.measuring import diversity, measure, predict_images, predict_images_at
+from rbue.lab.runs.networks import NoWeights, load_networks
+from rbue.lab.runs.stored_probs import read_probs, write_probs
+from rbue.lab.runs.training_runs import train_run, train_runs
+from rbue.lab.training import recipe_for
+from rbue.prediction import of_samples
+
+CPU = torch.device("cpu")
+METHODS = ("mc-droprelu:0.8", "mc-dropout:0.2", "svi", "single", "deep-ensemble:2")
+FIELDS = ("probs", "variance", "votes", "expected_entropy", "samples_used")
+
+
+def config(method):
+    return RunConfig(method=method, width=0.5, recipe=recipe_for("digits", epochs=1, batch=64))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for method in METHODS:
+        train_run(config(method), root, CPU)
+    return root
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_predictions_on_the_way_are_those_of_fewer_samples(root, method):
+    run = config(method)
+    networks, images = load_networks(run, root, CPU), data.load("digits", "test")
+    limit = run.parsed.limit
+    counts = sorted({count if limit is None else min(count, limit) for count in (1, 2, 5, 9)})
+    swept = predict_images_at(run, networks, images, [1, 2, 5, 9], 3, CPU, keep=4)
+    assert [int(one.samples_used[0]) for one in swept] == counts
+    for count, one in zip(counts, swept, strict=True):
+        alone = predict_images(run, networks, images, count, 3, CPU, return_samples=True)
+        for name in FIELDS:
+            torch.testing.assert_close(getattr(one, name), getattr(alone, name), rtol=1e-6, atol=1e-8)
+    assert [one.samples for one in swept[:-1]] == [None] * (len(counts) - 1)
+    torch.testing.assert_close(swept[-1].samples, alone.samples[:4], rtol=1e-5, atol=1e-6)  # of other batches
+
+
+@pytest.mark.parametrize("samples", [2, 12])
+def test_a_run_is_measured_on_the_way(own, samples):
+    run = config("mc-droprelu:0.8")
+    result = evaluate_run(run, own, CPU, samples=samples, seed=1)
+    networks, images = load_networks(run, own, CPU), data.load("digits", "test")
+    labels = torch.from_numpy(images.labels)
+    assert [row["samples"] for row in result["by_samples"]] == [count for count in (1, 4, 10) if count < samples]
+    for row in [*result["by_samples"], result]:
+        alone = measure(predict_images(run, networks, images, row["samples"], 1, CPU), labels)
+        assert {name: row[name] for name in alone} == pytest.approx(alone, rel=1e-5, abs=1e-7)  # of other batches
+    first = predict_images(run, networks, images, 4, 1, CPU, return_samples=True)
+    for name, value in diversity(first).items():
+        np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["mc-droprelu:0.8", "deep-ensemble:2", "svi"])
+def test_a_network_may_change_its_input_in_place(root, method):
+    run = config(method)
+    networks, images = load_networks(run, root, CPU), data.load("digits", "test")
+    expected = predict_images(run, networks, images, 3, 0, CPU)
+
+    def spoil(_, inputs, out):
+        inputs[0].zero_()
+
+    for network in networks:
+        network.register_forward_hook(spoil)
+    at_once = predict_images(run, networks, images, 3, 0, CPU)
+    on_the_way = predict_images_at(run, networks, images, [1, 3], 0, CPU, keep=0)[-1]
+    for found in (at_once, on_the_way):
+        torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["single", "mc-droprelu:0.8", "svi"])
+def test_small_batches_give_the_same(root, method, monkeypatch):
+    run = config(method)
+    networks, images = load_networks(run, root, CPU), data.load("digits", "test")
+    expected = predict_images(run, networks, images, 3, 0, CPU)
+    calls = []
+    networks[0].register_forward_hook(lambda _, inputs, out: calls.append(len(inputs[0])))
+    monkeypatch.setitem(measuring.BATCH_PIXELS, "cpu", 100 * 8 * 8)
+    found = predict_images(run, networks, images, 3, 0, CPU)
+    assert len(calls) >= len(images) / 100
+    torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["mc-droprelu:0.8", "mc-dropout:0.2", "svi"])
+def test_another_seed_draws_other_samples(root, method):
+    run = config(method)
+    networks, images = load_networks(run, root, CPU), data.load("digits", "test")
+    first, again, other = (predict_images(run, networks, images, 1, seed, CPU).probs for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other, atol=1e-3)
+
+
+def test_every_number_is_the_measure_it_is_called():
+    numbers = torch.Generator().manual_seed(0)
+    samples = torch.randn(3, 50, 5, generator=numbers, dtype=torch.float64).mul(2).softmax(2)
+    labels = torch.randint(0, 5, (50,), generator=numbers)
+    prediction, mean = of_samples(samples), samples.mean(0)
+    assert measure(prediction, labels) == pytest.approx(
+        {
+            "accuracy": float((mean.argmax(1) == labels).double().mean()),
+            "ece": float(metrics.ece(mean, labels, bins=30)),
+            "nll": float(metrics.nll(mean, labels)),
+            "brier": float(metrics.brier(mean, labels)),
+            "entropy": float(metrics.entropy(mean).mean()),
+            "mutual_information": float(metrics.mutual_information(samples).mean()),
+            "aurc": float(metrics.aurc(mean.amax(1), mean.argmax(1) == labels)),
+        },
+        rel=1e-5,
+    )
+    found = diversity(prediction)
+    for name, matrix in (("jsd", metrics.jsd(samples)), ("dis", metrics.disagreement(samples))):
+        pairs = [float(matrix[one]) for one in ((0, 1), (0, 2), (1, 2))]
+        assert found[name] == matrix.tolist()
+        assert (found[f"mean_{name}"], found[f"max_{name}"]) == (pytest.approx(sum(pairs) / 3), max(pairs))
+
+
+def test_an_ensemble_costs_what_its_members_cost(own):
+    whole = config("deep-ensemble:2")
+    result = evaluate_run(whole, own, CPU)
+    members = [RunFolder.of(member, own).read("training") for member in whole.members()]
+    assert result["parameters"] == sum(one["parameters"] for one in members)
+    assert result["training_seconds"] == sum(one["seconds"] for one in members)
+
+
+def test_probabilities_taken_for_logits_are_mentioned(root):
+    run = config("single")
+    networks, images = load_networks(run, root, CPU), data.load("digits", "test")
+    networks[0].register_forward_hook(lambda _, inputs, out: out.softmax(1))
+    with pytest.warns(RbueWarning, match="look like probabilities"):
+        predict_images_at(run, networks, images, [1], 0, CPU, keep=0)
+
+
+def test_an_ensemble_has_no_curve_of_samples(own):
+    result = evaluate_run(config("deep-ensemble:2"), own, CPU, samples=100)
+    assert (result["by_samples"], result["samples"]) == ([], 2)
+
+
+@pytest.fixture
+def own(root, tmp_path):
+    """A copy of the runs to change."""
+    return shutil.copytree(root, tmp_path / "runs")
+
+
+def take_weights(folder):
+    for path in folder.path.glob("*.safetensors"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("was_measured", [False, True])
+def test_an_ensemble_joins_stored_probabilities_and_weights(own, was_measured):
+    """One member as it is published, without weights; the other with weights, but without its probabilities."""
+    whole = config("deep-ensemble:2")
+    wanted = evaluate_run(replace(whole, seed=0), own, CPU)
+    shutil.rmtree(RunFolder.of(whole, own).path)
+    published, here = whole.members()
+    evaluate_run(published, own, CPU)
+    take_weights(RunFolder.of(published, own))
+    if was_measured:
+        evaluate_run(here, own, CPU)
+        RunFolder.of(here, own).probs.unlink()
+    result = evaluate_run(whole, own, CPU)
+    assert (result["combined_from"], result["samples"]) == ("stored probabilities", 2)
+    for name in ("accuracy", "nll", "brier", "mean_jsd", "mean_dis"):
+        assert result[name] == pytest.approx(wanted[name], abs=6e-3), name
+    members = [read_probs(RunFolder.of(member, own).probs) for member in (published, here)]
+    assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(sum(members) / 2, abs=1e-3)
+    assert len(RunFolder.of(here, own).read("results")) == 1
+
+
+def measured_elsewhere(folder, **sha256):
+    """Make the measurements of a run those of other test images."""
+    results = folder.read("results")
+    for one in results.values():
+        one["data"]["sha256"].update(sha256)
+    folder.write("results", results)
+
+
+@pytest.mark.parametrize("other", ["images", "labels"])
+def test_members_measured_on_different_images_are_not_combined(own, other):
+    whole = config("deep-ensemble:2")
+    published, here = whole.members()
+    for member in (published, here):
+        evaluate_run(member, own, CPU)
+    take_weights(RunFolder.of(published, own))
+    measured_elsewhere(RunFolder.of(here, own), **{other: "of others"})
+    assert evaluate_run(whole, own, CPU)["combined_from"] == "stored probabilities"  # that one is measured again
+    assert "of others" not in RunFolder.of(here, own).read("results")["samples=100,seed=0"]["data"]["sha256"].values()
+    shutil.rmtree(RunFolder.of(whole, own).path)
+    measured_elsewhere(RunFolder.of(published, own), **{other: "of others"})
+    with pytest.raises(RbueError, match=r"single-seed0-.* was measured on other test images than digits holds here"):
+        evaluate_run(whole, own, CPU)
+    assert not RunFolder.of(whole, own).has_results
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [(slice(1, None), "on other test images"), (slice(None, None, -1), "or not to the end")],
+    ids=["fewer answers", "those of a measurement that was stopped before its result was written"],
+)
+def test_a_member_whose_stored_answers_are_not_those_of_its_result_is_not_combined(own, kept, message):
+    whole = config("deep-ensemble:2")
+    for member in whole.members():
+        evaluate_run(member, own, CPU)
+        take_weights(RunFolder.of(member, own))
+    folder = RunFolder.of(whole.members()[1], own)
+    write_probs(folder.probs, read_probs(folder.probs)[kept])
+    with pytest.raises(RbueError, match=message):
+        evaluate_run(whole, own, CPU)
+
+
+def test_fewer_samples_are_fewer_members_also_from_stored_probabilities(own):
+    whole = config("deep-ensemble:2")
+    networks = evaluate_run(whole, own, CPU, samples=1)
+    shutil.rmtree(RunFolder.of(whole, own).path)
+    for member in whole.members():
+        evaluate_run(member, own, CPU)
+        take_weights(RunFolder.of(member, own))
+    stored = evaluate_run(whole, own, CPU, samples=1)
+    assert networks["samples"] == stored["samples"] == 1
+    for name in ("accuracy", "nll", "brier", "mean_jsd", "mean_dis"):
+        assert stored[name] == pytest.approx(networks[name], abs=6e-3), name
+
+
+def test_other_test_images_in_a_folder_are_measured_anew(tmp_path):
+    def draw(split, count, seed):
+        numbers = np.random.default_rng(seed)
+        for label in range(2):
+            (tmp_path / "photos" / split / f"class{label}").mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                pixels = numbers.integers(0, 150, (8, 8)) + 100 * label
+                file = tmp_path / "photos" / split / f"class{label}" / f"{number}.png"
+                Image.fromarray(pixels.astype(np.uint8)).save(file)
+
+    draw("train", 8, 0)
+    draw("test", 4, 1)
+    run = RunConfig(data=f"folder:{tmp_path / 'photos'}", width=0.25, recipe=recipe_for("digits", epochs=1, batch=8))
+    train_runs([run], tmp_path, CPU)
+    first = evaluate_run(run, tmp_path, CPU)
+    assert evaluate_run(run, tmp_path, CPU) == first
+    draw("test", 6, 2)
+    again = evaluate_run(run, tmp_path, CPU)
+    assert (first["data"]["count"], again["data"]["count"]) == (8, 12)
+    take_weights(RunFolder.of(run, tmp_path))
+    draw("test", 6, 3)
+    with pytest.raises(RbueError, match=r"on other test images than folder:.* holds now; its weights are not kept"):
+        evaluate_run(run, tmp_path, CPU)
+
+
+def test_an_ensemble_with_a_member_that_has_neither(own):
+    whole = config("deep-ensemble:2")
+    take_weights(RunFolder.of(whole.members()[0], own))
+    with pytest.raises(RbueError, match="remove it and train it again"):
+        evaluate_run(whole, own, CPU)
+    assert not RunFolder.of(whole.members()[1], own).has_results
+
+
+def test_what_is_said_of_a_run_without_weights(own):
+    """Nobody is told to remove what was measured; a run that has no results is best trained again."""
+    run = config("mc-droprelu:0.8")
+    evaluate_run(run, own, CPU, samples=2)
+    take_weights(RunFolder.of(run, own))
+    with pytest.raises(NoWeights, match=r"not kept in this folder: .* train it again with another --runs") as raised:
+        evaluate_run(run, own, CPU, samples=3)
+    assert "remove" not in str(raised.value)
+    (RunFolder.of(run, own).path / "results.json").unlink()
+    with pytest.raises(RbueError, match="remove it and train it again"):
+        evaluate_run(run, own, CPU, samples=3)
+
+
+def drawn_by(folder, version):
+    """Make the measurements of a run those of another version of the random stream."""
+    results = folder.read("results")
+    folder.write("results", {key: {**one, "stream_version": version, "ece": 0.5} for key, one in results.items()})
+
+
+def test_results_of_another_stream_are_not_used_again(own):
+    run = config("mc-droprelu:0.8")
+    folder = RunFolder.of(run, own)
+    right = evaluate_run(run, own, CPU, samples=2)
+    evaluate_run(run, own, CPU, samples=3)
+    drawn_by(folder, 0)
+    assert evaluate_run(run, own, CPU, samples=2)["ece"] == right["ece"]
+    results = folder.read("results")
+    assert list(results) == ["samples=3,seed=0", "samples=2,seed=0"]  # the last one has the stored probabilities
+    assert results["samples=2,seed=0"]["stream_version"] == random_stream.VERSION
+    take_weights(folder)
+    both = f"version 0 of the random stream, while this is version {random_stream.VERSION}; its weights are not kept"
+    with pytest.raises(RbueError, match=both):
+        evaluate_run(run, own, CPU, samples=3)
+    assert evaluate_run(run, own, CPU, samples=2)["ece"] == right["ece"]
+
+
+def test_a_method_that_draws_nothing_has_no_stream(own):
+    run = config("single")
+    evaluate_run(run, own, CPU)
+    drawn_by(RunFolder.of(run, own), 0)
+    assert evaluate_run(run, own, CPU)["ece"] == 0.5

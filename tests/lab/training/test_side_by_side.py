@@ -1,0 +1,99 @@
+"""Networks trained side by side end in the weights of training alone, whatever they draw and whatever others do."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from rbue.lab.cli.progress import training_progress
+from rbue.lab.runs import training_runs as experiment
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.training_runs import train_runs
+from rbue.lab.training import Diverged, EpochReport, recipe_for
+
+CPU = torch.device("cpu")
+NETWORKS = """
+from torch import nn
+from torch.nn import functional as F
+
+def plain(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
+
+class Dropped(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layers = plain(classes)
+
+    def forward(self, x):
+        return self.layers(F.dropout(x, 0.5, self.training))
+"""
+
+
+def trained(model, root, together):
+    recipe = recipe_for("digits", epochs=2, batch=128)
+    configs = [RunConfig(model=model, method="single", seed=seed, recipe=recipe) for seed in (0, 1)]
+    train_runs(configs, root, CPU, together=together)
+    weights = [load_networks(config, root, CPU)[0].state_dict() for config in configs]
+    return weights, {RunFolder.of(config, root).read("training")["side_by_side"] for config in configs}
+
+
+@pytest.mark.parametrize(("name", "side_by_side"), [("plain", 2), ("Dropped", 1)])
+def test_weights_are_those_of_training_alone(name, side_by_side, tmp_path, monkeypatch):
+    (tmp_path / "networks_beside.py").write_text(NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    alone, _ = trained(f"networks_beside:{name}", tmp_path / "alone", 1)
+    beside, count = trained(f"networks_beside:{name}", tmp_path / "beside", 2)
+    assert count == {side_by_side}
+    for one, other in zip(alone, beside, strict=True):
+        assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_networks_that_have_to_train_alone_are_in_memory_alone(tmp_path, monkeypatch):
+    made, there = [], []
+
+    def fresh_network(*args, usual=experiment.fresh_network):
+        network = usual(*args)
+        made.append(weakref.ref(network))
+        return network
+
+    def train_together(jobs, engine, usual=experiment.train_together):
+        gc.collect()
+        there.append(sum(network() is not None for network in made))
+        return usual(jobs, engine)
+
+    monkeypatch.setattr(experiment, "fresh_network", fresh_network)
+    monkeypatch.setattr(experiment, "train_together", train_together)
+    (tmp_path / "networks_apart.py").write_text(NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    trained("networks_apart:Dropped", tmp_path / "runs", 2)
+    assert there == [1, 1]
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_one_that_diverges_does_not_end_the_others(together, tmp_path):
+    steep, usual = (recipe_for("digits", epochs=2, batch=128, rate=rate) for rate in (1e30, None))
+    bad = RunConfig(seed=1, width=0.25, recipe=steep)
+    others = [RunConfig(seed=seed, width=0.25, recipe=usual) for seed in (0, 2)]
+    with pytest.raises(Diverged, match=r"^single seed 1: training diverged in epoch 1: .* lower the rate"):
+        train_runs([others[0], bad, others[1]], tmp_path, CPU, together=together)
+    assert RunFolder.of(bad, tmp_path).read("training") is None
+    assert not RunFolder.of(bad, tmp_path).has_weights
+    alone = tmp_path / "alone"
+    train_runs(others, alone, CPU)
+    for config in others:
+        one, other = (load_networks(config, root, CPU)[0].state_dict() for root in (tmp_path, alone))
+        assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_each_epoch_says_how_many_networks_shared_its_time(tmp_path, capsys):
+    recipe = recipe_for("digits", epochs=2, batch=128)
+    configs = [RunConfig(model="small_cnn", method="single", seed=seed, recipe=recipe) for seed in (0, 1, 2)]
+    reports = []
+    train_runs(configs, tmp_path, CPU, report=lambda config, epoch: reports.append(epoch), together=2)
+    assert [report.side_by_side for report in reports] == [2, 2, 2, 2, 1, 1]
+    with training_progress() as tell:
+        for shared in (1, 2):
+            tell(configs[0], EpochReport(0, loss=1.0, accuracy=0.5, rate=0.1, seconds=40.0, side_by_side=shared))
+    assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == ["40.0 s left", "1:20 left"]
