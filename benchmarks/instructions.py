@@ -24,8 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
-from rbue.activations import triton_fused, triton_kernels
 from rbue.files import write_json
+from rbue.kernels import triton_fused, triton_kernels
 from rbue.lab.environment import facts
 
 BLOCK = {"ROWS": 4, "PIXELS": 16, "CHANNELS": 64, "WHOLE": True, "CAPPED": False, "REPEATED": False}

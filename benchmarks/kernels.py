@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rbue import random_stream
-from rbue.activations import DropReLU, RReLU, random_relu, site_keys
+from rbue.activations import DropReLU, RReLU
 from rbue.files import write_json
+from rbue.kernels import random_relu, site_keys
 from rbue.lab.environment import facts
 
 SHAPE = (64, 256, 64, 64)

@@ -9,8 +9,8 @@ from scipy import stats
 
 import numpy_stream
 from rbue import random_stream
-from rbue.activations import row_states, site_keys
 from rbue.errors import InvalidInput
+from rbue.kernels import row_states, site_keys
 
 SEEDS = [0, 1, 12345, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1]
 NUMBERS = [0, 1, 2, 255, 65536, 2**31 - 1, 2**31, 2**32 - 1, -1, -(2**31)]

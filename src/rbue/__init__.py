@@ -11,7 +11,7 @@ from rbue._version import __version__
 
 if TYPE_CHECKING:
     from rbue import calibration, functional, metrics, variance
-    from rbue.activations import Dropout, DropReLU, RReLU
+    from rbue.activations import DropActivation, Dropout, DropReLU, RReLU
     from rbue.call_sites import Site, SiteTable, convert, mode, revert, seed, sites
     from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
     from rbue.prediction import Prediction
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Adaptive",
     "ConversionError",
+    "DropActivation",
     "DropReLU",
     "Dropout",
     "InvalidInput",
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rbue.activations": ("DropReLU", "Dropout", "RReLU"),
+    "rbue.activations": ("DropActivation", "DropReLU", "Dropout", "RReLU"),
     "rbue.call_sites": ("Site", "SiteTable", "convert", "mode", "revert", "seed", "sites"),
     "rbue.errors": ("ConversionError", "InvalidInput", "RbueError", "RbueWarning"),
     "rbue.prediction": ("Prediction",),

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.activations import Activation, DropReLU, RReLU, keys_at, random_relu
+from rbue.activations import DropReLU, RandomSlope, RReLU
 from rbue.errors import InvalidInput
+from rbue.kernels import keys_at, random_relu
 
 __all__ = ["drop_relu", "rrelu"]
 
@@ -72,7 +73,7 @@ def rrelu(
 
 def _apply(
     x: Tensor,
-    activation: Activation,
+    activation: RandomSlope,
     seed: int | Tensor,
     sample: int | Tensor,
     image: int | Tensor | None,

@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from rbue import functional
-from rbue.activations import DropReLU, RReLU, random_relu
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import random_relu
 
 pytestmark = pytest.mark.usefixtures("cpu_form")
 

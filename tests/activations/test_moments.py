@@ -7,7 +7,8 @@ import torch
 from scipy import stats
 
 from rbue import functional, random_stream
-from rbue.activations import DropReLU, RReLU, mean_relu, random_relu, reference
+from rbue.activations import DropReLU, RReLU, SiteCall
+from rbue.kernels import random_relu
 
 KEEP = [0, 0.05, 0.5, 0.8, 0.85, 0.9, 0.95, 0.999, 1]
 
@@ -59,7 +60,7 @@ def test_slopes_are_uniform(lower, upper):
 )
 def test_every_possible_slope_is_positive_and_in_its_range(lower, upper):
     words = torch.arange(-(2**31), 2**31, 2**9).to(torch.int32)  # all 2**23 odd words
-    slopes = reference.slopes(RReLU(lower, upper), words).double()
+    slopes = RReLU(lower, upper).slopes(words).double()
     ulp = torch.finfo(torch.float32).eps * upper
     assert slopes.min() > 0
     assert lower - ulp <= slopes.min()
@@ -79,30 +80,27 @@ def test_mean_and_variance_of_the_slope(activation):
 
 @pytest.mark.parametrize("activation", [DropReLU(0.8), DropReLU(0), DropReLU(1), RReLU()], ids=str)
 @pytest.mark.parametrize("cap", [None, 0.5])
-@pytest.mark.parametrize("inplace", [False, True])
-def test_mean_relu_scales_the_negative_side(activation, cap, inplace, make_x):
+def test_mean_scales_the_negative_side(activation, cap, make_x):
     leaf = make_x(3, 40).requires_grad_()
-    x = leaf * 1
-    out = mean_relu(x, activation, cap=cap, inplace=inplace)
+    out = activation.mean(leaf, SiteCall("F.relu", leaf, cap=cap))
     expected = torch.where(leaf < 0, activation.mean_slope * leaf, leaf).clamp(max=cap or torch.inf)
     assert torch.allclose(out, expected)
-    assert (out.data_ptr() == x.data_ptr()) == inplace
     passed = torch.where(leaf < 0, activation.mean_slope, 1.0) * (leaf < (cap or torch.inf))
     assert torch.allclose(torch.autograd.grad(out.sum(), leaf)[0], passed)
 
 
-def test_mean_relu_treats_infinity_as_relu_does():
+def test_mean_treats_infinity_as_relu_does():
     x = torch.tensor([-torch.inf, torch.inf])
-    assert mean_relu(x, DropReLU(1)).tolist() == [0, torch.inf]
-    assert mean_relu(x, DropReLU(0.5)).equal(x)
+    assert DropReLU(1).mean(x, SiteCall("F.relu", x)).tolist() == [0, torch.inf]
+    assert DropReLU(0.5).mean(x, SiteCall("F.relu", x)).equal(x)
 
 
 @pytest.mark.parametrize("activation", [RReLU(), RReLU(0, 1), RReLU(0.3, 0.9), RReLU(0, 0.01)], ids=str)
 def test_slopes_of_gpus_are_those_of_the_formula_to_a_unit_in_the_last_place(activation):
     """All slopes that there are; as GPUs compute them, with no rounding between product and sum."""
     words = torch.arange(-(1 << 22), 1 << 22, dtype=torch.int32) << 9
-    steepness, intercept = torch.tensor(reference.slope_line(activation)).double()
+    steepness, intercept = torch.tensor(activation.slope_line()).double()
     found = (random_stream.as_mantissas(words).double() * steepness + intercept).float()
     unit = torch.finfo(torch.float32).eps * 2.0 ** math.floor(math.log2(activation.upper))
-    assert (found - reference.slopes(activation, words)).abs().max() <= unit
+    assert (found - activation.slopes(words)).abs().max() <= unit
     assert activation.lower <= found.min() < found.max() <= activation.upper

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from rbue.activations import DropReLU, RReLU, random_relu
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import random_relu
 
 pytestmark = pytest.mark.usefixtures("cpu_form")
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 import numpy_stream
 import rbue
-from rbue.activations import random_dropout
 from rbue.call_sites.table import path_word
 from rbue.errors import ConversionError, InvalidInput
+from rbue.kernels import random_dropout
 from rbue.lab import methods, models
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))

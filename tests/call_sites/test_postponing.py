@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import rbue
-from rbue.activations import fused
 from rbue.call_sites import conversion_of, postponing
 from rbue.errors import RbueError
+from rbue.kernels import fused
 from rbue.lab.models import create
 
 SAMPLES = 6

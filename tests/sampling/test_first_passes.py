@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rbue
-from rbue.activations import triton_support
+from rbue.kernels import triton_support
 from rbue.lab.models.resnet18 import ResNet18
 from rbue.sampling.pass_runner import PassRunner
 

@@ -571,7 +571,7 @@ def test_a_compiled_network_asks_for_its_tables_in_one_uncompiled_pass(monkeypat
         asked.append(torch._dynamo.eval_frame._stance.stance)
         yield
 
-    monkeypatch.setattr("rbue.activations.kept_tables.keeping", keeping)
+    monkeypatch.setattr("rbue.kernels.kept_tables.keeping", keeping)
     rbue.predict(network, x, samples=2)
     assert asked == []
     rbue.predict(torch.compile(network, backend="eager"), x, samples=2)

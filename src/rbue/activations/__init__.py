@@ -1,20 +1,9 @@
-"""The two random activations of the paper and dropout: what they are, and operators with several backends."""
+"""What can be random in a pass, one file a family: formula, moments, and the calls of torch that it replaces."""
 
-from rbue.activations.definitions import Activation, Dropout, DropReLU, Randomness, RReLU
-from rbue.activations.dropout import random_dropout
-from rbue.activations.keys import keys_at, row_states, site_keys
-from rbue.activations.operator import mean_relu, random_relu
+from rbue.activations.base import Activation, Randomness
+from rbue.activations.calls import SiteCall
+from rbue.activations.drop_activation import DropActivation
+from rbue.activations.dropout import Dropout
+from rbue.activations.relu import DropReLU, RandomSlope, RReLU
 
-__all__ = [
-    "Activation",
-    "DropReLU",
-    "Dropout",
-    "RReLU",
-    "Randomness",
-    "keys_at",
-    "mean_relu",
-    "random_dropout",
-    "random_relu",
-    "row_states",
-    "site_keys",
-]
+__all__ = ["Activation", "DropActivation", "DropReLU", "Dropout", "RReLU", "RandomSlope", "Randomness", "SiteCall"]

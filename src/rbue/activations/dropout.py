@@ -1,32 +1,45 @@
-"""Dropout whose masks come from the stateless stream, with the same keys for the same sample of the same image."""
+"""Dropout (Srivastava et al., 2014), the rival that random ReLUs are compared with (paper §2).
+
+It acts on the inputs of layers with weights, not on activations, with masks from the same stream.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rbue.activations.definitions import Dropout
-from rbue.activations.layout import ElementLayout
-from rbue.activations.operator import expanded, random_words
+from rbue.activations.base import Randomness, check_number
+from rbue.activations.calls import LAYERS, SiteCall, read_layer
+from rbue.errors import InvalidInput
 from rbue.random_stream import threshold
 
 
-def random_dropout(x: Tensor, dropout: Dropout, keys: Tensor, *, repeat: int = 1) -> Tensor:
-    """``0`` with probability ``p``, else ``x / (1 - p)``, under given keys.
+@dataclass(frozen=True)
+class Dropout(Randomness):
+    """Set each input of a layer to 0 with probability ``p``, else divide it by ``1 - p``.
 
-    Dropped values are selected, not multiplied by zero. The formula is the only form: it sits before the classifier,
-    where tensors are small, and compilers fuse it.
-
-    Args:
-        x: floating-point input; its first dimension is a multiple of ``rows / repeat``.
-        dropout: the probability.
-        keys: ``int32`` of shape ``(2, rows)``, one 64-bit key for each row.
-        repeat: copies of ``x`` to make, each with keys of its own (samples first). Not differentiable.
+    The scaling keeps the mean, so the expected network is the plain one. The paper uses 0.2 and 0.5.
     """
-    layout = ElementLayout.of(x, keys.shape[-1], repeat)
-    if repeat > 1:
-        x = expanded(x, layout)
-    if dropout.p == 0:
-        return x
-    dropped = random_words(keys, layout) < threshold(dropout.p)
-    return torch.where(dropped, 0.0, x / (1 - dropout.p))
+
+    p: float = 0.5
+
+    noun = "weight layer"
+    calls = LAYERS.keys()
+    in_every_module = True
+
+    def __post_init__(self) -> None:
+        check_number(self, "p")
+        if not 0 <= self.p < 1:
+            raise InvalidInput(f"p is the probability that a value is dropped and must lie in [0, 1), not {self.p}.")
+
+    def read(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> SiteCall | None:
+        """Convolutions and linear layers."""
+        return read_layer(func, args, kwargs)
+
+    def formula(self, x: Tensor, words: Tensor) -> Tensor:
+        """``0`` or ``x / (1 - p)``; dropped values are selected, not multiplied by zero."""
+        return torch.where(words < threshold(self.p), 0.0, x / (1 - self.p))

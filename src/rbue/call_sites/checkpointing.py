@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 
+from rbue.activations import Randomness
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.interception import SiteMode
-from rbue.call_sites.kinds import SiteKind
 from rbue.call_sites.scope import Scope, current_scope, running, suspended
+from rbue.torch_internals import function_modes
 
 _installed = False
 
@@ -105,10 +105,10 @@ class _Memory:
     def __init__(self) -> None:
         self.draws: list[Draw] = []
         self.position: int | None = None  # None while recording
-        self.place: tuple[Scope, SiteKind, Any] | None = None
+        self.place: tuple[Scope, Randomness, Any] | None = None
         if current_scope() is not None:
-            mode = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, SiteMode)][-1]
-            self.place = mode.scope.copy(), mode.kind, mode.handler
+            mode = next(mode for mode in function_modes() if isinstance(mode, SiteMode))
+            self.place = mode.scope.copy(), mode.activation, mode.handler
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -126,8 +126,8 @@ class _Memory:
             if self.place is None:
                 yield
             else:
-                scope, kind, handler = self.place
-                with suspended(current_scope()), SiteMode(scope.copy(), kind, handler):
+                scope, activation, handler = self.place
+                with suspended(current_scope()), SiteMode(scope.copy(), activation, handler):
                     yield
         finally:
             running.memories, self.position = outer, outer_position

@@ -5,23 +5,22 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rbue import random_stream
-from rbue.activations import Dropout, DropReLU, Randomness, RReLU, keys_at, mean_relu, random_dropout, random_relu
+from rbue.activations import Activation, Randomness, RandomSlope, SiteCall
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
-from rbue.call_sites.forms import ReluCall
 from rbue.call_sites.interception import SiteMode
-from rbue.call_sites.kinds import RELUS, LayerCall, SiteCall, SiteKind, kind_for
 from rbue.call_sites.own_backward import function_around
 from rbue.call_sites.postponing import Postponing
 from rbue.call_sites.prefix import SharingMode, is_unsampled
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
+from rbue.kernels import keys_at, random_relu, site_function
+from rbue.torch_internals import let_modes_see, outside_graphs
 
 MODES = ("random", "mean", "plain")
 
@@ -45,11 +44,6 @@ class Conversion:
         self.warned: set[tuple[str, int]] = set()
         self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes
 
-    @property
-    def kind(self) -> SiteKind:
-        """Where the randomness acts; asked for and not kept, as a copy of a kind would not be that kind."""
-        return kind_for(self.activation)
-
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run the network's own ``forward`` with its call sites made random."""
         outer = scope.current_scope()
@@ -64,15 +58,15 @@ class Conversion:
         place = scope.Scope(network, self.token)
         mode: SiteMode
         if how == "mean":
-            mode = SiteMode(place, self.kind, self._mean)
+            mode = SiteMode(place, self.activation, self._mean)
         else:
             draw = self._direct_draw(network, x) if given is None else given
             if draw.repeat > 1:
-                postponing = Postponing(active=draw.hold and self.kind is RELUS)
+                postponing = Postponing(active=draw.hold and isinstance(self.activation, RandomSlope))
                 handler = _RandomSites(self, network, draw, postponing.relu)
-                mode = SharingMode(place, self.kind, handler, draw, (args, kwargs), postponing)
+                mode = SharingMode(place, self.activation, handler, draw, (args, kwargs), postponing)
             else:
-                mode = SiteMode(place, self.kind, _RandomSites(self, network, draw))
+                mode = SiteMode(place, self.activation, _RandomSites(self, network, draw))
         with scope.suspended(outer), mode:
             out = forward(network, *args, **kwargs)
         if isinstance(mode, SharingMode):
@@ -81,7 +75,7 @@ class Conversion:
             outer.holds_converted = True
         if not place.counts and not place.holds_converted and not self.sites:
             raise ConversionError(
-                f"{type(network).__name__} ran without meeting a {self.kind.noun}, so nothing was random; "
+                f"{type(network).__name__} ran without meeting a {self.activation.noun}, so nothing was random; "
                 "rbue.sites(model, example) lists the ReLUs that can be found."
             )
         return out
@@ -103,7 +97,7 @@ class Conversion:
             return True
         if (path, call) not in self.positions and (path, call) not in self.warned:
             self.warned.add((path, call))
-            _warn_unreached(self.kind.noun, path, call)
+            _warn_unreached(self.activation.noun, path, call)
         return False
 
     def warn_of_own_backward(self, x: Tensor, path: str, call: int) -> None:
@@ -112,14 +106,17 @@ class Conversion:
         if function is not None and (path, call) not in self.warned:
             self.warned.add((path, call))
             warn(
-                f"the {self.kind.noun} at {Site(0, path, call, '', ()).name} is random, but the gradients of "
+                f"the {self.activation.noun} at {Site(0, path, call, '', ()).name} is random, but the gradients of "
                 f"{function.__name__} around it are not; to train the network, call torch.relu there instead."
             )
 
     def _mean(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
-        if isinstance(call, LayerCall) or isinstance(self.activation, Dropout) or not self.is_random(path, number):
+        activation = self.activation.at(call)
+        if not isinstance(activation, Activation) or not self.is_random(path, number):
             return proceed()  # dropout keeps the mean
-        return _landed(call, partial(mean_relu, activation=self.activation, cap=call.cap))
+        if not call.inplace:
+            return activation.mean(call.x, call)
+        return call.x.copy_(activation.mean(call.x.clone(), call))
 
     def _given_draw(self) -> draws.Draw | None:
         """The draw that this thread's sampler wants, whatever the mode."""
@@ -135,26 +132,13 @@ class Conversion:
         return checkpointing.recorded(lambda: draws.direct_draw(network, x.shape[0], x.device))
 
 
-@torch.compiler.disable
+@outside_graphs
 def _warn_unreached(noun: str, path: str, call: int) -> None:
     name = Site(0, path, call, "", ()).name
     warn(
         f"the {noun} at {name} was not reached by the example given to convert, so it stays plain; use "
         "where='all' or an example that reaches it."
     )
-
-
-def _landed(call: ReluCall, relu: Callable[..., Tensor]) -> Tensor:
-    """The result of ``relu(x, inplace=...)``, where the call leaves its own.
-
-    Backward reads the output. Where torch's would read the input, the network may go on to change the output in place
-    (``F.relu6(x + 3).div_(6)``), so backward has one of its own.
-    """
-    if not (call.keeps_input and call.x.requires_grad and torch.is_grad_enabled()):
-        return relu(call.x, inplace=call.inplace)
-    if call.inplace:
-        return call.x.copy_(relu(call.x.clone(), inplace=True))
-    return relu(call.x, inplace=False).clone()
 
 
 class _RandomSites:
@@ -191,11 +175,8 @@ class _RandomSites:
                 raise NotFoldable(path)
             states = self.draw.renumbered(x.shape[0]).row_states()
             keys = keys_at(states, self._number(path, number))
-        keys, activation = keys.to(x.device), self.conversion.activation
-        if isinstance(activation, Dropout):
-            return proceed(random_dropout(x, activation, keys, repeat=repeat))
-        assert not isinstance(call, LayerCall)
-        return _landed(call, partial(self.relu, activation=activation, keys=keys, repeat=repeat, cap=call.cap))
+        activation = self.conversion.activation.at(call)
+        return site_function(activation)(call, activation, keys.to(x.device), repeat, self.relu, proceed)
 
     def _number(self, path: str, number: int) -> Tensor:
         word = site_number(self.conversion.path_words[path], number)
@@ -229,8 +210,9 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
 
     Args:
         model: the network; a ``torch.compile``, ``DataParallel`` or DDP wrapper around it is fine.
-        activation: ``DropReLU(q)`` or ``RReLU(lower, upper)``; or ``Dropout(p)``, the baseline, whose sites are not
-            ReLUs but the inputs of convolutions and linear layers (``where="last"`` is the classifier's).
+        activation: ``DropReLU(q)`` or ``RReLU(lower, upper)``; ``DropActivation(q)`` for networks with GELU, SiLU and
+            the like; or ``Dropout(p)``, the baseline, whose sites are the inputs of convolutions and linear layers
+            (``where="last"`` is the classifier's); or an object of a class of your own (:mod:`rbue.activations.base`).
         where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices, a name such as
             ``"layer4.0.relu[1]"``, a pattern such as ``"layer4.*"``, or a function of a
             :class:`~rbue.call_sites.table.Site`.
@@ -247,11 +229,13 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     >>> bool((net(x) == net(x)).all())
     False
     """
-    if not isinstance(activation, (DropReLU, RReLU, Dropout)):
-        raise InvalidInput(f"activation must be DropReLU(q), RReLU(lower, upper) or Dropout(p), not {activation!r}.")
+    if not isinstance(activation, Randomness):
+        raise InvalidInput(
+            f"activation must be DropReLU(q), RReLU(lower, upper), DropActivation(q) or Dropout(p), not {activation!r}."
+        )
     if isinstance(where, Tensor):
         raise InvalidInput(f"where is a tensor of shape {tuple(where.shape)}; if it is the example, give example=x.")
-    network, kind = tracing.innermost(model), kind_for(activation)
+    network = tracing.innermost(model)
     everything = isinstance(where, str) and where == "all"
     if example is None:
         tracing.refuse_unseen_parts(network)
@@ -259,8 +243,8 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
             raise InvalidInput(f"where={where!r} needs an example input to find the call sites; pass example=x.")
         found, chosen = SiteTable(()), None
     else:
-        found = tracing.find_sites(network, example, kind)
-        chosen = None if everything else choose(found, where, kind.noun)
+        found = tracing.find_sites(network, example, activation)
+        chosen = None if everything else choose(found, where, activation.noun)
     if following.CONVERSION in network.__dict__:
         revert(network)
     paths = [path for path, _ in network.named_modules()]
@@ -269,7 +253,8 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     conversion.inputs = len(example) if isinstance(example, (tuple, list, dict)) else 1
     with torch.inference_mode(False):  # they count calls outside it too
         draws.attach_buffers(network, conversion.numbers, start)
-    following.follow(network, conversion.token, kind)
+    following.follow(network, conversion.token, activation)
+    let_modes_see(activation.calls)
     network.__dict__[following.CONVERSION] = conversion
     checkpointing.install()
     return model

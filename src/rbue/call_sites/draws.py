@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rbue import random_stream
-from rbue.activations import row_states, site_keys
 from rbue.call_sites.host_reads import HostReads
 from rbue.call_sites.live_rows import LiveRows
-from rbue.compiling import is_exporting
+from rbue.kernels import row_states, site_keys
+from rbue.torch_internals import is_exporting, writing
 
 SEED, STEP, SITES = "_rbue_seed", "_rbue_step", "_rbue_sites"
 """Non-persistent buffers of a converted network: seed lanes, calls so far, site numbers."""
@@ -122,15 +122,8 @@ def _(buffer: Tensor) -> Tensor:
 def count(network: nn.Module) -> None:
     """Count a plain call."""
     step = network.get_buffer(STEP)
-    with _writing(step):
+    with writing(step):
         step.add_(1)
-
-
-def _writing(buffer: Tensor) -> AbstractContextManager:
-    """Where a buffer may be written to: torch.func.grad refuses to write to what it did not make."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(buffer):
-        return nullcontext()
-    return torch._C._DisableFuncTorch()
 
 
 def attach_buffers(network: nn.Module, numbers: list[int], seed: int) -> None:
@@ -176,7 +169,7 @@ def detach_buffers(network: nn.Module) -> None:
 def set_seed(network: nn.Module, seed: int) -> None:
     """Restart the stream of plain calls in place, so that captured graphs see it too."""
     state, step = network.get_buffer(SEED), network.get_buffer(STEP)
-    with _writing(state):
+    with writing(state):
         state.copy_(random_stream.seed_state(seed, state.device))
         step.zero_()
 

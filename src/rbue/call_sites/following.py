@@ -18,9 +18,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from rbue.call_sites.kinds import LAYERS, SiteKind
+from rbue.activations import Randomness
 from rbue.call_sites.scope import current_scope, running
 from rbue.errors import ConversionError
+from rbue.torch_internals import in_backward
 
 PATHS = "_rbue_paths"
 """Instance attribute of a followed module: ``{owner token: module path}``."""
@@ -154,11 +155,6 @@ def _rebuild_graph_module(rebuild: Callable, args: tuple, ours: tuple) -> nn.Mod
     return _adopt(rebuild(*args), *ours)
 
 
-def in_backward() -> bool:
-    """Whether this thread is inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def _rebuild(base: type[nn.Module]) -> nn.Module:
     followed = followed_class(base)
     return followed.__new__(followed)
@@ -169,7 +165,7 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
     return getattr(type(module), "_rbue_base", type(module))
 
 
-_NEVER_APPLY_RELU: tuple[type[nn.Module], ...] = (
+_NO_ACTIVATION_INSIDE: tuple[type[nn.Module], ...] = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Identity, nn.Flatten,
     nn.Unflatten, nn.Linear, nn.Bilinear, nn.Embedding, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase,
     nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.modules.dropout._DropoutNd, nn.Upsample,
@@ -178,7 +174,7 @@ _NEVER_APPLY_RELU: tuple[type[nn.Module], ...] = (
 )  # fmt: skip
 
 
-def _may_apply_relu(module: nn.Module) -> bool:
+def _may_apply_activation(module: nn.Module) -> bool:
     # Told by the function that runs: a parametrised nn.Linear is still quiet, a user's own nn.Sequential may not be.
     return plain_class(module).forward not in _quiet_forwards()
 
@@ -186,13 +182,13 @@ def _may_apply_relu(module: nn.Module) -> bool:
 @cache
 def _quiet_forwards() -> frozenset[Callable]:
     classes = (value for value in vars(nn).values() if isinstance(value, type))
-    return frozenset(value.forward for value in classes if issubclass(value, _NEVER_APPLY_RELU))
+    return frozenset(value.forward for value in classes if issubclass(value, _NO_ACTIVATION_INSIDE))
 
 
-def follow(network: nn.Module, token: str, kind: SiteKind) -> None:
+def follow(network: nn.Module, token: str, activation: Randomness) -> None:
     """Let every module of ``network`` that may hold a call site note its path under ``token``."""
     for path, module in network.named_modules():
-        if module is network or kind is LAYERS or _may_apply_relu(module):
+        if module is network or activation.in_every_module or _may_apply_activation(module):
             module.__dict__.setdefault(PATHS, {})[token] = path
             if "_rbue_base" not in vars(type(module)):
                 module.__class__ = followed_class(type(module))

@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 from torch.utils.checkpoint import checkpoint
 
-from rbue.call_sites.kinds import SiteCall, SiteKind, with_input
+from rbue.activations import Randomness, SiteCall
+from rbue.activations.calls import with_input
 from rbue.call_sites.scope import Scope, ScopeMode
+from rbue.torch_internals import HigherOrderOperator, graph_break
 
 
 class SiteHandler(Protocol):
@@ -39,7 +40,7 @@ def proceed_with(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Callabl
 def keep_in_sight(func: Callable) -> None:
     """Take a call that runs Python of its own out of a compiled graph, where its ReLUs would pass a mode unseen."""
     if torch.compiler.is_compiling() and (func is checkpoint or isinstance(func, HigherOrderOperator)):
-        torch._dynamo.graph_break(msg=f"rbue cannot see the ReLUs inside {func} in one graph; use fullgraph=False")
+        graph_break(f"rbue cannot see the ReLUs inside {func} in one graph; use fullgraph=False")
 
 
 class SiteMode(ScopeMode):
@@ -49,15 +50,15 @@ class SiteMode(ScopeMode):
     seen again. Of two nested networks the outer one is suspended, so each site has one owner.
     """
 
-    def __init__(self, scope: Scope, kind: SiteKind, handler: SiteHandler) -> None:
+    def __init__(self, scope: Scope, activation: Randomness, handler: SiteHandler) -> None:
         super().__init__(scope)
-        self.kind = kind
+        self.activation = activation
         self.handler = handler
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         keep_in_sight(func)
-        call = None if self.scope.suspended else self.kind.read(func, args, kwargs)
+        call = None if self.scope.suspended else self.activation.read(func, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
         path = self.scope.path

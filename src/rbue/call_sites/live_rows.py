@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from rbue.torch_internals import TorchDispatchMode, tree_leaves
 
 
 class LiveRows:

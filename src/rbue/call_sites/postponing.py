@@ -1,7 +1,7 @@
 """Hold a call of a pass back until the next one is known, since both may run as one.
 
 BatchNorm waits for a sum or a ReLU, the sum for a ReLU, and the ReLU that makes samples of images for the mean over
-their pixels (:mod:`rbue.activations.fused`). What waits is a tensor of the right shape whose numbers are not there yet;
+their pixels (:mod:`rbue.kernels.fused`). What waits is a tensor of the right shape whose numbers are not there yet;
 the next call of the pass, whichever it is, has them computed first. Only convolutions, which write into nothing, and
 another BatchNorm with its ReLU let a BatchNorm wait on: one of the two may be that of a skip connection, and both run
 with the ReLU of their sum.
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rbue.activations import Activation, random_relu
-from rbue.activations.fused import Normalised, can_be_fused, can_be_pooled, normalised_relu, pooled_relu
-from rbue.call_sites.forms import ReluCall
+from rbue.activations import RandomSlope, SiteCall
 from rbue.errors import RbueError
+from rbue.kernels import random_relu
+from rbue.kernels.fused import Normalised, can_be_fused, can_be_pooled, normalised_relu, pooled_relu
 
 _MARK = "_rbue_postponed"
 _LOOKS = {
@@ -42,7 +42,7 @@ class SampledRelu:
     """A random ReLU that makes ``repeat`` samples of each image; not computed."""
 
     x: Tensor
-    activation: Activation
+    activation: RandomSlope
     keys: Tensor
     repeat: int
     cap: float | None
@@ -123,7 +123,7 @@ class Postponing:
         return isinstance(self.work_for(x), Normalised)
 
     def relu(
-        self, x: Tensor, activation: Activation, keys: Tensor, *, repeat: int, cap: float | None, inplace: bool
+        self, x: Tensor, activation: RandomSlope, keys: Tensor, *, repeat: int, cap: float | None, inplace: bool
     ) -> Tensor:
         """A random ReLU, with what waits for it, or itself waiting for a mean."""
         work = self.work_for(x)
@@ -138,7 +138,7 @@ class Postponing:
             return random_relu(x, activation, keys, cap=cap, inplace=inplace)
         return self._landed(x, random_relu(x, activation, keys, repeat=repeat, cap=cap), inplace)
 
-    def plain_relu(self, call: ReluCall) -> Tensor:
+    def plain_relu(self, call: SiteCall) -> Tensor:
         """A plain ReLU of what waits."""
         work = self.work_for(call.x)
         assert isinstance(work, Normalised)

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rbue.activations import Randomness, SiteCall
 from rbue.call_sites.draws import Draw
-from rbue.call_sites.forms import ReluCall
 from rbue.call_sites.interception import SiteHandler, SiteMode, keep_in_sight, proceed_with
-from rbue.call_sites.kinds import SiteCall, SiteKind
 from rbue.call_sites.nested import row_numbers, tensors_in
 from rbue.call_sites.postponing import Postponing, is_look
 from rbue.call_sites.scope import Scope
@@ -54,9 +53,15 @@ class SharingMode(SiteMode):
     """A :class:`SiteMode` whose pass begins with one row an image and ends with one a sample and image."""
 
     def __init__(
-        self, scope: Scope, kind: SiteKind, handler: SiteHandler, draw: Draw, inputs: Any, postponing: Postponing
+        self,
+        scope: Scope,
+        activation: Randomness,
+        handler: SiteHandler,
+        draw: Draw,
+        inputs: Any,
+        postponing: Postponing,
     ) -> None:
-        super().__init__(scope, kind, handler)
+        super().__init__(scope, activation, handler)
         self.postponing = postponing
         self.repeat = draw.repeat
         self.live = draw.live
@@ -103,7 +108,7 @@ class SharingMode(SiteMode):
                 args[0].set_(repeat_rows(args[0], self.repeat))  # type: ignore[call-overload]
                 self._mark(args[0], True)
             args, kwargs = self._repeated(args), self._repeated(kwargs)
-        call = None if self.scope.suspended else self.kind.read(func, args, kwargs)
+        call = None if self.scope.suspended else self.activation.read(func, args, kwargs)
         if call is None:
             out = self.postponing.take(func, args, kwargs)
             if out is None:
@@ -122,7 +127,7 @@ class SharingMode(SiteMode):
     def _proceed_with(
         self, call: SiteCall, func: Callable, args: tuple, kwargs: Any, tensors: list[Tensor]
     ) -> Callable[..., Any]:
-        if isinstance(call, ReluCall) and self.postponing.waits_for_relu(call.x):
+        if self.postponing.waits_for_relu(call.x):
             return lambda: self.postponing.plain_relu(call)
         self.postponing.settle(tensors)
         return proceed_with(func, args, kwargs)

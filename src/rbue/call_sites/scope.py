@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from rbue.torch_internals import function_modes
 
 
 class Scope:
@@ -46,13 +47,8 @@ class ScopeMode(TorchFunctionMode):
 
 
 def current_scope() -> Scope | None:
-    """The scope of the innermost network running in this thread, unless it is suspended.
-
-    Read from torch's own stack of modes and not from a thread-local: a compiler knows it on both sides of a graph
-    break.
-    """
-    for position in reversed(range(torch._C._len_torch_function_stack())):
-        mode = torch._C._get_function_stack_at(position)
+    """The scope of the innermost network running in this thread, unless it is suspended."""
+    for mode in function_modes():
         if isinstance(mode, ScopeMode):
             return None if mode.scope.suspended else mode.scope
     return None

@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
+from rbue.activations import DropReLU, Randomness, RandomSlope, SiteCall
+from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS
 from rbue.call_sites import following
 from rbue.call_sites import scope as scopes
-from rbue.call_sites.forms import ATEN_FORMS, OTHER_ACTIVATIONS
 from rbue.call_sites.interception import SiteMode
-from rbue.call_sites.kinds import RELUS, SiteCall, SiteKind
 from rbue.call_sites.nested import tensors_in
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
 from rbue.errors import ConversionError, InvalidInput
+from rbue.torch_internals import compiled_network, tree_map_only
 
 
-def sites(model: nn.Module, example: Any) -> SiteTable:
-    """List the ReLU call sites of a network, in the order they run.
+def sites(model: nn.Module, example: Any, activation: Randomness | None = None) -> SiteTable:
+    """List the ReLU call sites of a network, or those of another kind of randomness, in the order they run.
 
     The network runs once in evaluation mode without gradients. It, the example and torch's random numbers are left as
     they were.
@@ -31,24 +31,25 @@ def sites(model: nn.Module, example: Any) -> SiteTable:
     Args:
         model: the network; it need not be converted.
         example: an input: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        activation: what is to be made random there; ``DropActivation()`` lists every known activation.
 
     Returns:
-        A table with one row per application of ReLU: index, module path, form and output shape.
+        A table with one row per application: index, module path, form and output shape.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> sites(net, torch.zeros(2, 4))
     index  site  form    shape
     0      1     F.relu  2x8
     """
-    return find_sites(innermost(model), example, RELUS)
+    return find_sites(innermost(model), example, DropReLU() if activation is None else activation)
 
 
-def find_sites(network: nn.Module, example: Any, kind: SiteKind) -> SiteTable:
+def find_sites(network: nn.Module, example: Any, activation: Randomness) -> SiteTable:
     """The call sites of one kind, or an error if there is none."""
     refuse_unseen_parts(network)
-    found, others = record(network, example, kind)
+    found, others = record(network, example, activation)
     if not found:
-        raise ConversionError(_no_site_message(network, kind, others))
+        raise ConversionError(_no_site_message(network, activation, others))
     return found
 
 
@@ -57,8 +58,9 @@ def innermost(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"the network must be a torch.nn.Module, not {type(model).__name__}.")
     while True:
-        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-            model = model._orig_mod
+        inner = compiled_network(model)
+        if inner is not None:
+            model = inner
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         else:
@@ -117,7 +119,7 @@ def _scripted_functions(module: nn.Module) -> Iterator[str]:
             yield label
 
 
-def record(network: nn.Module, example: Any, kind: SiteKind) -> tuple[SiteTable, list[str]]:
+def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[SiteTable, list[str]]:
     """Run the example; return the call sites and the names of other activations met."""
     found: list[Site] = []
     others: list[str] = []
@@ -132,9 +134,9 @@ def record(network: nn.Module, example: Any, kind: SiteKind) -> tuple[SiteTable,
                 others.append(OTHER_ACTIVATIONS[func])
             return super().__torch_function__(func, types, args, kwargs)
 
-    recording = _Recording(lambda scope: Recorder(scope, kind, note))
+    recording = _Recording(lambda scope: Recorder(scope, activation, note))
     with _recording_lock:
-        following.follow(network, recording.token, kind)
+        following.follow(network, recording.token, activation)
         network.__dict__[following.RECORDING] = recording
         try:
             with evaluating(network), unchanged(network, _device_of(example)):
@@ -183,15 +185,19 @@ def call_with(function: Callable, example: Any) -> Any:
 
 
 _WAY_OUT = "give it ReLUs, or use rbue.Dropout(p), which needs none."
+_OTHER_WAY_OUT = "use rbue.DropActivation(q), which makes most of these random, or rbue.Dropout(p), which needs none."
 
 
-def _no_site_message(network: nn.Module, kind: SiteKind, others: list[str]) -> str:
+def _no_site_message(network: nn.Module, activation: Randomness, others: list[str]) -> str:
     name = type(network).__name__
     part = following.converted_part(network)
     if part is not None:
-        return f"{name} has no {kind.noun} of its own beside those of the converted network at {part!r}; give that one."
-    if kind is not RELUS:
-        return f"{name} has no {kind.noun} whose input could be random."
+        noun = activation.noun
+        return f"{name} has no {noun} of its own beside those of the converted network at {part!r}; give that one."
+    if activation.in_every_module:
+        return f"{name} has no {activation.noun} whose input could be random."
+    if not isinstance(activation, RandomSlope):
+        return f"{name} has no activation that {type(activation).__name__} knows; {_WAY_OUT}"
     if others:
-        return f"{name} has no ReLU call site to make random; it uses {', '.join(others)} instead; {_WAY_OUT}"
+        return f"{name} has no ReLU call site to make random; it uses {', '.join(others)} instead; {_OTHER_WAY_OUT}"
     return f"{name} has no ReLU call site to make random, and no other known activation either; {_WAY_OUT}"

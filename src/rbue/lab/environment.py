@@ -14,8 +14,8 @@ import torch
 
 from rbue import random_stream
 from rbue._version import __version__
-from rbue.activations import native
-from rbue.activations.triton_support import triton_kernels
+from rbue.kernels import native
+from rbue.kernels.triton_support import triton_kernels
 
 
 @cache

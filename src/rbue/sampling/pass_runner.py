@@ -16,6 +16,7 @@ from rbue.call_sites.live_rows import LiveRows
 from rbue.call_sites.prefix import repeat_rows
 from rbue.errors import RbueError
 from rbue.sampling.outputs import class_scores
+from rbue.torch_internals import compiled_network
 
 
 class PassRunner:
@@ -115,8 +116,9 @@ def _in_this_thread(model: nn.Module) -> tuple[nn.Module, bool]:
     found, compiled = model, False
     while True:
         compiled |= model._compiled_call_impl is not None
-        if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-            compiled, model = True, model._orig_mod
+        inner = compiled_network(model)
+        if inner is not None:
+            compiled, model = True, inner
         elif innermost(model) is not model:
             model = model.module  # type: ignore[assignment]
             found, compiled = model, False

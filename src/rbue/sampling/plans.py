@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rbue.activations import kept_tables
-from rbue.activations.triton_support import by_formula
 from rbue.call_sites import NotFoldable
 from rbue.call_sites.host_reads import HostReads
 from rbue.call_sites.live_rows import LiveRows
 from rbue.call_sites.prefix import repeat_rows
 from rbue.errors import warn
+from rbue.kernels import kept_tables
+from rbue.kernels.triton_support import by_formula
 from rbue.sampling.outputs import agree
 from rbue.sampling.pass_runner import PassRunner
 from rbue.sampling.products import Products

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from rbue.torch_internals import TorchDispatchMode
 
 
 class Products(TorchDispatchMode):

@@ -16,8 +16,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from rbue.activations import kept_tables
 from rbue.errors import InvalidInput, warn
+from rbue.kernels import kept_tables
 from rbue.lab.training import compiler
 from rbue.lab.training.step import TrainingStep
 

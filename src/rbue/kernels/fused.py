@@ -13,11 +13,13 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
-from rbue.activations import native
-from rbue.activations.definitions import Activation, DropReLU
-from rbue.activations.layout import ElementLayout
-from rbue.activations.operator import plain_eager, random_relu, rounded_cap
-from rbue.activations.triton_support import triton_fused, triton_kernels
+from rbue.activations import RandomSlope
+from rbue.kernels import native
+from rbue.kernels.dispatch import random_relu, rounded_cap
+from rbue.kernels.layout import ElementLayout
+from rbue.kernels.slope_forms import SlopeForm, form_of
+from rbue.kernels.triton_support import triton_fused, triton_kernels
+from rbue.torch_internals import plain_eager
 
 _MOST_CHANNELS = 65535  # one program each, in the third dimension of a grid
 
@@ -76,7 +78,7 @@ def can_be_pooled(x: Tensor) -> bool:
 
 def normalised_relu(
     before: Normalised,
-    activation: Activation | None = None,
+    activation: RandomSlope | None = None,
     keys: Tensor | None = None,
     *,
     repeat: int = 1,
@@ -85,8 +87,8 @@ def normalised_relu(
     """A random activation of what BatchNorm makes, as :func:`.random_relu`; a plain ReLU without an activation."""
     x, cap = before.x, rounded_cap(cap, before.x.dtype)
     layout = ElementLayout.of(x, x.shape[0] * repeat if keys is None else keys.shape[-1], repeat)
-    kernels = _gpu_kernels(x)
-    if kernels is None or layout.patches > 1 or _passes_everything(activation):
+    kernels, form = _gpu_kernels(x), _kernel_form(activation)
+    if kernels is None or layout.patches > 1 or (form is None and activation is not None):
         whole = before.compute()
         if activation is None or keys is None:
             return whole.clamp(0, cap)
@@ -94,20 +96,21 @@ def normalised_relu(
     added = before.residual
     residual, residual_norm = (added.x, added.affine(kernels)) if isinstance(added, Normalised) else (added, None)
     norm = before.affine(kernels)
-    out: Tensor = kernels.normalised_relu(x, norm, residual, residual_norm, activation, keys, layout, cap)
+    out: Tensor = kernels.normalised_relu(x, norm, residual, residual_norm, form, keys, layout, cap)
     return out
 
 
 def pooled_relu(
-    x: Tensor, activation: Activation, keys: Tensor, *, repeat: int = 1, cap: float | None = None
+    x: Tensor, activation: RandomSlope, keys: Tensor, *, repeat: int = 1, cap: float | None = None
 ) -> Tensor:
     """The mean over the pixels of a random activation of ``x``, ``(rows, channels)``."""
     cap = rounded_cap(cap, x.dtype)
     layout = ElementLayout.of(x, keys.shape[-1], repeat)
     kernels = _gpu_kernels(x) or (native if native.supports_pooling(x, layout) else None)
-    if kernels is None or layout.patches > 1 or _passes_everything(activation):
+    form = _kernel_form(activation)
+    if kernels is None or layout.patches > 1 or form is None:
         return random_relu(x, activation, keys, repeat=repeat, cap=cap).flatten(2).mean(2)
-    out: Tensor = kernels.pooled_relu(x, activation, keys, layout, cap)
+    out: Tensor = kernels.pooled_relu(x, form, keys, layout, cap)
     return out
 
 
@@ -115,6 +118,6 @@ def _gpu_kernels(x: Tensor) -> ModuleType | None:
     return triton_fused() if x.is_cuda else None
 
 
-def _passes_everything(activation: Activation | None) -> bool:
-    """Whether no ReLU is ever kept: the one probability without a 32-bit threshold, which kernels do not know."""
-    return isinstance(activation, DropReLU) and activation.q == 0
+def _kernel_form(activation: RandomSlope | None) -> SlopeForm | None:
+    """What kernels take; None where they know no such class, or no ReLU is ever kept, which has no threshold."""
+    return None if activation is None or activation.fixed_slope == 1 else form_of(activation)

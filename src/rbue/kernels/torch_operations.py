@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.activations.definitions import Activation, DropReLU, RReLU
-from rbue.activations.layout import ElementLayout
+from rbue.kernels.layout import ElementLayout
+from rbue.kernels.slope_forms import SlopeForm
 
 _MINUS_INFINITY = random_stream.signed32(0xFF800000)  # its bits as a float32
 
@@ -34,7 +34,7 @@ def supports(x: Tensor, layout: ElementLayout) -> bool:
 
 def forward(
     x: Tensor,
-    activation: Activation,
+    form: SlopeForm,
     keys: Tensor,
     layout: ElementLayout,
     cap: float | None,
@@ -51,12 +51,12 @@ def forward(
         x_part, out = x_rows[:, piece.rows], out_rows[piece.samples, piece.rows]
         # Working in the output saves memory; in place it still holds the input.
         candidate = piece.scratch.view(torch.float32) if inplace else out
-        if isinstance(activation, DropReLU):
-            _minus_infinity_where_dropped(piece, activation, candidate)
+        if form.drop:
+            _minus_infinity_where_dropped(piece, form, candidate)
         else:
-            slope = _slopes(piece, activation)
+            slope = _slopes(piece, form)
             if saved:
-                # -0 must mean "negative input, product underflowed": see reference.forward. Both sides of the maximum
+                # -0 must mean "negative input, product underflowed": see RReLU.forward. Both sides of the maximum
                 # must be +0, as which zero it returns depends on the processor.
                 x_part = torch.add(x_part, 0.0, out=piece.words.view(torch.float32))
             torch.mul(slope, x_part, out=candidate)
@@ -69,27 +69,27 @@ def forward(
 def backward(
     grad: Tensor,
     out: Tensor,
-    activation: Activation,
+    form: SlopeForm,
     keys: Tensor | None,
     layout: ElementLayout,
     cap: float | None,
 ) -> Tensor:
-    """The gradient at the input, from the output; the twin of ``reference.backward``."""
-    if isinstance(activation, DropReLU):
+    """The gradient at the input, from the output; the twin of ``capped_backward`` in :mod:`rbue.activations.relu`."""
+    if form.drop:
         result = torch.ops.aten.threshold_backward(grad, out.abs(), 0)
     else:
         assert keys is not None
-        result = _rrelu_backward(grad, out, activation, keys, layout)
+        result = _rrelu_backward(grad, out, form, keys, layout)
     if cap is not None:
         result = torch.ops.aten.threshold_backward(result, cap - out, 0)
     return result
 
 
-def _rrelu_backward(grad: Tensor, out: Tensor, activation: RReLU, keys: Tensor, layout: ElementLayout) -> Tensor:
+def _rrelu_backward(grad: Tensor, out: Tensor, form: SlopeForm, keys: Tensor, layout: ElementLayout) -> Tensor:
     result = layout.empty_output(torch.float32)
     grad_rows, out_rows, result_rows = layout.rows_of(grad), layout.rows_of(out), layout.rows_of_output(result)
     for piece in _pieces(keys, layout):
-        slope = _slopes(piece, activation)
+        slope = _slopes(piece, form)
         out_bits = out_rows[:, piece.rows].view(torch.int32)
         one = 0x3F800000
         # slope where the sign bit of the output is set, 1.0 elsewhere
@@ -126,16 +126,16 @@ def _pieces(keys: Tensor, layout: ElementLayout) -> Iterator[_Piece]:
             yield piece
 
 
-def _minus_infinity_where_dropped(piece: _Piece, activation: DropReLU, out: Tensor) -> None:
+def _minus_infinity_where_dropped(piece: _Piece, form: SlopeForm, out: Tensor) -> None:
     """``-inf`` where ``word < t``, found as ``~word > ~t``; ``+0`` elsewhere."""
     complement = random_stream.finish_complement_(piece.words)
     bits = complement.new_full((), _MINUS_INFINITY).expand_as(complement)
-    limit = ~random_stream.threshold(1 - activation.q)
+    limit = ~form.threshold
     torch.ops.aten.threshold_backward.grad_input(bits, complement, limit, grad_input=out.view(torch.int32))
 
 
-def _slopes(piece: _Piece, activation: RReLU) -> Tensor:
+def _slopes(piece: _Piece, form: SlopeForm) -> Tensor:
     """``lower + (upper - lower) * u``, in ``scratch``."""
     odd = random_stream.finish_(piece.words).bitwise_right_shift_(8).bitwise_or_(1)
     slope = piece.scratch.view(torch.float32).copy_(odd)
-    return slope.mul_((activation.upper - activation.lower) / (1 << 24)).add_(activation.mean_slope)
+    return slope.mul_(form.scale).add_(form.middle)

@@ -15,10 +15,9 @@ from importlib import import_module
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from rbue.activations.layout import ElementLayout
-from rbue.compiling import is_exporting
+from rbue.kernels.layout import ElementLayout
+from rbue.torch_internals import is_exporting
 
 _LARGEST, _ALL = 4 << 20, 32 << 20
 """Elements of the largest table kept, since a cache holds no more, and of all of them."""
@@ -57,6 +56,8 @@ def find(layout: ElementLayout) -> Tensor | None:
     """The table of a site, for code that is being compiled and knows the sizes of a row."""
     if not torch.compiler.is_dynamo_compiling() or is_exporting():
         return None
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import, and here already
+
     if not all(has_static_value(size) for size in layout.row_shape):
         return None
     return _kept.get(_key(layout))

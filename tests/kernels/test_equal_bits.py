@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from rbue.activations import DropReLU, RReLU, layout, random_relu
-from rbue.activations.layout import ElementLayout
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import layout, random_relu
+from rbue.kernels.layout import ElementLayout
 
 pytestmark = pytest.mark.usefixtures("cpu_form")
 

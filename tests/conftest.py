@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.activations import Activation, native, reference
+from rbue.activations import RandomSlope
+from rbue.kernels import native
 
 
 @pytest.fixture
@@ -32,10 +33,10 @@ def make_x():
 def formula():
     """The reference applied to ``x`` row by row, without any layout."""
 
-    def apply(x: Tensor, activation: Activation, keys: Tensor, cap: float | None = None) -> Tensor:
+    def apply(x: Tensor, activation: RandomSlope, keys: Tensor, cap: float | None = None) -> Tensor:
         rows = x.reshape(keys.shape[1], -1)
         words = random_stream.bits(random_stream.element_table(rows.shape[1]), *keys.unsqueeze(-1))
-        return reference.forward(rows, activation, words, cap).reshape(x.shape)
+        return activation.capped_forward(rows, words, cap).reshape(x.shape)
 
     return apply
 

@@ -1,6 +1,6 @@
 """The random activations of ``float32`` CPU tensors in compiled code: one read and one write an element.
 
-The numbers are those of :mod:`.reference`, bit for bit.
+The numbers are those of the formulas in :mod:`rbue.activations.relu`, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.activations import reference
-from rbue.activations.definitions import Activation, DropReLU, RReLU
-from rbue.activations.layout import ElementLayout
-from rbue.activations.native_library import Function, Rows, native_library
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels.layout import ElementLayout
+from rbue.kernels.native_library import Function, Rows, native_library
+from rbue.kernels.slope_forms import SlopeForm, form_of
 
 _WORTH_THREADS = 1 << 15  # elements, as in torch
 _MOST_CHANNELS = 1 << 14  # of a pixel that is pooled
@@ -27,14 +27,14 @@ _MOST_CHANNELS = 1 << 14  # of a pixel that is pooled
 class _Draw(NamedTuple):
     """What to apply to which elements, under which keys."""
 
-    activation: Activation
+    form: SlopeForm
     keys: Tensor
     layout: ElementLayout
     cap: float | None
 
 
 def supports(x: Tensor, keys: Tensor | None, layout: ElementLayout) -> bool:
-    """Whether this backend handles the tensor; :mod:`.cpu` handles the rest, and refuses what does not fit."""
+    """Whether this backend handles the tensor; :mod:`.torch_operations` handles, or refuses, the rest."""
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32
@@ -66,13 +66,13 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
 
 
 def forward(
-    x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None, inplace: bool
+    x: Tensor, form: SlopeForm, keys: Tensor, layout: ElementLayout, cap: float | None, inplace: bool
 ) -> Tensor:
     """The random activation; ``layout.repeat`` copies of ``x``, each with bits of its own."""
     out = x if inplace else layout.empty_output(torch.float32)
     kernels = library()
     assert kernels is not None
-    _forward(kernels, x, out, _Draw(activation, keys, layout, cap))
+    _forward(kernels, x, out, _Draw(form, keys, layout, cap))
     if inplace:
         torch.autograd.graph.increment_version(x)
     return out
@@ -83,28 +83,28 @@ def supports_pooling(x: Tensor, layout: ElementLayout) -> bool:
     return supports(x, None, layout) and layout.patches == 1 and x.dim() > 2 and 0 < x.shape[1] <= _MOST_CHANNELS
 
 
-def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:
+def pooled_relu(x: Tensor, form: SlopeForm, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:
     """The mean over the pixels of ``layout.repeat`` random activations of ``x``, ``(rows, channels)``."""
     kernels = library()
     assert kernels is not None
     out = torch.empty((layout.rows, layout.shape[1]), dtype=torch.float32, device=x.device)
-    _pooled(kernels, x, out, _Draw(activation, keys, layout, cap))
+    _pooled(kernels, x, out, _Draw(form, keys, layout, cap))
     return out
 
 
 def backward(
     grad: Tensor,
     out: Tensor,
-    activation: Activation,
+    form: SlopeForm,
     keys: Tensor | None,
     layout: ElementLayout,
     cap: float | None,
 ) -> Tensor:
-    """The gradient at the input, from the output; the twin of ``reference.backward``."""
+    """The gradient at the input, from the output; the twin of ``capped_backward`` in :mod:`rbue.activations.relu`."""
     result = torch.empty_like(out)
     kernels = library()
     assert kernels is not None
-    _backward(kernels, grad, out, result, activation, keys, layout, cap)
+    _backward(kernels, grad, out, result, form, keys, layout, cap)
     return result
 
 
@@ -129,11 +129,11 @@ def _pooled(kernels: ctypes.CDLL, x: Tensor, out: Tensor, draw: _Draw) -> None:
 
 
 def _run(function: Any, x: Tensor, out: Tensor, draw: _Draw, *more: int) -> None:
-    activation, keys, layout, cap = draw
+    form, keys, layout, cap = draw
     table, keys = layout.table(), _plain_rows(keys)
     rows = Rows(layout.rows, layout.rows // layout.repeat, layout.row_elements)
     tensors = x.data_ptr(), out.data_ptr(), table.data_ptr()
-    function(*tensors, *_lanes(keys), rows, _function(activation, cap), *more)
+    function(*tensors, *_lanes(keys), rows, _function(form, cap), *more)
 
 
 def _backward(
@@ -141,12 +141,12 @@ def _backward(
     grad: Tensor,
     out: Tensor,
     result: Tensor,
-    activation: Activation,
+    form: SlopeForm,
     keys: Tensor | None,
     layout: ElementLayout,
     cap: float | None,
 ) -> None:
-    function, threads = _function(activation, cap), _threads(out.numel())
+    function, threads = _function(form, cap), _threads(out.numel())
     tensors = grad.data_ptr(), out.data_ptr(), result.data_ptr()
     if keys is None:  # every element is treated alike
         kernels.rbue_backward(*tensors, None, None, None, Rows(1, 1, out.numel()), function, threads)
@@ -156,11 +156,8 @@ def _backward(
     kernels.rbue_backward(*tensors, table.data_ptr(), *_lanes(keys), rows, function, threads)
 
 
-def _function(activation: Activation, cap: float | None) -> Function:
-    limit = math.nan if cap is None else cap
-    if isinstance(activation, DropReLU):
-        return Function(1, random_stream.threshold(1 - activation.q), 0.0, 0.0, limit)
-    return Function(0, 0, (activation.upper - activation.lower) / (1 << 24), activation.mean_slope, limit)
+def _function(form: SlopeForm, cap: float | None) -> Function:
+    return Function(form.drop, form.threshold, form.scale, form.middle, math.nan if cap is None else cap)
 
 
 def _is_words(tensor: Tensor) -> bool:
@@ -194,13 +191,14 @@ def _agrees(kernels: ctypes.CDLL) -> bool:
             return False
         layout = ElementLayout.of(x, 4)
         words = random_stream.bits(layout.traced_table(), *layout.broadcast_keys(keys)).view(4, 257)
-        activations: tuple[Activation, ...] = (DropReLU(0.6), RReLU())
-        for activation, cap in product(activations, (None, 2.0)):
+        for activation, cap in product((DropReLU(0.6), RReLU()), (None, 2.0)):
+            form = form_of(activation)
+            assert form is not None
             out, result = torch.empty_like(x), torch.empty_like(x)
-            _forward(kernels, x, out, _Draw(activation, keys, layout, cap))
-            _backward(kernels, grad, out, result, activation, keys, layout, cap)
-            expected = reference.forward(x, activation, words, cap)
-            slopes = reference.backward(grad, expected, activation, words, cap)
+            _forward(kernels, x, out, _Draw(form, keys, layout, cap))
+            _backward(kernels, grad, out, result, form, keys, layout, cap)
+            expected = activation.capped_forward(x, words, cap)
+            slopes = activation.capped_backward(grad, expected, words, cap)
             if not (_same_bits(out, expected) and _same_bits(result, slopes)):
                 return False
     return True
@@ -221,8 +219,10 @@ def _agrees_on_means(kernels: ctypes.CDLL, x: Tensor, keys: Tensor) -> bool:
     """Sums may be rounded in another order."""
     layout, out = ElementLayout.of(x, len(x)), torch.empty(x.shape[:2], dtype=torch.float32)
     words = random_stream.bits(layout.traced_table(), *layout.broadcast_keys(keys)).view(x.shape)
-    _pooled(kernels, x, out, _Draw(RReLU(), keys, layout, None))
-    return torch.allclose(out, reference.forward(x, RReLU(), words, None).mean((2, 3)), rtol=1e-5, atol=1e-6)
+    form = form_of(RReLU())
+    assert form is not None
+    _pooled(kernels, x, out, _Draw(form, keys, layout, None))
+    return torch.allclose(out, RReLU().forward(x, words).mean((2, 3)), rtol=1e-5, atol=1e-6)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -15,7 +15,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rbue.activations import DropReLU, RReLU, native, native_library, random_relu, site_keys
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import native, native_library, random_relu, site_keys
 
 NEEDS_COMPILER = pytest.mark.skipif(native_library.find_compiler() is None, reason="needs a C compiler")
 
@@ -192,7 +193,9 @@ THREADED = """
 import os
 
 import torch
-from rbue.activations import DropReLU, RReLU, native, random_relu
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import random_relu
+from rbue.kernels import native
 
 assert native.library() is not None
 torch.set_num_threads(3)
@@ -230,14 +233,14 @@ def test_a_negative_view_is_read_right(activation, make_x, make_keys):
 @NEEDS_COMPILER
 @pytest.mark.parametrize("setting", ["set_default_device('meta')", "set_default_dtype(torch.float64)"])
 def test_other_defaults_of_torch_do_no_harm(setting):
-    code = f"import torch; torch.{setting}; from rbue.activations import native; print(native.library())"
+    code = f"import torch; torch.{setting}; from rbue.kernels import native; print(native.library())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert "CDLL" in run.stdout
 
 
 def test_a_mean_over_pixels_is_where_its_input_is():
     """In a process of its own: a kernel that writes elsewhere ends it."""
-    code = "import torch; from rbue.activations import DropReLU; from rbue.activations.fused import pooled_relu\n"
+    code = "import torch; from rbue.activations import DropReLU; from rbue.kernels.fused import pooled_relu\n"
     code += "x, keys = torch.ones(2, 3, 4, 4), torch.zeros(2, 4, dtype=torch.int32); torch.set_default_device('meta')\n"
     code += "print(pooled_relu(x, DropReLU(0.5), keys, repeat=2).device)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)

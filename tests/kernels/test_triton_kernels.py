@@ -44,7 +44,7 @@ def passes(settings, ids):
 @NEEDS_TRITON
 def test_kernels_are_not_compiled_again_for_other_batches_and_sites():
     """Nor for one image, which the sampler tries first: Triton would make a form for each of 1, 16 and the rest."""
-    from rbue.activations import triton_fused, triton_kernels
+    from rbue.kernels import triton_fused, triton_kernels
 
     changing = {"lane_stride", "sample_stride", "rows", "x_rows", "first_row", "sites", "images", "samples"}
     changing |= {"threshold"}  # of another q
@@ -83,7 +83,8 @@ def test_kernels_on_a_gpu_equal_the_formula():
 COMPILED = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rbue.activations import triton_fused, triton_kernels
+from rbue.kernels import triton_fused
+from rbue.kernels import triton_kernels
 from rbue.random_stream import MIX_MULTIPLIERS, signed32
 
 def ptx(kernel, block, drop, **more):

@@ -44,6 +44,6 @@ def _module(name: str) -> ModuleType | None:
     if not torch.cuda.is_available():
         return None
     try:
-        return import_module(f"rbue.activations.{name}")
+        return import_module(f"rbue.kernels.{name}")
     except ImportError:
         return None

@@ -10,7 +10,8 @@ from torch._inductor import metrics
 from torch.autograd import forward_ad
 
 from rbue import functional, random_stream
-from rbue.activations import DropReLU, RReLU, keys_at, random_relu
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import keys_at, random_relu
 
 SHAPES = [(3, 37), (2, 3, 5, 5)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from rbue.activations import DropReLU, RReLU, cpu, native, random_relu
-from rbue.activations.layout import ElementLayout
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import native, random_relu
+from rbue.kernels import torch_operations as cpu
+from rbue.kernels.layout import ElementLayout
 
 ACTIVATIONS = [DropReLU(0.5), DropReLU(0.9), RReLU(), RReLU(0, 1)]
 

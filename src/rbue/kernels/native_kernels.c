@@ -1,8 +1,8 @@
-/* Keys, and the random activations of float32 tensors in one pass over memory, for rbue.activations.native.
+/* Keys, and the random activations of float32 tensors in one pass over memory, for rbue.kernels.native.
  *
  * Rows lie one after the other in memory; output row r reads input row r % x_rows. table[i] is mix(element i), and
  * (k1[r], k2[r]) the key of row r: see rbue.random_stream, whose words these are, bit for bit. Input and output may be
- * the same memory. Compile without contraction of a * b + c: the formula in reference.py rounds both operations.
+ * the same memory. Compile without contraction of a * b + c: the formula in activations/relu.py rounds both operations.
  */
 
 #include <stdint.h>

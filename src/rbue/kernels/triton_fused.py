@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rbue.activations.definitions import Activation, DropReLU
-from rbue.activations.layout import ElementLayout
-from rbue.activations.triton_kernels import (
+from rbue.kernels.layout import ElementLayout
+from rbue.kernels.slope_forms import SlopeForm
+from rbue.kernels.triton_kernels import (
     MOST_OF_A_ROW,
     MOST_PROGRAMS_DOWN,
     UNSPECIALISED,
@@ -27,7 +27,6 @@ from rbue.activations.triton_kernels import (
     read_rows,
     row_keys,
     rows_of_a_program,
-    thresholds,
     warps_for,
     wide_relu,
     word_of,
@@ -161,12 +160,12 @@ def normalised_relu(
     norm: Tensor,
     residual: Tensor | None,
     residual_norm: Tensor | None,
-    activation: Activation | None,
+    form: SlopeForm | None,
     keys: Tensor | None,
     layout: ElementLayout,
     cap: float | None,
 ) -> Tensor:
-    """The activation of ``(x - mean) * scale + shift + residual``; a plain ReLU without an activation.
+    """The activation of ``(x - mean) * scale + shift + residual``; a plain ReLU without a form.
 
     With ``residual_norm`` the residual is normalised too.
     """
@@ -181,9 +180,9 @@ def normalised_relu(
                 x, x if residual is None else residual, norm, norm if residual_norm is None else residual_norm, out,
                 x if keys is None else keys, 0 if keys is None else keys.stride(0),
                 layout.rows, layout.rows // layout.repeat, first_row, channels, plane, *steps,
-                *((0, 0.0, 0.0) if activation is None else thresholds(activation)), cap or 0.0,
+                *((0, 0.0, 0.0) if form is None else (form.threshold, form.steepness, form.intercept)), cap or 0.0,
                 REPEATED=layout.repeat > 1, RESIDUAL=residual is not None, RESIDUAL_NORM=residual_norm is not None,
-                RANDOM=activation is not None, DROP=isinstance(activation, DropReLU), CAPPED=cap is not None,
+                RANDOM=form is not None, DROP=form is not None and form.drop, CAPPED=cap is not None,
                 ROWS=together, PIXELS=pixels, CHANNELS=across, WHOLE=plane % pixels == channels % across == 0,
                 num_warps=warps_for(pixels * across),
             )  # fmt: skip
@@ -205,7 +204,7 @@ def _block(layout: ElementLayout) -> tuple[int, int, int]:
     return rows_of_a_program(layout.rows), min(MOST_OF_A_ROW // across, plane), across
 
 
-def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:
+def pooled_relu(x: Tensor, form: SlopeForm, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:
     """The mean over the pixels of ``layout.repeat`` random activations of ``x``, ``(rows, channels)``."""
     images, channels = layout.shape[:2]
     plane = math.prod(layout.shape[2:])
@@ -216,7 +215,7 @@ def pooled_relu(x: Tensor, activation: Activation, keys: Tensor, layout: Element
     with torch.cuda.device_of(x):
         _pooled_kernel[grid](
             x, out, keys, keys.stride(0), images, layout.repeat, channels, plane, *_steps(layout),
-            *thresholds(activation), cap or 0.0, 1.0 / plane,
-            DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, SAMPLES=stack, CHANNELS=block,
+            form.threshold, form.steepness, form.intercept, cap or 0.0, 1.0 / plane,
+            DROP=form.drop, CAPPED=cap is not None, SAMPLES=stack, CHANNELS=block,
         )  # fmt: skip
     return out

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
+from rbue.torch_internals import is_vmapped
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ElementLayout:
         """The layout of ``x`` under ``rows`` keys; ``rows / repeat`` must divide ``x.shape[0]``."""
         memory_format, dense = torch.contiguous_format, x.is_contiguous()
         for candidate, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-            if not dense and x.dim() == dims and not _vmapped(x) and x.is_contiguous(memory_format=candidate):
+            if not dense and x.dim() == dims and not is_vmapped(x) and x.is_contiguous(memory_format=candidate):
                 memory_format, dense = candidate, True
         return cls(tuple(x.shape), rows, repeat, memory_format, dense, x.device)
 
@@ -97,11 +98,6 @@ class ElementLayout:
         for size in row:
             count = count * size
         return random_stream.element_table(count, self.device).reshape(row)
-
-
-def _vmapped(x: Tensor) -> bool:
-    """Whether ``x`` stands for many tensors; torch does not know the memory format of one of them."""
-    return torch._C._functorch.is_batchedtensor(x)
 
 
 _longest_table: dict[torch.device, Tensor] = {}

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from rbue import random_stream
-from rbue.activations import DropReLU, RReLU, fused, keys, random_relu, reference, triton_fused, triton_kernels
-from rbue.activations.layout import ElementLayout
-from rbue.activations.operator import expanded, random_words
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import fused, keys, random_relu, triton_fused, triton_kernels
+from rbue.kernels.dispatch import expanded, random_words
+from rbue.kernels.layout import ElementLayout
+from rbue.kernels.slope_forms import form_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
@@ -67,16 +69,16 @@ def test_forward_and_backward_equal_the_formula(activation, cap, dtype):
         for channels_last in formats(shape):
             x, key = draw(shape, dtype, channels_last), make_keys(rows)
             layout = ElementLayout.of(x, rows, repeat)
-            out = triton_kernels.forward(x, activation, key, layout, cap, False)
+            out = triton_kernels.forward(x, form_of(activation), key, layout, cap, False)
             copies = expanded(x, layout) if repeat > 1 else x
-            expected = reference.forward(copies, activation, random_words(key, layout), cap)
+            expected = activation.capped_forward(copies, random_words(key, layout), cap)
             assert out.stride() == copies.stride()
             assert close(out, expected, activation, copies), (shape, channels_last)
             if repeat == 1:
                 grad = torch.ones_like(out)
                 saved = None if isinstance(activation, DropReLU) else key
-                result = triton_kernels.backward(grad, out, activation, saved, layout, cap)
-                wanted = reference.backward(grad, out, activation, random_words(key, layout), cap)
+                result = triton_kernels.backward(grad, out, form_of(activation), saved, layout, cap)
+                wanted = activation.capped_backward(grad, out, random_words(key, layout), cap)
                 finite = ~out.isnan()
                 assert close(result[finite], wanted[finite], activation, grad[finite]), (shape, channels_last)
                 assert result[out.isnan()].isfinite().all()
@@ -94,8 +96,8 @@ def test_the_threshold_is_the_formula_s(q):
 def test_default_slopes_agree_to_one_ulp(dtype):
     x = torch.full((2, 4000), -1.0, device=DEVICE, dtype=dtype)
     layout, key = ElementLayout.of(x, 2), make_keys(2)
-    out = triton_kernels.forward(x, RReLU(), key, layout, None, False).cpu()
-    expected = reference.forward(x, RReLU(), random_words(key, layout), None).cpu()
+    out = triton_kernels.forward(x, form_of(RReLU()), key, layout, None, False).cpu()
+    expected = RReLU().capped_forward(x, random_words(key, layout), None).cpu()
     low, high = (torch.nextafter(expected, torch.full_like(expected, end)) for end in (-math.inf, math.inf))
     assert ((low <= out) & (out <= high)).all()
 
@@ -105,7 +107,7 @@ def test_underflow_keeps_its_slope_and_zero_has_none(dtype):
     tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     x = torch.tensor([[0.0, -0.0, -tiny, -1.0, -math.inf]], dtype=dtype).to(DEVICE)
     layout, key = ElementLayout.of(x, 1), make_keys(1)
-    out = triton_kernels.forward(x, RReLU(), key, layout, None, False)
+    out = triton_kernels.forward(x, form_of(RReLU()), key, layout, None, False)
     grad = triton_kernels.backward(torch.ones_like(out), out, RReLU(), key, layout, None)
     ones = triton_kernels.forward(-torch.ones_like(x), RReLU(), key, layout, None, False)
     assert grad[0, :2].tolist() == [0, 0]
@@ -115,9 +117,9 @@ def test_underflow_keeps_its_slope_and_zero_has_none(dtype):
 def test_in_place_writes_into_the_input_and_says_so():
     x, key = draw((4, 40), torch.float32), make_keys(4)
     layout = ElementLayout.of(x, 4)
-    expected = triton_kernels.forward(x, RReLU(), key, layout, None, False)
+    expected = triton_kernels.forward(x, form_of(RReLU()), key, layout, None, False)
     version = x._version
-    assert triton_kernels.forward(x, RReLU(), key, layout, None, True) is x
+    assert triton_kernels.forward(x, form_of(RReLU()), key, layout, None, True) is x
     assert x.nan_to_num(9).equal(expected.nan_to_num(9))
     assert x._version > version
 
@@ -154,14 +156,14 @@ def test_rows_too_long_for_32_bits_are_left_to_the_formula(elements, supported):
 def test_very_many_rows_take_several_launches(activation, memory_format, monkeypatch):
     x = draw((19, 5, 3, 3), torch.float32).contiguous(memory_format=memory_format)
     layout, key = ElementLayout.of(x, 19), make_keys(19)
-    expected = triton_kernels.forward(x, activation, key, layout, None, False)
+    expected = triton_kernels.forward(x, form_of(activation), key, layout, None, False)
     monkeypatch.setattr(triton_kernels, "MOST_PROGRAMS_DOWN", 2)
     assert len(list(triton_kernels.Launch.of(layout, True).parts())) == 3
-    out = triton_kernels.forward(x, activation, key, layout, None, False)
+    out = triton_kernels.forward(x, form_of(activation), key, layout, None, False)
     assert out.nan_to_num(9).equal(expected.nan_to_num(9))
-    gradients = triton_kernels.backward(torch.ones_like(x), out, activation, key, layout, None)
+    gradients = triton_kernels.backward(torch.ones_like(x), out, form_of(activation), key, layout, None)
     monkeypatch.undo()
-    assert gradients.equal(triton_kernels.backward(torch.ones_like(x), out, activation, key, layout, None))
+    assert gradients.equal(triton_kernels.backward(torch.ones_like(x), out, form_of(activation), key, layout, None))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -254,7 +256,7 @@ def test_batch_norm_a_sum_and_a_relu_in_one(activation, residual, cap, dtype):
             added = None if residual == "none" else other
             added_norm = triton_fused.affine(*second) if residual == "normalised" else None
             found = triton_fused.normalised_relu(
-                x, triton_fused.affine(*norm), added, added_norm, activation, key, layout, cap
+                x, triton_fused.affine(*norm), added, added_norm, form_of(activation), key, layout, cap
             )
             before = torch.nn.functional.batch_norm(x.float(), *norm[:4], eps=norm[4])
             if residual == "plain":
@@ -265,7 +267,7 @@ def test_batch_norm_a_sum_and_a_relu_in_one(activation, residual, cap, dtype):
                 expected = plain_relu(before, cap)
             else:
                 copies = expanded(before, layout) if repeat > 1 else before
-                expected = reference.forward(copies, activation, random_words(key, layout), cap)
+                expected = activation.capped_forward(copies, random_words(key, layout), cap)
             assert found.dtype is dtype
             assert found.stride() == expected.stride()
             assert nearly(found, expected, dtype), (shape, channels_last)
@@ -279,9 +281,9 @@ def test_a_relu_and_the_mean_over_its_pixels_in_one(activation, cap, dtype):
         for channels_last in formats(shape):
             x = draw(shape, torch.float32, channels_last).nan_to_num(0.5).to(dtype)
             layout, key = ElementLayout.of(x, shape[0] * repeat, repeat), make_keys(shape[0] * repeat)
-            found = triton_fused.pooled_relu(x, activation, key, layout, cap)
+            found = triton_fused.pooled_relu(x, form_of(activation), key, layout, cap)
             copies = (expanded(x, layout) if repeat > 1 else x).float()
-            expected = reference.forward(copies, activation, random_words(key, layout), cap)
+            expected = activation.capped_forward(copies, random_words(key, layout), cap)
             assert found.shape == (shape[0] * repeat, shape[1])
             assert nearly(found, expected.flatten(2).mean(2) if x.dim() > 2 else expected, dtype), (
                 shape,
@@ -296,12 +298,12 @@ def test_nan_and_infinity_pass_through_the_fused_kernels_as_through_the_formula(
     x = x.repeat(2, 8).reshape(2, 5, 4, 2)
     layout, key = ElementLayout.of(x, 2), make_keys(2)
     norm = triton_fused.affine(*(torch.full((5,), value, device=DEVICE) for value in (0.0, 1.0)), None, None, 0.0)
-    expected = reference.forward(x.float(), activation, random_words(key, layout), None)
-    found = triton_fused.normalised_relu(x, norm, None, None, activation, key, layout, None)
+    expected = activation.capped_forward(x.float(), random_words(key, layout), None)
+    found = triton_fused.normalised_relu(x, norm, None, None, form_of(activation), key, layout, None)
     assert torch.isnan(expected).any()
     torch.testing.assert_close(found.float(), expected.to(dtype).float(), equal_nan=True, rtol=1e-2, atol=0)
     found = triton_fused.pooled_relu(
-        x[:, :, :1, :1].contiguous(), activation, key, ElementLayout.of(x[:, :, :1, :1], 2), None
+        x[:, :, :1, :1].contiguous(), form_of(activation), key, ElementLayout.of(x[:, :, :1, :1], 2), None
     )
     assert torch.isnan(found).any()
 

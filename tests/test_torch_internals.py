@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rbue.compiling import is_exporting
+from rbue.torch_internals import is_exporting
 
 
 class Says(nn.Module):

@@ -7,8 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rbue import random_stream
-from rbue.activations import DropReLU, RReLU, native, random_relu
-from rbue.activations.fused import Normalised, can_be_fused, can_be_pooled, normalised_relu, pooled_relu
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import native, random_relu
+from rbue.kernels.fused import Normalised, can_be_fused, can_be_pooled, normalised_relu, pooled_relu
 
 ACTIVATIONS = [DropReLU(0.6), DropReLU(0), DropReLU(1), RReLU()]
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -2,7 +2,7 @@
 
 That takes a fraction of a second. The library is kept in ``$XDG_CACHE_HOME/rbue/kernels`` (``~/.cache/rbue/kernels``),
 under a name that changes with the source, the compiler and the processor. Without a compiler there is no library, and
-:mod:`.cpu` does the same work with torch's operations. ``RBUE_NATIVE=0`` asks for that.
+:mod:`.torch_operations` does the same work with torch's operations. ``RBUE_NATIVE=0`` asks for that.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.activations import native
-from rbue.activations.operator import plain_eager
-from rbue.activations.triton_support import triton_kernels
-from rbue.compiling import is_exporting
+from rbue.kernels import native
+from rbue.kernels.triton_support import triton_kernels
+from rbue.torch_internals import is_exporting, plain_eager
 
 
 def row_states(state: Tensor, samples: Tensor, images: Tensor) -> Tensor:

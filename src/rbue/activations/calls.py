@@ -1,4 +1,4 @@
-"""The spellings of ReLU: which torch calls are one, and how to read their arguments.
+"""The calls of torch that can be a call site: which spellings are a ReLU, which a layer, and how to read them.
 
 ``clamp``, ``threshold`` and ``hardtanh`` count only with the bounds that make them a ReLU: zero below and
 nothing, or a cap, above. A ReLU of a single number has no rows to be random in, and one that writes to ``out=`` names
@@ -17,20 +17,36 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from rbue.errors import warn
+from rbue.torch_internals import outside_graphs
 
 
 @dataclass(frozen=True)
-class ReluCall:
-    """One application of ReLU, whatever its spelling.
+class SiteCall:
+    """One call of torch that is a call site: an application of an activation, or of a layer.
 
-    ``keeps_input``: its plain form keeps its input for backward, so that a network may change what it returns in place.
+    Attributes:
+        form: its spelling.
+        x: its input.
+        inplace: whether it writes its result into the input.
+        cap: upper bound of the output (6 for ReLU6).
+        keeps_input: its plain form keeps its input for backward, so that a network may change what it returns in place.
+        function: the plain activation, out of place; None for a ReLU.
+        operands: further tensors that the function takes, such as the weight of PReLU.
     """
 
     form: str
     x: Tensor
-    inplace: bool
-    cap: float | None
+    inplace: bool = False
+    cap: float | None = None
     keeps_input: bool = False
+    function: Callable[..., Tensor] | None = None
+    operands: tuple[Tensor, ...] = ()
+
+    def plain(self, x: Tensor) -> Tensor:
+        """What the network would compute of ``x``."""
+        if self.function is not None:
+            return self.function(x, *self.operands)
+        return F.relu(x) if self.cap is None else F.hardtanh(x, 0.0, self.cap)
 
 
 _Arguments = Mapping[str, Any]
@@ -132,33 +148,67 @@ _KEEP_OUTPUT = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.re
 """What torch keeps the output of for backward; of the other spellings it keeps the input."""
 
 
-def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ReluCall | None:
+def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> SiteCall | None:
     """The ReLU that this torch call is, or None if it is something else."""
     entry = FORMS.get(func)
     if entry is None:
         return None
     form, names, reader = entry
+    arguments = arguments_of(names, args, kwargs)
+    found = reader(arguments)
+    x = None if found is None else dense_input(form, arguments)
+    return None if found is None or x is None else SiteCall(form, x, *found, keeps_input=func not in _KEEP_OUTPUT)
+
+
+def arguments_of(names: Sequence[str], args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name."""
     arguments = dict(kwargs)
     for name, value in zip(names, args, strict=False):
         arguments[name] = value
+    return arguments
+
+
+def dense_input(form: str, arguments: _Arguments) -> Tensor | None:
+    """The input of a call if it has rows to be random in."""
     x = arguments.get("input", arguments.get("self"))
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or arguments.get("out") is not None:
         return None
     if isinstance(x, Parameter):  # positive weights, say: they have no images, and one draw would serve a whole batch
         return None
-    found = reader(arguments)
-    if found is not None and (x.is_nested or x.layout is not torch.strided):
+    if x.is_nested or x.layout is not torch.strided:
         _warn_of_layout(form, "nested" if x.is_nested else str(x.layout).removeprefix("torch."))
         return None
-    return None if found is None else ReluCall(form, x, *found, keeps_input=func not in _KEEP_OUTPUT)
+    return x
 
 
-@torch.compiler.disable
+@outside_graphs
 def _warn_of_layout(form: str, layout: str) -> None:
     warn(
         f"a {form} of a {layout} tensor stays as it is: only dense ones are made random, so use to_dense() before it "
         "if it should be."
     )
+
+
+LAYERS: dict[Callable, str] = {
+    function: f"F.{function.__name__}"
+    for function in (
+        F.linear, F.bilinear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+    )
+}  # fmt: skip
+
+
+def read_layer(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> SiteCall | None:
+    """The layer with weights that this torch call is, or None if it is something else."""
+    form = LAYERS.get(func)
+    if form is None:
+        return None
+    x = args[0] if args else kwargs.get("input")
+    return SiteCall(form, x) if isinstance(x, Tensor) and x.dim() > 1 and x.is_floating_point() else None
+
+
+def with_input(args: tuple, kwargs: Mapping[str, Any], x: Tensor) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a layer's call with another input."""
+    return ((x, *args[1:]), dict(kwargs)) if args else ((), {**kwargs, "input": x})
 
 
 OTHER_ACTIVATIONS: dict[Callable, str] = {

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from rbue.activations import DropReLU, RReLU, kept_tables, random_relu
-from rbue.activations.layout import ElementLayout
+from rbue.activations import DropReLU, RReLU
+from rbue.kernels import kept_tables, random_relu
+from rbue.kernels.layout import ElementLayout
 
 
 @pytest.fixture(autouse=True)

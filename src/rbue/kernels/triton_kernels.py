@@ -17,9 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.activations.definitions import Activation, DropReLU
-from rbue.activations.layout import ElementLayout
-from rbue.activations.reference import slope_line
+from rbue.kernels.layout import ElementLayout
+from rbue.kernels.slope_forms import SlopeForm
 
 MIX_1 = tl.constexpr(random_stream.MIX_MULTIPLIERS[0])
 MIX_2 = tl.constexpr(random_stream.MIX_MULTIPLIERS[1])
@@ -143,7 +142,7 @@ def wide_relu(x, word, threshold, steepness, intercept, DROP: tl.constexpr):
 
 @triton.jit
 def _slope(word, steepness, intercept):
-    """The twin of ``reference.slopes``, with ``random_stream.as_mantissas``."""
+    """The twin of ``RReLU.slopes``, with ``random_stream.as_mantissas``."""
     return tl.fma(((word >> 9) + 0x4B400000).to(tl.float32, bitcast=True), steepness, intercept)
 
 
@@ -252,7 +251,7 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
 
 
 def forward(
-    x: Tensor, activation: Activation, keys: Tensor, layout: ElementLayout, cap: float | None, inplace: bool
+    x: Tensor, form: SlopeForm, keys: Tensor, layout: ElementLayout, cap: float | None, inplace: bool
 ) -> Tensor:
     """The random activation; ``layout.repeat`` copies of ``x``, each with bits of its own."""
     out = x if inplace else layout.empty_output(x.dtype)
@@ -261,8 +260,8 @@ def forward(
         for first_row, grid in launch.parts():
             _forward_kernel[grid](
                 x, out, keys, keys.stride(0), launch.rows, launch.rows // layout.repeat, first_row, *launch.shape,
-                *thresholds(activation), cap or 0.0,
-                REPEATED=layout.repeat > 1, DROP=isinstance(activation, DropReLU), CAPPED=cap is not None,
+                form.threshold, form.steepness, form.intercept, cap or 0.0,
+                REPEATED=layout.repeat > 1, DROP=form.drop, CAPPED=cap is not None,
                 **launch.constants,
             )  # fmt: skip
     if inplace:
@@ -273,12 +272,12 @@ def forward(
 def backward(
     grad: Tensor,
     out: Tensor,
-    activation: Activation,
+    form: SlopeForm,
     keys: Tensor | None,
     layout: ElementLayout,
     cap: float | None,
 ) -> Tensor:
-    """The gradient at the input, from the output; the twin of ``reference.backward``."""
+    """The gradient at the input, from the output; the twin of ``capped_backward`` in :mod:`rbue.activations.relu`."""
     result = torch.empty_like(out)
     launch = Launch.of(layout, hashed=keys is not None)
     anything = out if keys is None else keys
@@ -286,20 +285,10 @@ def backward(
         for first_row, grid in launch.parts():
             _backward_kernel[grid](
                 grad, out, result, anything, 0 if keys is None else keys.stride(0), launch.rows, first_row,
-                *launch.shape, *_slope_line(activation), cap or 0.0,
-                DROP=isinstance(activation, DropReLU), CAPPED=cap is not None, **launch.constants,
+                *launch.shape, form.steepness, form.intercept, cap or 0.0,
+                DROP=form.drop, CAPPED=cap is not None, **launch.constants,
             )  # fmt: skip
     return result
-
-
-def thresholds(activation: Activation) -> tuple[int, float, float]:
-    """From which word on DropReLU keeps the ReLU, and the two numbers of RReLU's slope."""
-    threshold = random_stream.threshold(1 - activation.q) if isinstance(activation, DropReLU) else 0
-    return threshold, *_slope_line(activation)
-
-
-def _slope_line(activation: Activation) -> tuple[float, float]:
-    return (0.0, 0.0) if isinstance(activation, DropReLU) else slope_line(activation)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,136 @@
+"""Every private name of torch that the library uses, with the reason.
+
+Public names change with a warning, these do not. When a new version of torch breaks something, look here first. All of
+it is read by compilers too, so the functions are plain and small.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator  # calls that run Python of their own: no public base class
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode, get_overridable_functions
+from torch.utils._python_dispatch import TorchDispatchMode  # documented as the way, but lives in a private module
+from torch.utils._pytree import tree_leaves, tree_map_only  # torch.utils.pytree came later than 2.10
+
+__all__ = [
+    "HigherOrderOperator",
+    "TorchDispatchMode",
+    "compiled_network",
+    "forward_mode",
+    "function_modes",
+    "graph_break",
+    "in_backward",
+    "is_exporting",
+    "is_vmapped",
+    "let_modes_see",
+    "outside_graphs",
+    "plain_eager",
+    "tree_leaves",
+    "tree_map_only",
+    "writing",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# The mode of torch.autograd.grad(is_grads_batched=True), a vmap that functorch does not report.
+_BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
+
+
+def is_exporting() -> bool:
+    """Whether the code is being exported.
+
+    Before torch 2.13 ``torch.compiler.is_exporting()`` also says so in code that is only compiled; the flag behind it
+    does not.
+    """
+    return torch.compiler._is_exporting_flag
+
+
+def plain_eager(x: Tensor) -> bool:
+    """Whether ``x`` is an ordinary tensor that nobody traces or transforms: kernels may read its memory.
+
+    There is no public way to ask whether a function transform, a tracer or a dispatch mode is at work.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in (Tensor, nn.Parameter)
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and forward_ad._current_level < 0
+        and not torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
+    )
+
+
+def forward_mode() -> bool:
+    """Whether eager code is differentiated in forward mode."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
+def is_vmapped(x: Tensor) -> bool:
+    """Whether ``x`` stands for many tensors; torch does not know the memory format of one of them."""
+    return torch._C._functorch.is_batchedtensor(x)
+
+
+def writing(buffer: Tensor) -> AbstractContextManager:
+    """Where a buffer may be written to: ``torch.func.grad`` refuses to write to what it did not make."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(buffer):
+        return nullcontext()
+    return torch._C._DisableFuncTorch()
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def function_modes() -> list[TorchFunctionMode]:
+    """The torch-function modes of this thread, the innermost first.
+
+    torch's own stack and not a thread-local of ours: a compiler knows it on both sides of a graph break.
+    """
+    return [
+        torch._C._get_function_stack_at(position) for position in reversed(range(torch._C._len_torch_function_stack()))
+    ]
+
+
+def let_modes_see(functions: Iterable[Callable]) -> None:
+    """Have compiled code hand calls of these functions to modes, as eager code does.
+
+    The compiler asks a list that lacks some (``torch.relu_``, ``F.hardswish``) and would run those plainly without a
+    word. The list is made once and shared; the compiler has a copy once it has been used.
+    """
+    listed = get_overridable_functions()[nn.functional]
+    listed += [function for function in functions if function not in listed]
+    compiler = sys.modules.get("torch._dynamo.variables.torch")
+    if compiler is not None:
+        compiler.get_overridable_functions().update(functions)
+
+
+def compiled_network(model: nn.Module) -> nn.Module | None:
+    """The network inside what ``torch.compile`` returned; None if it is something else.
+
+    Looked up among what is loaded: importing the compiler takes longer than importing torch.
+    """
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None or not isinstance(model, compiler.OptimizedModule):
+        return None
+    inner: nn.Module = model._orig_mod
+    return inner
+
+
+def graph_break(message: str) -> None:
+    """End a compiled graph here; only called while one is being made."""
+    torch._dynamo.graph_break(msg=message)
+
+
+def outside_graphs(function: _Function) -> _Function:
+    """Leave a function out of compiled graphs: ``torch.compiler.disable`` without loading the compiler for it."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
