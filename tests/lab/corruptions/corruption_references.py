@@ -15,9 +15,8 @@ from skimage import color
 from skimage.filters import gaussian
 
 from rbue.lab.corruptions import CORRUPTIONS, constants_of
-from rbue.lab.corruptions.batch import Batch
-from rbue.lab.corruptions.frost import shrink
-from rbue.lab.corruptions.ice import ice
+from rbue.lab.corruptions.corrupting import Batch
+from rbue.lab.corruptions.frost import ice, shrink
 
 
 @lru_cache

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from rbue.errors import InvalidInput
-from rbue.lab.corruptions import corrupt, corrupted, generated
+from rbue.lab.corruptions import corrupt, corrupted, sets
 from rbue.lab.data import CannotWrite, DataError, ImageSet, registry
 
 
@@ -136,7 +136,7 @@ def test_wrong_published_folders_are_refused(tiny):
 
 
 def test_generated_sets_are_kept_and_found_again(small_set, tmp_path, monkeypatch):
-    monkeypatch.setattr(generated, "_AT_ONCE", 4)
+    monkeypatch.setattr(sets, "_MADE_AT_ONCE", 4)
     seen = []
     first = corrupted(small_set, "snow", 2, seed=5, progress=lambda *said: seen.append(said))
     assert seen == [("snow severity 2", 4, 10), ("snow severity 2", 8, 10), ("snow severity 2", 10, 10)]

@@ -63,7 +63,7 @@ def test_digits_are_embedded_split_and_checked():
     assert np.bincount(test.labels).tolist() == [35, 36, 35, 36, 36, 36, 36, 35, 34, 36]
     assert channel_statistics(train.images) == (train.mean, train.std)
     assert all(entry.ok and entry.reference == "registry" for entry in data.check("digits"))
-    for call in (data.fetch, lambda name: data.import_(name, "."), lambda name: data.pack(name, "x")):
+    for call in (data.fetch, lambda name: data.import_(name, ".")):
         with pytest.raises(InvalidInput, match="digits"):
             call("digits")
 

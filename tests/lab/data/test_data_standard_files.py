@@ -8,7 +8,9 @@ import os
 import pickle
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import data_files as files
 import numpy as np
@@ -16,8 +18,8 @@ import pytest
 
 from rbue.lab import data
 from rbue.lab.data import registry, store
-from rbue.lab.data.formats.pickles import read_pickle
-from rbue.lab.data.sources import md5_of
+from rbue.lab.data.pickles import read_pickle
+from rbue.lab.data.source_files import md5_of
 
 EXACT = {
     "cifar10": [files.cifar10_binary, files.cifar10_python, files.cifar10_sheets],
@@ -177,7 +179,7 @@ def test_where_arrays_have_no_checksum_the_file_is_checked(shrink, tmp_path):
     )
     shrink("svhn", known=False, downloads=downloads)
     data.import_("svhn", folder, tmp_path / "root")
-    assert store.find(tmp_path / "root", "svhn").splits["train"].verified_by == "publisher's MD5 of the files"
+    assert store.find_stored(tmp_path / "root", "svhn").splits["train"].verified_by == "publisher's MD5 of the files"
     assert {entry.reference for entry in data.check("svhn", tmp_path / "root")} == {"recorded when stored"}
 
 
@@ -253,16 +255,20 @@ def test_pickles_of_python_3_are_read_too():
 def test_a_full_disk_leaves_nothing(shrink, tmp_path, monkeypatch, nothing_left):
     folder = files.cifar10_binary(tmp_path / "in", shrink("cifar10"))
     for fail_at in range(1, 9):
-        calls = []
+        written = iter(range(1, 100))
 
-        def full(file, block, fail_at=fail_at, calls=calls):
-            calls.append(1)
-            if len(calls) == fail_at:
-                file.write(block[: len(block) // 2])
-                raise OSError(errno.ENOSPC, "No space left on device")
-            file.write(block)
+        @contextmanager
+        def full(path, fail_at=fail_at, written=written):
+            def write(block):
+                if next(written) == fail_at:
+                    file.write(block[: len(block) // 2])
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                file.write(block)
 
-        monkeypatch.setattr("rbue.lab.data.store.append", full)
+            with path.open("wb") as file:
+                yield SimpleNamespace(write=write)
+
+        monkeypatch.setattr("rbue.lab.data.store.lasting", full)
         with pytest.raises(data.CannotWrite, match=r"root.cifar10: the disk is full"):
             data.import_("cifar10", folder, tmp_path / "root")
         nothing_left(tmp_path / "root")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rbue.lab.data.problems import DataError
+from rbue.lab.data.registry import DataError
 from rbue.lab.data.staging import clear_leftovers, staged
 
 
