@@ -26,7 +26,7 @@ _NEGLIGIBLE = 1e-9
 )
 def defocus_blur(batch: Batch, radius: float, edge_std: float) -> Bytes:
     """The mean over a disk of ``radius`` whose edge is softened by a 3x3 Gaussian; mirrored at the border."""
-    kernel = disk(radius, edge_std)
+    kernel = _disk(radius, edge_std)
     reach = len(kernel) // 2
     height, width = batch.size
     padded = np.pad(batch.fractions, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="reflect")
@@ -37,7 +37,7 @@ def defocus_blur(batch: Batch, radius: float, edge_std: float) -> Bytes:
 
 
 @lru_cache(maxsize=16)
-def disk(radius: float, edge_std: float) -> Floats:
+def _disk(radius: float, edge_std: float) -> Floats:
     """The kernel of a lens out of focus: a uniform disk, smoothed by a 3x3 Gaussian, without its empty margin."""
     reach = int(radius) + 1
     line = np.arange(-reach, reach + 1)
@@ -143,19 +143,16 @@ def trail(images: Bytes, radius: float, std: float, degrees: Floats) -> Bytes:
     return blurred
 
 
-def _equal_runs(*rows: NDArray[Any]) -> list[tuple[int, int]]:
-    """The stretches in which none of the rows changes; images of similar angle share a step and are moved together."""
-    changes = np.zeros(len(rows[0]) - 1, dtype=bool)
-    for row in rows:
-        changes |= row[1:] != row[:-1]
-    cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(rows[0])]
-    return list(pairwise(cuts))
+def _equal_runs(down: NDArray[np.int64], right: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The stretches in which neither changes; images of similar angle share a step and are moved together."""
+    changes = np.flatnonzero((down[1:] != down[:-1]) | (right[1:] != right[:-1])) + 1
+    return list(pairwise([0, *changes.tolist(), len(down)]))
 
 
 @corruption(cifar=(1.06, 1.11, 1.16, 1.21, 1.26), tiny_imagenet=(1.06, 1.11, 1.16, 1.21, 1.26))
 def zoom_blur(batch: Batch, largest: float) -> Bytes:
     """The mean of the image and its enlargements by 1, 1.01, ... below ``largest``."""
-    return to_bytes(apply_map(mean_enlargement_map(*batch.size, largest), batch.fractions))
+    return to_bytes(apply_map(_mean_enlargement_map(*batch.size, largest), batch.fractions))
 
 
 def apply_map(matrix: sparse.csr_array, images: NDArray[Any]) -> Floats:
@@ -173,7 +170,7 @@ def enlargement_map(height: int, width: int, factor: float) -> sparse.csr_array:
 
 
 @lru_cache(maxsize=16)
-def mean_enlargement_map(height: int, width: int, largest: float, step: float = 0.01) -> sparse.csr_array:
+def _mean_enlargement_map(height: int, width: int, largest: float, step: float = 0.01) -> sparse.csr_array:
     """The mean of an image and its enlargements by ``1, 1 + step, ...`` below ``largest``."""
     factors = np.arange(1.0, largest, step)
     total = sparse.eye_array(height * width, format="csr")

