@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -40,6 +41,8 @@ _PANES = (
     (30, 40.0, 0.35, (0.80, 0.92, 1.00)),
     (75, 30.0, 0.25, (0.90, 0.95, 0.98)),
 )
+
+_one_at_a_time = Lock()  # or every thread of the first batch would draw the ice
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def frost(batch: Batch, image_weight: float, frost_weight: float, scale: float) 
     """``image_weight·x + frost_weight·f`` with a random piece ``f`` of a texture shrunk to ``scale``."""
     height, width = batch.size
     folder = frost_source(batch.frost_folder).folder
-    textures = _scaled(folder, scale, height, width)
+    with _one_at_a_time:
+        textures = _scaled(folder, scale, height, width)
     which, place = batch.integers(0, len(textures)), batch.uniform(0.0, 1.0, 2)
     pieces = np.empty(batch.images.shape)
     for piece, number, (down, right) in zip(pieces, which.tolist(), place.tolist(), strict=True):
