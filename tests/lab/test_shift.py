@@ -17,7 +17,7 @@ from PIL import Image
 from rbue import metrics
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
-from rbue.lab.corruptions import CORRUPTIONS, corrupt, frost, generated
+from rbue.lab.corruptions import CORRUPTIONS, corrupt, frost, sets
 from rbue.lab.paper.shift_results import shift_is_done, shift_rows
 from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.folders import RunConfig, RunFolder
@@ -662,7 +662,7 @@ def test_what_a_helper_answers(trained, tmp_path, monkeypatch):
         return [json.loads(line) for line in out.getvalue().splitlines()]
 
     assert answers(tmp_path / "cache" / "rbue" / "data") == [None, None]
-    monkeypatch.setattr(generated, "corrupt", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(sets, "corrupt", lambda *_, **__: 1 / 0)
     kept = list(prepared(images, [Cell("fog", 4), Cell("contrast", 4)], helpers=0))
     assert np.array_equal(kept[0][1].images, corrupt(images.images, "fog", 4))
     assert all("a file is in the way" in answer for answer in answers(tmp_path / "bad"))

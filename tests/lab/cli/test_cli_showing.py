@@ -28,7 +28,7 @@ from rbue.lab.models import list_models
 
 VERBS = ("train", "evaluate", "compare", "calibrate", "predict", "shift", "report", "models", "methods", "sites", "env")
 GROUPS = {
-    "data": ("list", "fetch", "import", "check", "pack", "unpack"),
+    "data": ("list", "fetch", "import", "check"),
     "runs": ("list", "show", "remove"),
     "paper": ("list", "plan", "run", "report", "claims"),
 }
@@ -115,7 +115,6 @@ def test_data_list_and_check(command, as_json, fails):
     assert "is not on this machine" in fails("data", "check", "svhn", code=1)
     assert "did you mean 'cifar10'" in fails("data", "fetch", "cifr10", code=2)
     assert "nothing to fetch" in fails("data", "fetch", "digits", code=2)
-    assert "not a pack" in fails("data", "unpack", "nowhere", code=1)
 
 
 @pytest.fixture
@@ -143,10 +142,8 @@ def test_data_travels(little_cifar, command, as_json, fails):
     assert as_json("data", "import", "cifar10", little_cifar, "--root", "here")["folder"] == "here/cifar10"
     again = command("data", "fetch", "cifar10", "--root", "here")
     assert again.stdout.strip() == "here/cifar10"
-    packed = as_json("data", "pack", "cifar10", "parts", "--root", "here", "--part-mib", 0.0625)
-    assert max(packed["files"].values()) <= 65536
-    unpacked = command("data", "unpack", "parts", "--root", "there")
-    assert "cifar10 train: 20 of 20" in unpacked.stderr
+    imported = command("data", "import", "cifar10", little_cifar, "--root", "there")
+    assert "cifar10 train: 20 of 20" in imported.stderr
     for path in Path("here/cifar10").glob("*.npy"):
         assert path.read_bytes() == Path("there/cifar10", path.name).read_bytes()
     (array,) = [path for path in Path("there/cifar10").glob("*.npy") if "train" in path.name and "image" in path.name]

@@ -1,6 +1,8 @@
-"""A small clean test split, and no frost photographs of this machine."""
+"""A small clean test split, and nothing of this machine: no data, no cache, no frost photographs."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import corruption_references as references
 import numpy as np
@@ -11,7 +13,11 @@ from rbue.lab.data import ImageSet
 
 
 @pytest.fixture(autouse=True)
-def _no_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.delenv("RBUE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(frost.VARIABLE, raising=False)
     monkeypatch.setattr(frost, "_PACKAGE", "a_package_that_is_not_there")
 

@@ -15,15 +15,15 @@ from skimage import color
 from skimage.filters import gaussian
 
 from rbue.lab.corruptions import CORRUPTIONS, constants_of
-from rbue.lab.corruptions.batch import Batch
-from rbue.lab.corruptions.frost import shrink
-from rbue.lab.corruptions.ice import ice
+from rbue.lab.corruptions.corrupting import Batch
+from rbue.lab.corruptions.frost import ice, shrink
 
 
 @lru_cache
-def scenes(count: int = 24, side: int = 32, seed: int = 0) -> np.ndarray:
+def scenes(count: int | None = None, side: int = 32) -> np.ndarray:
     """Coloured shapes on smooth grounds with some texture; a few grey, black and white pixels."""
-    random = np.random.default_rng(seed)
+    count = count or (24 if side <= 32 else 10)
+    random = np.random.default_rng(0)
     rows, columns = np.mgrid[:side, :side] / side
     images = np.empty((count, side, side, 3))
     for image in images:

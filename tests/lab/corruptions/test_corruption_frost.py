@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from rbue.lab.corruptions import corrupt, corrupted, frost, frost_source
-from rbue.lab.corruptions.frost import PHOTOGRAPHS, shrink
-from rbue.lab.corruptions.ice import ice
+from rbue.lab.corruptions.frost import PHOTOGRAPHS, ice, shrink
 from rbue.lab.data import DataError
 
 

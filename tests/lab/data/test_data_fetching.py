@@ -15,7 +15,7 @@ import pytest
 
 from rbue.lab import data
 from rbue.lab.data import registry
-from rbue.lab.data.mirrors import debian_package, npm_package
+from rbue.lab.data.fetching import debian_package, npm_package
 
 
 class _Server:
@@ -154,12 +154,17 @@ def test_no_answer_leaves_nothing(published, server, tmp_path, nothing_left):
     assert not (tmp_path / "root").exists()
 
 
-@pytest.mark.parametrize("module", ["download", "store"])
-def test_a_full_disk_is_not_blamed_on_the_network(published, tmp_path, monkeypatch, module):
-    def full(file, block):
+@pytest.mark.parametrize("where", ["downloading", "storing"])
+def test_a_full_disk_is_not_blamed_on_the_network(published, tmp_path, monkeypatch, where):
+    def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(f"rbue.lab.data.{module}.append", full)
+    if where == "storing":
+        monkeypatch.setattr("rbue.lab.data.store.lasting", full)
+    else:
+        partial = tmp_path / "root" / ".downloads" / "cifar10" / "cifar-10-binary.tar.gz.partial"
+        partial.parent.mkdir(parents=True)
+        partial.symlink_to("/dev/full")
     with pytest.raises(data.CannotWrite, match="the disk is full"):
         data.fetch("cifar10", tmp_path / "root")
     assert not (tmp_path / "root" / "cifar10").exists()

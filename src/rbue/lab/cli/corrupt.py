@@ -16,7 +16,7 @@ from rbue.lab import data
 from rbue.lab.cli.output import say
 from rbue.lab.cli.progress import working
 from rbue.lab.corruptions import contact_sheet, severity_strip
-from rbue.lab.corruptions.registry import find
+from rbue.lab.corruptions.corrupting import find
 from rbue.lab.data.images import Bytes
 from rbue.lab.shift.preparing import check_size
 

@@ -10,12 +10,12 @@ import typer
 
 from rbue.errors import RbueError
 from rbue.lab import data
-from rbue.lab.cli.output import AsJson, print_json, remark, say, table
+from rbue.lab.cli.output import AsJson, print_json, say, table
 from rbue.lab.cli.progress import data_progress, working
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List, fetch, import, check and carry data sets.",
+    help="List, fetch, import and check data sets.",
     epilog="Example: rbue data fetch cifar10",
 )
 
@@ -85,37 +85,6 @@ def check(name: Name, root: Root = None, json: AsJson = False) -> None:
         table(f"Checksums of {name}", ("split", "array", "SHA-256", "verdict"), rows)
     if not all(one.ok for one in checks):
         raise RbueError(f"{name} is not what it should be; remove it and fetch or import it again.")
-
-
-@app.command(epilog="Example: rbue data pack cifar10 cifar10-parts --part-mib 48")
-def pack(
-    name: Name,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the parts.")],
-    part_mib: Annotated[float, typer.Option(help="No part is larger than this.")] = 48,
-    root: Root = None,
-    json: AsJson = False,
-) -> None:
-    """Write a data set losslessly in small parts, to carry it to a machine without a network."""
-    with data_progress() as progress:
-        files = data.pack(name, folder, part_mib, root, progress)
-    sizes = {path.name: path.stat().st_size for path in files}
-    if json:
-        print_json({"name": name, "folder": folder, "files": sizes})
-        return
-    remark(f"{len(files)} files, {sum(sizes.values()) / 2**20:.1f} MiB")
-    say(str(folder))
-
-
-@app.command(epilog="Example: rbue data unpack cifar10-parts")
-def unpack(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `rbue data pack` wrote.")],
-    root: Root = None,
-    json: AsJson = False,
-) -> None:
-    """Restore a packed data set bit for bit, and check it."""
-    with data_progress() as progress:
-        place = data.unpack(folder, root, progress)
-    _placed(place.name, place, json)
 
 
 def _entry(name: str, root: Path | None) -> dict[str, Any]:

@@ -8,27 +8,14 @@
 >>> len(corruptions.CORRUPTIONS)
 19
 
-Every image's randomness is its own (:mod:`rbue.lab.corruptions.batch`). A corruption is one function with its
-constants above it; only ``spatter`` needs more than the package's own dependencies (``pip install rbue[lab]``).
+Every image's randomness is its own (:mod:`rbue.lab.corruptions.corrupting`). A corruption is one function with its
+constants above it.
 """
 
-from rbue.lab.corruptions import (  # noqa: F401  each registers its corruptions
-    blur,
-    coding,
-    colour,
-    elastic,
-    fog,
-    glass,
-    motion,
-    noise,
-    snow,
-    spatter,
-)
-from rbue.lab.corruptions.batch import SCHEME
-from rbue.lab.corruptions.corrupting import constants_of, corrupt
+from rbue.lab.corruptions import blur, digital, noise, weather  # noqa: F401  each registers its corruptions
+from rbue.lab.corruptions.corrupting import CORRUPTIONS, EXTRA, SCHEME, SEVERITIES, constants_of, corrupt
 from rbue.lab.corruptions.frost import FrostSource, frost_source
 from rbue.lab.corruptions.pictures import contact_sheet, severity_strip
-from rbue.lab.corruptions.registry import CORRUPTIONS, EXTRA, SEVERITIES
 from rbue.lab.corruptions.sets import corrupted
 
 __all__ = [

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from rbue.lab.corruptions.batch import Batch, to_bytes
-from rbue.lab.corruptions.registry import corruption
+from rbue.lab.corruptions.corrupting import Batch, corruption, to_bytes
 from rbue.lab.data.images import Bytes
 
 
 @corruption(cifar=(0.04, 0.06, 0.08, 0.09, 0.10), tiny_imagenet=(0.04, 0.08, 0.12, 0.15, 0.18))
-def gaussian_noise(batch: Batch, deviation: float) -> Bytes:
-    """``x + deviation·n`` with standard normal ``n``."""
+def gaussian_noise(batch: Batch, std: float) -> Bytes:
+    """``x + std·n`` with standard normal ``n``."""
     noisy = batch.normal(*batch.images.shape[1:])
-    noisy *= deviation
+    noisy *= std
     noisy += batch.fractions
     return to_bytes(noisy)
 
@@ -35,10 +34,10 @@ def impulse_noise(batch: Batch, amount: float) -> Bytes:
 
 
 @corruption(cifar=(0.06, 0.10, 0.12, 0.16, 0.20), tiny_imagenet=(0.15, 0.20, 0.25, 0.30, 0.35))
-def speckle_noise(batch: Batch, deviation: float) -> Bytes:
-    """``x + x·deviation·n`` with standard normal ``n``: the brighter, the noisier."""
+def speckle_noise(batch: Batch, std: float) -> Bytes:
+    """``x + x·std·n`` with standard normal ``n``: the brighter, the noisier."""
     noisy = batch.normal(*batch.images.shape[1:])
-    noisy *= deviation
+    noisy *= std
     noisy += 1.0
     noisy *= batch.fractions
     return to_bytes(noisy)

@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 
 from rbue.errors import InvalidInput
-from rbue.lab.corruptions.corrupting import corrupt
-from rbue.lab.corruptions.registry import CORRUPTIONS, SEVERITIES
+from rbue.lab.corruptions.corrupting import CORRUPTIONS, SEVERITIES, corrupt
 from rbue.lab.data.images import Bytes
 
 _GAP = 4

@@ -4,8 +4,8 @@
 image of each class (the 5th, 10th, ... by file name) is a test image. Classes are the sorted folder names (of
 ``train/`` where there is one). Files and folders whose name starts with a dot are skipped. All images have one size;
 with ``SIZE`` they may have any, and the middle square of each is scaled to so many pixels. A tree without test images
-is refused for training too. If all are grey there is one channel, otherwise three. Mean and deviation are those of the
-training images, so asking for the test images reads the training images too.
+is refused for training too. If all are grey there is one channel, otherwise three. Mean and standard deviation are
+those of the training images, so asking for the test images reads the training images too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from rbue.lab.data.images import Bytes, ImageSet, channel_statistics
-from rbue.lab.data.problems import DataError, did_you_mean
-from rbue.lab.data.registry import FOLDER_PREFIX, check_split
+from rbue.lab.data.registry import FOLDER_PREFIX, DataError, check_split, did_you_mean
 
 SPLITS = ("train", "test")
 _TEST_EVERY = 5

@@ -1,4 +1,4 @@
-"""A set of labelled images as plain arrays, and the checksums that say which set it is."""
+"""Labelled images as plain arrays, the checksums that say which set they are, and the hold-out for validation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ImageSet:
         name: The registry's name of the set.
         split: ``train``, ``test`` or ``validation``.
         mean: Channel means of the training images, as fractions of 255.
-        std: Channel deviations, likewise.
+        std: Channel standard deviations, likewise.
         variant: ``official``, or how these images differ from the published ones.
         held_out: How a validation set was carved off, if one was.
     """
@@ -141,9 +141,9 @@ def blocks(array: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
 
 
 def channel_statistics(images: Bytes) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of every channel as fractions of 255, from exact integer sums, to four digits.
+    """Mean and standard deviation of every channel as fractions of 255, from exact integer sums, to four digits.
 
-    What is divided by the deviation must stay finite: that of a channel that is the same everywhere is given as 1.
+    What is divided by the standard deviation must stay finite: a channel that is the same everywhere is given 1.
     """
     channels = images.shape[3]
     total, squares, pixels = np.zeros(channels), np.zeros(channels), 0
@@ -155,5 +155,44 @@ def channel_statistics(images: Bytes) -> tuple[tuple[float, ...], tuple[float, .
             squares[channel] += histogram @ np.arange(256) ** 2
         pixels += len(flat)
     mean = total / pixels
-    deviation = np.sqrt(np.maximum(squares / pixels - mean**2, 0.0))
-    return tuple(round(float(m) / 255, 4) for m in mean), tuple(round(float(d) / 255, 4) or 1.0 for d in deviation)
+    std = np.sqrt(np.maximum(squares / pixels - mean**2, 0.0))
+    return tuple(round(float(m) / 255, 4) for m in mean), tuple(round(float(d) / 255, 4) or 1.0 for d in std)
+
+
+def holdout(image_set: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Split a set in two, class by class, the same way every time.
+
+    Stratified: each class gives its share of ``count``, rounded so that the sum is exact (largest remainders
+    first, lower labels first among equals). Which images of a class go is drawn with
+    ``numpy.random.RandomState(seed)``, whose stream numpy keeps unchanged. Both parts keep the original order,
+    and both record the count, the seed and the method in ``held_out``.
+
+    Args:
+        image_set: What to split, usually a whole training set.
+        count: How many images the validation set gets; at least one is left for training.
+        seed: 0 to 2**32 - 1.
+
+    Returns:
+        The training part and the validation part.
+
+    Raises:
+        InvalidInput: A count or seed out of range, or a set that has been split before.
+    """
+    total = len(image_set)
+    if not 1 <= count < total:
+        raise InvalidInput(f"a holdout of {count} images is impossible; choose 1 to {total - 1} of the {total}.")
+    if not 0 <= seed < 2**32:
+        raise InvalidInput(f"the holdout seed must lie in 0..{2**32 - 1}, got {seed}.")
+    if image_set.held_out is not None:
+        raise InvalidInput(f"{image_set!r} is already one part of a holdout; split the whole set instead.")
+    sizes = np.bincount(image_set.labels, minlength=len(image_set.classes))
+    shares, remainders = np.divmod(sizes * count, total)
+    shares[np.argsort(-remainders, kind="stable")[: count - shares.sum()]] += 1
+    random = np.random.RandomState(seed)
+    chosen = np.zeros(total, dtype=bool)
+    for label, share in enumerate(shares):
+        members = np.flatnonzero(image_set.labels == label)
+        chosen[random.permutation(members)[:share]] = True
+    train = image_set.take(np.flatnonzero(~chosen), image_set.split, Holdout("train", count, seed))
+    validation = image_set.take(np.flatnonzero(chosen), "validation", Holdout("validation", count, seed))
+    return train, validation

@@ -1,24 +1,40 @@
-"""The data sets that can be named: one file in ``rbue/data/sets`` for each, found by looking there."""
+"""The data sets that can be named, and what their entries are made of: one file in ``sets/`` for each set."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, RbueError
 from rbue.lab.data.images import OFFICIAL, Bytes
-from rbue.lab.data.problems import did_you_mean
-from rbue.lab.data.progress import Progress
-from rbue.lab.data.sources import Source
 
-Chunk = tuple[Bytes, NDArray[Any]]
+if TYPE_CHECKING:
+    from rbue.lab.data.source_files import Source
+
 FOLDER_PREFIX = "folder:"
+Chunk = tuple[Bytes, NDArray[Any]]
+
+# What is being done, how much of it is done, and how much there is (None where that is not known).
+Progress = Callable[[str, int, "int | None"], None]
+
+
+def silent(what: str, done: int, total: int | None) -> None:
+    """A progress that says nothing."""
+
+
+class DataError(RbueError, RuntimeError):
+    """Data that is missing, damaged or not what it claims to be, or a place it cannot be written to."""
+
+
+class CannotWrite(DataError):
+    """A place that data cannot be written to: no room, no permission, something in the way."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,20 @@ class Published:
     count: int
     images: str | None = None
     labels: str | None = None
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """What a reader is given: the files of one split, and what they must hold."""
+
+    source: Source
+    dataset: DataSet
+    split: str
+    files: tuple[str, ...]
+    count: int
+
+
+Reader = Callable[[SplitFiles], Iterator[Chunk]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +76,7 @@ class Layout:
 
     name: str
     files: Mapping[str, tuple[str, ...]]
-    read: Callable[[Source, DataSet, str, int], Iterator[Chunk]]
+    read: Reader
     shared: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     archives: tuple[str, ...] = ()
@@ -80,7 +110,7 @@ class DataSet:
         classes: Class names in label order.
         shape: ``(height, width, channels)``.
         mean: Channel means of the training images, as fractions of 255.
-        std: Channel deviations, likewise.
+        std: Channel standard deviations, likewise.
         splits: By split and variant, what is published about the arrays.
         codes: The publisher's own class codes in label order, where they differ from the names.
         layouts: How its files may look, preferred ones first.
@@ -101,12 +131,17 @@ class DataSet:
     layouts: tuple[Layout, ...] = ()
     downloads: tuple[Download, ...] = ()
     mirror: Mirror | None = None
-    embedded: Callable[[str], Chunk] | None = field(default=None)
+    embedded: Callable[[str], Chunk] | None = None
     terms: str = ""
 
     def published(self, split: str, variant: str) -> Published:
         """What is known of a split of a variant."""
         return self.splits[split][variant]
+
+
+def official(train: Published, test: Published) -> dict[str, dict[str, Published]]:
+    """The ``splits`` of a set that has one variant only."""
+    return {"train": {OFFICIAL: train}, "test": {OFFICIAL: test}}
 
 
 _SETS: dict[str, DataSet] = {}
@@ -152,11 +187,18 @@ def check_split(name: str, split: str, known: Iterable[str]) -> None:
         )
 
 
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'cifar10'?)`` when a known word is close to the given one, otherwise nothing."""
+    by_plain = {word.lower().replace("-", "").replace("_", ""): word for word in known}
+    plain = given.lower().replace("-", "").replace("_", "")
+    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.5)
+    return f" (did you mean {by_plain[close[0]]!r}?)" if close else ""
+
+
 def _discover() -> None:
     global _discovered
     if not _discovered:
         _discovered = True
         package = importlib.import_module("rbue.lab.data.sets")
         for module in pkgutil.iter_modules(package.__path__):
-            if not module.name.startswith("_"):
-                importlib.import_module(f"rbue.lab.data.sets.{module.name}")
+            importlib.import_module(f"rbue.lab.data.sets.{module.name}")

@@ -1,21 +1,39 @@
-"""Folders that appear whole or not at all."""
+"""Folders that appear whole or not at all, files that last, and a sentence when the system refuses to write."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from rbue.lab.data.problems import writing_to
+from rbue.lab.data.registry import CannotWrite
 
 _DAY = 86_400.0
+
+
+@contextmanager
+def writing_to(place: Path) -> Iterator[None]:
+    """Turns the system's refusal to write below ``place`` into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = "the disk is full; free some space or choose another root"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            reason = "no permission to write there; choose another root or set RBUE_DATA to a folder of your own"
+        elif error.errno in (errno.ENOTDIR, errno.EEXIST):
+            reason = "a file is in the way; remove it or choose another root"
+        else:
+            reason = f"the system says: {error.strerror or error}"
+        raise CannotWrite(f"cannot write to {place}: {reason}. Nothing half-written was left behind.") from error
 
 
 @contextmanager
@@ -27,7 +45,7 @@ def staged(target: Path) -> Iterator[Path]:
     """
     made: Path | None = None
     with writing_to(target):
-        top_made = _make_parents(target.parent)
+        created = make_folder(target.parent)
         _put_back(target)
         clear_leftovers(target.parent, f".{target.name}.")
         try:
@@ -39,12 +57,7 @@ def staged(target: Path) -> Iterator[Path]:
         finally:
             if made is not None:
                 shutil.rmtree(made, ignore_errors=True)
-            _remove_empty(target.parent, top_made)
-
-
-def append(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write bytes: the one place through which arrays and parts reach the disk."""
-    file.write(data)
+            remove_empty(target.parent, created)
 
 
 @contextmanager
@@ -56,17 +69,25 @@ def lasting(path: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file and make sure that it has reached the disk."""
-    with lasting(path) as file:
-        append(file, data)
-
-
-def _make_parents(folder: Path) -> Path | None:
-    """Makes a folder with its parents; returns the topmost one that was not there before."""
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder with its parents; returns those that were not there before, the innermost first."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    return missing[-1] if missing else None
+    return missing
+
+
+def remove_empty(folder: Path, created: Iterable[Path]) -> None:
+    """Remove a folder and its parents, as far as they are among those created here and nothing was put into them."""
+    created = set(created)
+    for place in (folder, *folder.parents):
+        try:
+            if place not in created:
+                return
+            place.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return
 
 
 def clear_leftovers(folder: Path, start: str = ".") -> None:
@@ -88,18 +109,6 @@ def _put_back(target: Path) -> None:
             with contextlib.suppress(OSError):
                 old.rename(target)
                 return
-
-
-def _remove_empty(folder: Path, top: Path | None) -> None:
-    if top is None:
-        return
-    for place in (folder, *folder.parents):
-        try:
-            place.rmdir()
-        except OSError:
-            return
-        if place == top:
-            return
 
 
 def _swap(made: Path, target: Path) -> None:

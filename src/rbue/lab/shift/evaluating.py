@@ -11,8 +11,8 @@ import torch
 from rbue.errors import InvalidInput
 from rbue.lab import data
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
-from rbue.lab.corruptions.registry import check_severity, find
-from rbue.lab.data.progress import silent
+from rbue.lab.corruptions.corrupting import check_severity, find
+from rbue.lab.data.registry import silent
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.shift.rows import Cell, Row
 from rbue.lab.shift.settings import Setting

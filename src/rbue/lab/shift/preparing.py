@@ -18,7 +18,7 @@ from rbue.errors import InvalidInput
 from rbue.lab import data
 from rbue.lab.corruptions import corrupted
 from rbue.lab.corruptions.corrupting import SMALLEST_SIDE, usable_cores
-from rbue.lab.corruptions.published import find_published
+from rbue.lab.corruptions.sets import find_published
 from rbue.lab.data.images import Bytes
 from rbue.lab.shift.helper import Helper
 from rbue.lab.shift.rows import Cell

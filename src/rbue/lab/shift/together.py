@@ -13,7 +13,7 @@ from torch import nn
 from rbue.errors import RbueError, warn
 from rbue.lab import data
 from rbue.lab.corruptions import corrupted
-from rbue.lab.corruptions.published import find_published
+from rbue.lab.corruptions.sets import find_published
 from rbue.lab.data.folder import is_here
 from rbue.lab.data.images import Labels
 from rbue.lab.data.registry import FOLDER_PREFIX

@@ -1,8 +1,7 @@
 """CIFAR-100 (Krizhevsky 2009): 32x32 colour photographs; the 100 fine classes."""
 
-from rbue.lab.data.formats import cifar, sheets
-from rbue.lab.data.images import OFFICIAL
-from rbue.lab.data.registry import DataSet, Download, Layout, Published, register
+from rbue.lab.data import readers
+from rbue.lab.data.registry import DataSet, Download, Layout, Published, official, register
 
 _BINARY = {"train": ("train.bin",), "test": ("test.bin",)}
 _PICKLED = {"train": ("train",), "test": ("test",)}
@@ -26,40 +25,36 @@ register(
         shape=(32, 32, 3),
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
-        splits={
-            "train": {
-                OFFICIAL: Published(
-                    50_000,
-                    "4e457917601a66aed021f5fa37957b56c6319557c0a8ed5484de3c390af45430",
-                    "9f11b9f97aad759ba6df0a33e3218b01d8deaf4ed3a14aa1185d69b9ad7ebcb3",
-                )
-            },
-            "test": {
-                OFFICIAL: Published(
-                    10_000,
-                    "4cb8e5d9309da489bf6b19cc10cd96c3ae6f8daf225380b605aaee4c0d6aee19",
-                    "4dad7d09c7c97d33f6cb928d705cf4196221316fd6e31bdd978a08ed9103ee0b",
-                )
-            },
-        },
+        splits=official(
+            train=Published(
+                50_000,
+                "4e457917601a66aed021f5fa37957b56c6319557c0a8ed5484de3c390af45430",
+                "9f11b9f97aad759ba6df0a33e3218b01d8deaf4ed3a14aa1185d69b9ad7ebcb3",
+            ),
+            test=Published(
+                10_000,
+                "4cb8e5d9309da489bf6b19cc10cd96c3ae6f8daf225380b605aaee4c0d6aee19",
+                "4dad7d09c7c97d33f6cb928d705cf4196221316fd6e31bdd978a08ed9103ee0b",
+            ),
+        ),
         layouts=(
             Layout(
                 name="binary files",
                 files=_BINARY,
-                read=cifar.binary(_BINARY, label_bytes=2, label_at=1),
+                read=readers.cifar_binary(label_bytes=2, label_at=1),
                 folders=("cifar-100-binary",),
                 archives=("cifar-100-binary.tar.gz",),
             ),
             Layout(
                 name="lossless WebP sheets",
                 files=_SHEETS,
-                read=sheets.grid_sheets(_SHEETS, "labels.npz", {"train": "train_fine", "test": "test_fine"}),
+                read=readers.grid_sheets("labels.npz", {"train": "train_fine", "test": "test_fine"}),
                 shared=("labels.npz",),
             ),
             Layout(
                 name="python files",
                 files=_PICKLED,
-                read=cifar.pickled(_PICKLED, "fine_labels"),
+                read=readers.cifar_pickled("fine_labels"),
                 folders=("cifar-100-python",),
                 archives=("cifar-100-python.tar.gz",),
             ),

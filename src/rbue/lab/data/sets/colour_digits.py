@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rbue.lab.data.images import OFFICIAL, Bytes
-from rbue.lab.data.registry import Chunk, DataSet, Published, register
+from rbue.lab.data.images import Bytes
+from rbue.lab.data.registry import Chunk, DataSet, Published, official, register
+from rbue.lab.data.sets.digits import read_digits
 
 DARKEST_INK, LIGHTEST_GROUND = 160, 96
 SEEDS = {"train": 0, "test": 1}
@@ -23,14 +24,12 @@ FEW = {"train": 20, "test": 10}
 
 
 def _read(split: str) -> Chunk:
-    from rbue.lab.data.loading import load  # here, because loading imports the registry that imports this file
-
-    digits = load("digits", split)
-    ink = _doubled(np.rint(digits.images[..., 0] / 255 * 16).astype(np.int64))
+    digits, labels = read_digits(split)
+    ink = _doubled(np.rint(digits[..., 0] / 255 * 16).astype(np.int64))
     random = np.random.RandomState(SEEDS[split])  # numpy keeps this stream unchanged
     ground = random.randint(0, LIGHTEST_GROUND, (len(ink), 1, 1, 3))
     light = random.randint(DARKEST_INK, 256, (len(ink), 1, 1, 3))
-    return _painted(ink[..., None], ground, light), digits.labels
+    return _painted(ink[..., None], ground, light), labels
 
 
 def _doubled(ink: np.ndarray) -> np.ndarray:
@@ -54,7 +53,7 @@ def _read_few(split: str) -> Chunk:
     return images[first], labels[first]
 
 
-def _register(name: str, title: str, read: Callable[[str], Chunk], splits: dict[str, Published]) -> None:
+def _register(name: str, title: str, read: Callable[[str], Chunk], train: Published, test: Published) -> None:
     register(
         DataSet(
             name=name,
@@ -63,7 +62,7 @@ def _register(name: str, title: str, read: Callable[[str], Chunk], splits: dict[
             shape=(16, 16, 3),
             mean=(0.3734, 0.3782, 0.379),
             std=(0.2235, 0.2207, 0.2226),
-            splits={split: {OFFICIAL: published} for split, published in splits.items()},
+            splits=official(train, test),
             embedded=read,
         )
     )
@@ -73,33 +72,29 @@ _register(
     "colour-digits",
     "Colour digits: the digits at 16x16 in random colours, 10 classes; comes with scikit-learn",
     _read,
-    {
-        "train": Published(
-            1442,
-            "55bfdae441c282a63fe729c7478a7f2bd29fc9655b2499abd563ffb8c76f5e94",
-            "a2e9b5aad772889452f916b3583eb978fb46384ff7116fda4a634c7c4caa4586",
-        ),
-        "test": Published(
-            355,
-            "e9fbc3a88043e9d67740f3897322f6b21cf2c2af58105521f5f7e4365b3146ce",
-            "ae868ceb6e5b065cfdba65e639e01c0dbb262d32bea34ba86eab9eb6eddd8d59",
-        ),
-    },
+    train=Published(
+        1442,
+        "55bfdae441c282a63fe729c7478a7f2bd29fc9655b2499abd563ffb8c76f5e94",
+        "a2e9b5aad772889452f916b3583eb978fb46384ff7116fda4a634c7c4caa4586",
+    ),
+    test=Published(
+        355,
+        "e9fbc3a88043e9d67740f3897322f6b21cf2c2af58105521f5f7e4365b3146ce",
+        "ae868ceb6e5b065cfdba65e639e01c0dbb262d32bea34ba86eab9eb6eddd8d59",
+    ),
 )
 _register(
     "colour-digits-few",
     "Few colour digits: the first 20 and 10 colour digits of each class, to try things in minutes",
     _read_few,
-    {
-        "train": Published(
-            200,
-            "102c2b8136a6b72abbce615f27cfe902c5947525602c0b55f2ef89c1d8bf0268",
-            "2176fd5565c08b34458d9a7a3d19c2792005ce2d0f120e3ba21df6b0e2ab599a",
-        ),
-        "test": Published(
-            100,
-            "c6cc8363c236ae39acde5fe4067105b19e22f84eb5f6184b0680b8c93d735000",
-            "f1a92c077af62adec4845bad437715e5076dc41d9c7192c0c676d9e62431023f",
-        ),
-    },
+    train=Published(
+        200,
+        "102c2b8136a6b72abbce615f27cfe902c5947525602c0b55f2ef89c1d8bf0268",
+        "2176fd5565c08b34458d9a7a3d19c2792005ce2d0f120e3ba21df6b0e2ab599a",
+    ),
+    test=Published(
+        100,
+        "c6cc8363c236ae39acde5fe4067105b19e22f84eb5f6184b0680b8c93d735000",
+        "f1a92c077af62adec4845bad437715e5076dc41d9c7192c0c676d9e62431023f",
+    ),
 )

@@ -6,11 +6,11 @@ Values 0..16 are scaled to 0..255 and rounded. scikit-learn ships no split: here
 
 import numpy as np
 
-from rbue.lab.data.images import OFFICIAL
-from rbue.lab.data.registry import Chunk, DataSet, Published, register
+from rbue.lab.data.registry import Chunk, DataSet, Published, official, register
 
 
-def _read(split: str) -> Chunk:
+def read_digits(split: str) -> Chunk:
+    """The images and labels of a split."""
     from sklearn.datasets import load_digits
 
     content = load_digits()
@@ -30,22 +30,18 @@ register(
         shape=(8, 8, 1),
         mean=(0.3052,),
         std=(0.376,),
-        splits={
-            "train": {
-                OFFICIAL: Published(
-                    1442,
-                    "503377f9cfaca149d5f4766a565f241ffa34779a6052ed8f96ddd783e9ed34eb",
-                    "a2e9b5aad772889452f916b3583eb978fb46384ff7116fda4a634c7c4caa4586",
-                )
-            },
-            "test": {
-                OFFICIAL: Published(
-                    355,
-                    "747b8e40cc4d21a26c27e6681d6b5641b1d1c96162f713457890ca5ee65f561d",
-                    "ae868ceb6e5b065cfdba65e639e01c0dbb262d32bea34ba86eab9eb6eddd8d59",
-                )
-            },
-        },
-        embedded=_read,
+        splits=official(
+            train=Published(
+                1442,
+                "503377f9cfaca149d5f4766a565f241ffa34779a6052ed8f96ddd783e9ed34eb",
+                "a2e9b5aad772889452f916b3583eb978fb46384ff7116fda4a634c7c4caa4586",
+            ),
+            test=Published(
+                355,
+                "747b8e40cc4d21a26c27e6681d6b5641b1d1c96162f713457890ca5ee65f561d",
+                "ae868ceb6e5b065cfdba65e639e01c0dbb262d32bea34ba86eab9eb6eddd8d59",
+            ),
+        ),
+        embedded=read_digits,
     )
 )

@@ -1,9 +1,8 @@
 """Fashion-MNIST (Xiao et al. 2017): 28x28 grey pictures of clothes."""
 
-from rbue.lab.data.formats.idx import idx
-from rbue.lab.data.images import OFFICIAL
-from rbue.lab.data.mirrors import debian_package
-from rbue.lab.data.registry import DataSet, Download, Layout, Mirror, Published, register
+from rbue.lab.data import readers
+from rbue.lab.data.fetching import debian_package
+from rbue.lab.data.registry import DataSet, Download, Layout, Mirror, Published, official, register
 
 _ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _PLAIN = {
@@ -38,25 +37,21 @@ register(
         shape=(28, 28, 1),
         mean=(0.2860,),
         std=(0.3530,),
-        splits={
-            "train": {
-                OFFICIAL: Published(
-                    60_000,
-                    "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
-                    "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
-                )
-            },
-            "test": {
-                OFFICIAL: Published(
-                    10_000,
-                    "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
-                    "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
-                )
-            },
-        },
+        splits=official(
+            train=Published(
+                60_000,
+                "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+                "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+            ),
+            test=Published(
+                10_000,
+                "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+                "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+            ),
+        ),
         layouts=(
-            Layout(name="compressed idx files", files=_PACKED, read=idx(_PACKED), folders=_FOLDERS),
-            Layout(name="idx files", files=_PLAIN, read=idx(_PLAIN), folders=_FOLDERS),
+            Layout(name="compressed idx files", files=_PACKED, read=readers.idx, folders=_FOLDERS),
+            Layout(name="idx files", files=_PLAIN, read=readers.idx, folders=_FOLDERS),
         ),
         downloads=tuple(Download(_ADDRESS + file, file, md5) for file, md5 in _MD5.items()),
         mirror=Mirror("Debian's package dataset-fashion-mnist", debian_package("dataset-fashion-mnist")),

@@ -1,12 +1,10 @@
 """SVHN (Netzer et al. 2011): 32x32 house-number digits, format 2; here mainly as data from elsewhere."""
 
-from rbue.lab.data.formats import mat, sheets
+from rbue.lab.data import readers
 from rbue.lab.data.images import OFFICIAL
 from rbue.lab.data.registry import DataSet, Download, Layout, Published, register
 
 RECUT = "first-5000-recut"
-_MAT = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
-_SHEETS = {"test": ("test-first5000.webp",)}
 
 register(
     DataSet(
@@ -31,13 +29,13 @@ register(
         layouts=(
             Layout(
                 name="MATLAB files",
-                files={split: (file,) for split, file in _MAT.items()},
-                read=mat.svhn_mat(_MAT),
+                files={"train": ("train_32x32.mat",), "test": ("test_32x32.mat",)},
+                read=readers.svhn_mat,
             ),
             Layout(
                 name="lossless WebP sheet",
-                files=_SHEETS,
-                read=sheets.grid_sheets(_SHEETS, "labels.npz", {"test": "test"}),
+                files={"test": ("test-first5000.webp",)},
+                read=readers.grid_sheets("labels.npz", {"test": "test"}),
                 shared=("labels.npz",),
                 variant=RECUT,
             ),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rbue.lab.data.problems import DataError
+from rbue.lab.data.registry import DataError
 
 
 class _Refused(Exception):

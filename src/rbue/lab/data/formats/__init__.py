@@ -1,1 +1,0 @@
-"""Readers of the files that publishers ship, and of compact sheets; one format a file."""
