@@ -48,6 +48,11 @@ class Answers:
         """Short text of the method."""
         return self.record.settings.method
 
+    @property
+    def has_spread(self) -> bool:
+        """Whether there is more than one sample of each image."""
+        return bool(self.record.result["samples"] > 1)
+
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
         """Whether each answer is right."""
@@ -173,7 +178,7 @@ def certain_cards(answers: Answers, device: torch.device) -> tuple[list[Block], 
     least, most = order[:shown], order[::-1][:shown]
     samples: Samples | None = None
     trouble: Exception | None = None
-    if has_spread(answers):
+    if answers.has_spread:
         try:
             samples = drawn_again(answers, np.concatenate([least, most]), device)
         except (RbueError, OSError) as error:
@@ -183,11 +188,6 @@ def certain_cards(answers: Answers, device: torch.device) -> tuple[list[Block], 
         for place, image in enumerate([*least, *most])
     ]
     return [Cards("Least certain", cards[:shown]), Cards("Most certain", cards[shown:])], trouble
-
-
-def has_spread(answers: Answers) -> bool:
-    """Whether there is more than one sample of each image."""
-    return bool(answers.record.result["samples"] > 1)
 
 
 def drawn_again(answers: Answers, chosen: NDArray[np.int64], device: torch.device) -> Samples:

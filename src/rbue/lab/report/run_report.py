@@ -19,7 +19,6 @@ from rbue.lab.report.run_answers import (
     calibration_blocks,
     certain_cards,
     entropy_blocks,
-    has_spread,
     risk_blocks,
 )
 from rbue.lab.report.run_records import Record, RunGroup, group_records, missing, without_copies
@@ -79,8 +78,7 @@ def report_on(
         "give the same random bits on every machine."
     )
     origin = Section("Where each number comes from", [Text(words), TableBlock(provenance_table(sources))], "provenance")
-    sections = [*notice, *_sections(parts), origin]
-    page = Page(_title(groups), sections, _lead(groups, records))
+    page = Page(_title(groups), [*notice, *_sections(parts), origin], _lead(groups, records))
     return Report(page, runs_table(records, paper_value), said)
 
 
@@ -98,7 +96,7 @@ def _parts(
             answers.append(images.answers(records[0]))
         except RbueError as error:
             gaps.of_run(records[0], str(error))
-    parts[0][1].extend(plane_blocks(group, table))
+    parts[0][1].extend(_plane(group, table))
     more = more_samples_blocks(group)
     if more:
         parts.append(("What more samples bring", more))
@@ -110,7 +108,7 @@ def _parts(
     return parts
 
 
-def plane_blocks(group: RunGroup, table: Table) -> list[Block]:
+def _plane(group: RunGroup, table: Table) -> list[Block]:
     """Accuracy and ECE of all methods as points; empty for fewer than two."""
     points = []
     for (method, records), row in zip(group.methods.items(), table.rows, strict=True):
@@ -161,7 +159,7 @@ def _certain(answers: Sequence[Answers], device: torch.device, gaps: Gaps) -> li
         cards, trouble = certain_cards(one, device)
         folds.append(Fold(one.method, cards, open=one is opened))
         if trouble is None:
-            has_lines |= has_spread(one)
+            has_lines |= one.has_spread
         elif isinstance(trouble, NoWeights):
             gaps.without_weights.append(one.record)
         else:
