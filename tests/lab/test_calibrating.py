@@ -14,8 +14,8 @@ from rbue import metrics
 from rbue.calibration import Temperature
 from rbue.errors import RbueError
 from rbue.lab import data
-from rbue.lab.report.of_runs import answers
-from rbue.lab.report.of_runs.reading import read_records
+from rbue.lab.report import run_answers as answers
+from rbue.lab.report.run_records import read_records
 from rbue.lab.runs import calibrating
 from rbue.lab.runs.calibrating import at_a_bound, calibrate_run, lacks_calibration
 from rbue.lab.runs.evaluation import evaluate_run

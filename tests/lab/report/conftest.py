@@ -10,7 +10,6 @@ import torch
 from tiny_reports import make_runs
 
 from rbue.lab.report import figures
-from rbue.lab.report.of_runs import read_records, report_on
 from rbue.lab.report.page import (
     Bar,
     Bullets,
@@ -23,13 +22,13 @@ from rbue.lab.report.page import (
     Notice,
     Page,
     Section,
-    Source,
     TableBlock,
     Text,
-    provenance_table,
 )
-from rbue.lab.report.tables import Cell, Column, Table
-from rbue.lab.report.tables.formats import percent, points
+from rbue.lab.report.run_records import read_records
+from rbue.lab.report.run_report import report_on
+from rbue.lab.report.run_tables import Source, provenance_table
+from rbue.lab.report.tables import Cell, Column, Table, percent, points
 from rbue.lab.runs.folders import find_runs
 
 

@@ -19,10 +19,9 @@ from matplotlib.text import Text
 
 import rbue
 from rbue.errors import InvalidInput, RbueError
-from rbue.lab.report import figures
-from rbue.lab.report.figures import style
-from rbue.lab.report.figures.heat_maps import luminance, readable_on
-from rbue.lab.report.figures.plane import PlanePoint
+from rbue.lab.report import figure_style as style
+from rbue.lab.report import figures, illustrations
+from rbue.lab.report.figures import PlanePoint, luminance, readable_on
 
 METHODS = ["single", "mc-dropout:0.2", "deep-ensemble:4", "svi", "mc-rrelu", "mc-droprelu:0.8", "mc-droprelu:0.9"]
 CLASSES = [f"class {number}" for number in range(5)]
@@ -52,7 +51,7 @@ def bars(axes):
 
 
 def test_activation_curves_are_the_functions():
-    figure = figures.activation_curves(q=0.8, lower=0.1, upper=0.3, reach=2)
+    figure = illustrations.activation_curves(q=0.8, lower=0.1, upper=0.3, reach=2)
     relu, drop, random = figure.axes
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["ReLU", "DropReLU", "RReLU"]
     assert relu.lines[0].get_ydata().tolist() == [0, 0, 2]
@@ -68,7 +67,7 @@ def test_activation_curves_are_the_functions():
 
 
 def test_network_has_a_curve_in_every_hidden_neuron():
-    figure = figures.network_drawing(layers=(3, 4, 4, 2), q=0.5, seed=1)
+    figure = illustrations.network_drawing(layers=(3, 4, 4, 2), q=0.5, seed=1)
     assert len(figure.axes) == 3
     for axes in figure.axes:
         assert sum(isinstance(patch, Circle) for patch in axes.patches) == 13
@@ -78,7 +77,7 @@ def test_network_has_a_curve_in_every_hidden_neuron():
     assert set(slopes[1]) == {0, 1}
     assert all(1 / 8 <= slope <= 1 / 3 for slope in slopes[2])
     with pytest.raises(InvalidInput, match="ReLU, DropReLU, RReLU"):
-        figures.network_drawing(kinds=("GELU",))
+        illustrations.network_drawing(kinds=("GELU",))
 
 
 def _drawn_slopes(axes):
@@ -95,24 +94,24 @@ def test_framework_shows_passes_mean_and_entropy_of_a_real_prediction(image):
     x = torch.from_numpy(image).float().permute(2, 0, 1)[None] / 255
     converted = rbue.convert(network, rbue.DropReLU(0.5), example=x)
     prediction = rbue.predict(converted, x, samples=8, return_samples=True)
-    figure = figures.framework(image, prediction.samples[:, 0], CLASSES, shown=3)
+    figure = illustrations.framework(image, prediction.samples[:, 0], CLASSES, shown=3)
     picture, *passes, result = figure.axes
     assert picture.images[0].get_array().shape == (8, 8, 3)
     assert [bar.get_height() for bar in bars(passes[-1])] == pytest.approx(prediction.samples[7, 0].tolist())
     assert [bar.get_height() for bar in bars(result)] == pytest.approx(prediction.probs[0].tolist(), abs=1e-6)
     assert f"{float(prediction.entropy[0]):.3f}" in result.get_title(loc="left")
     with pytest.raises(InvalidInput, match="5 classes"):
-        figures.framework(image, prediction.samples, CLASSES)
+        illustrations.framework(image, prediction.samples, CLASSES)
 
 
-def test_image_row(image):
-    figure = figures.image_row([image, image[:, :, :1]], ["clean", "severity 1"])
+def test_image_rows(image):
+    figure = illustrations.image_rows([[image, image[:, :, :1]]], ["clean", "severity 1"])
     assert [axes.images[0].get_array().shape for axes in figure.axes] == [(8, 8, 3), (8, 8)]
     assert [axes.texts[0].get_text() for axes in figure.axes] == ["clean", "severity 1"]
-    rows = figures.image_rows([[image, image], [image.tolist(), image]], ["clean", "severity 1"])
+    rows = illustrations.image_rows([[image, image], [image.tolist(), image]], ["clean", "severity 1"])
     assert [len(axes.texts) for axes in rows.axes] == [0, 0, 1, 1]
     with pytest.raises(InvalidInput, match="one caption"):
-        figures.image_row([image], [])
+        illustrations.image_rows([[image]], [])
 
 
 def test_boxes_are_numpys_quartiles_and_whiskers_reach_the_ends(random):
@@ -161,7 +160,7 @@ def test_numbers_on_heat_maps_stand_out():
 
 
 def test_equal_pictures_share_no_id():
-    text = figures.inline_svg(figures.heat_maps({"a": np.eye(2), "b": np.eye(2)}, "JSD"), "two maps", "one")
+    text = style.inline_svg(figures.heat_maps({"a": np.eye(2), "b": np.eye(2)}, "JSD"), "two maps", "one")
     names = re.findall(r'\bid="([^"]+)"', text)
     assert len(set(names)) == len(names)
 
@@ -213,21 +212,9 @@ def test_entropy_histograms_are_shares_of_their_group():
     figures.entropy_histograms(entropy, np.ones(5, dtype=bool), 10, label="no error at all")
 
 
-def test_certain_images_have_a_dot_a_sample(image, random):
-    drawn = random.dirichlet(np.ones(5), size=(12, 2))
-    figure = figures.certain_images([image, image], drawn, CLASSES, ["sure", "not sure"], top=3)
-    axes = figure.axes[1]
-    order = np.argsort(-drawn[:, 0].mean(0))[:3]
-    assert [bar.get_width() for bar in bars(axes)] == pytest.approx(drawn[:, 0].mean(0)[order].tolist())
-    assert [len(line.get_xdata()) for line in axes.lines] == [12, 12, 12]
-    assert axes.lines[0].get_xdata() == pytest.approx(drawn[:, 0, order[0]])
-    with pytest.raises(InvalidInput, match="samples, images, classes"):
-        figures.certain_images([image], drawn, CLASSES, ["sure"])
-
-
 def test_variance_lines():
     q = np.linspace(0, 1, 5)
-    (axes,) = figures.variance_against_q(q, 3 * q, 2 * q, 2 * q, error=0.1 * q, dropout=q).axes
+    (axes,) = illustrations.variance_against_q(q, 3 * q, 2 * q, 2 * q, error=0.1 * q, dropout=q).axes
     assert [line.get_ydata()[-1] for line in axes.lines[:3]] == [3, 2, 1]
     ends = axes.collections[0].get_segments()[-1][:, 1]
     assert ends == pytest.approx([1.7, 2.3])
@@ -240,20 +227,12 @@ def test_lines_against_samples():
     assert ece.lines[0].get_xydata().tolist() == [[1, 0.2], [4, 0.1]]
 
 
-def test_bars_have_the_paper_beside_them():
-    values = {"single": 0.9, "svi": 0.8}
-    (axes,) = figures.measure_bars(values, "accuracy", paper={"svi": 0.85}, deviations={"single": 0.01}).axes
-    assert [bar.get_width() for bar in bars(axes)] == [0.9, 0.8]
-    mark = next(line for line in axes.lines if line.get_label() == "paper")
-    assert (mark.get_xdata().tolist(), mark.get_ydata().tolist()) == ([0.85], [1])
-
-
 def test_pyplot_is_never_touched_and_threads_do_not_disturb_each_other():
     before = "matplotlib.pyplot" in sys.modules
 
     def draw(turn):
-        kind = figures.inline_svg if turn % 2 else lambda figure, alt, prefix: figures.svg(figure)
-        return kind(figures.activation_curves(), "alt", "p")
+        kind = style.inline_svg if turn % 2 else lambda figure, alt, prefix: style.svg(figure)
+        return kind(figures.risk_coverage_curves({"single": ([0, 1], [0, 1])}), "alt", "p")
 
     with ThreadPoolExecutor(4) as pool:
         drawn = list(pool.map(draw, range(4)))
@@ -263,7 +242,7 @@ def test_pyplot_is_never_touched_and_threads_do_not_disturb_each_other():
 
 def test_svg_for_a_page_follows_its_colours():
     figure = figures.risk_coverage_curves({method: ([0, 1], [0, 1]) for method in METHODS})
-    text = figures.inline_svg(figure, 'a < "b"', "one")
+    text = style.inline_svg(figure, 'a < "b"', "one")
     root = ElementTree.fromstring(text.replace("xlink:href", "href"))
     assert root.get("role") == "img"
     assert root.get("aria-label") == 'a < "b"'
@@ -273,10 +252,10 @@ def test_svg_for_a_page_follows_its_colours():
     left = {colour for colour in set(style.THEME) if colour in text}
     assert not left
     assert all(f">{method}<" in text for method in METHODS)
-    alone = figures.svg(figure)
+    alone = style.svg(figure)
     assert alone.startswith("<?xml")
     assert "var(" not in alone
-    assert alone == figures.svg(figure)
+    assert alone == style.svg(figure)
 
 
 def test_missing_matplotlib_is_one_sentence(monkeypatch):
@@ -288,15 +267,13 @@ def test_missing_matplotlib_is_one_sentence(monkeypatch):
         return usual(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(RbueError, match=r"pip install rbue\[report\]"):
-        figures.activation_curves()
+    with pytest.raises(RbueError, match=r"pip install rbue\[lab\]"):
+        illustrations.activation_curves()
 
 
 def test_reports_without_figures_do_without_matplotlib():
     hidden = "import sys; sys.modules['matplotlib'] = None; "
-    wanted = (
-        "from rbue.lab.report import of_runs, page; print(page.Page('a', [page.Section('b', [page.Text('c')])]).html())"
-    )
+    wanted = "from rbue.lab.report import page, run_report; print(page.Page('a', []).html())"
     done = subprocess.run([sys.executable, "-c", hidden + wanted], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("<!doctype html>")
 
@@ -304,11 +281,10 @@ def test_reports_without_figures_do_without_matplotlib():
 def test_every_text_has_a_colour_of_the_style(image, random):
     values = {method: {severity: random.random(19) for severity in (0, 1)} for method in METHODS}
     drawn = [
-        figures.activation_curves(),
+        illustrations.activation_curves(),
         figures.severity_boxes(values, "ECE"),
-        figures.image_row([image], ["a"]),
+        illustrations.image_rows([[image]], ["a"]),
         figures.risk_coverage_curves({"single": ([0, 1], [0, 1])}),
-        figures.measure_bars({"single": 1.0}, "accuracy"),
     ]
     for figure in drawn:
         assert isinstance(figure, Figure)
@@ -348,10 +324,9 @@ def test_the_page_has_the_colours_of_the_figures():
 
 
 def _page_colours():
-    import re
     from importlib.resources import files
 
-    text = files("rbue.lab.report.page").joinpath("assets/page.css").read_text()
+    text = files("rbue.lab.report").joinpath("assets/page.css").read_text()
     light, dark = text.split("prefers-color-scheme: dark", 1)
     found = [dict(re.findall(r"(--[\w-]+): (#\w{6});", part)) for part in (light, dark.partition("\n}\n")[0])]
     return found[0], found[1]

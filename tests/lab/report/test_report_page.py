@@ -8,8 +8,23 @@ import numpy as np
 import pytest
 
 from rbue.errors import InvalidInput
-from rbue.lab.report import figures
-from rbue.lab.report.page import Card, FigureBlock, Notice, Page, Section, Text, source_from_run
+from rbue.lab.report import illustrations
+from rbue.lab.report.page import (
+    Bar,
+    Bullets,
+    Card,
+    Cards,
+    FigureBlock,
+    Fold,
+    Heading,
+    Notice,
+    Page,
+    Section,
+    TableBlock,
+    Text,
+)
+from rbue.lab.report.run_tables import source_from_run
+from rbue.lab.report.tables import Cell, Column, Table
 
 VOID = {"meta", "link", "img", "br", "wbr", "path", "use", "image", "rect"}
 
@@ -74,7 +89,7 @@ def test_nothing_comes_from_elsewhere(full_page, outline):
             assert attributes.get(name, "#").startswith(("#", "data:"))
     assert "default-src 'none'" in text
     assert "@import" not in text
-    assert not re.search(r"@[A-Z]+@", text)
+    assert not re.search(r"{[{%#]", text)
 
 
 def test_everything_to_look_at_has_words(outline):
@@ -103,6 +118,19 @@ def test_words_are_escaped_in_every_form():
     assert page.latex().count(r"\begingroup") == page.latex().count(r"\endgroup") == 1
 
 
+def test_no_block_lets_markup_through():
+    bad = "<script>alert('1')</script>\"`<b>`"
+    cell = Cell(None, why=bad, link=bad, anchor=bad)
+    table = Table([Column("a", bad, about=bad), Column("b", "b")], [{"a": bad, "b": cell}], bad)
+    card = Card(np.zeros((2, 2, 3), dtype=np.uint8), bad, bad, bad, [Bar(bad, 0.5)])
+    figure = FigureBlock(illustrations.activation_curves(), bad, bad, wide=True)
+    inside = [Text(bad), Heading(bad), Bullets([bad]), Notice(bad, [bad]), TableBlock(table, explain=True), figure]
+    found = Outline(Fold(bad, [*inside, Cards(bad, [card])]).html("one"))
+    assert not found.all("script")
+    assert found.all("b") == [{"style": "width:50.0%"}]  # the bar of the card
+    assert found.all("img")[0]["alt"] == found.all("svg")[0]["aria-label"] == bad
+
+
 def test_other_forms_keep_words_and_tables_and_leave_out_figures(full_page):
     markdown, latex = full_page.markdown(), full_page.latex()
     assert "| mc-droprelu:0.9 |" in markdown
@@ -115,9 +143,9 @@ def test_other_forms_keep_words_and_tables_and_leave_out_figures(full_page):
 
 def test_figures_need_words_and_images_need_pixels():
     with pytest.raises(InvalidInput, match="alternative text"):
-        FigureBlock(figures.activation_curves(), " ")
+        FigureBlock(illustrations.activation_curves(), " ")
     with pytest.raises(InvalidInput, match="uint8"):
-        Card(np.zeros((2, 2, 3)), "alt", "title").html()
+        Cards("cards", [Card(np.zeros((2, 2, 3)), "alt", "title")]).html("one")
 
 
 def test_sources_say_where_a_run_was_trained_and_measured():

@@ -9,10 +9,22 @@ from html.parser import HTMLParser
 import pytest
 
 from rbue.errors import InvalidInput
-from rbue.lab.report.tables import Cell, Column, Table, csv_table, html_table, latex_table, markdown_table
-from rbue.lab.report.tables.formats import duration, percent, points, whole
-from rbue.lab.report.tables.latex import latex_text
-from rbue.lab.report.tables.model import paper_text, value_text
+from rbue.lab.report.page import html_table
+from rbue.lab.report.tables import (
+    Cell,
+    Column,
+    Table,
+    csv_rows,
+    csv_table,
+    duration,
+    latex_table,
+    latex_text,
+    markdown_rows,
+    markdown_table,
+    percent,
+    points,
+    whole,
+)
 
 NASTY = 'a|b_c & 50 % <script>"$x$" #1 {y} \\ ~^ `z`, *w*'
 COLUMNS = (
@@ -180,10 +192,8 @@ def test_the_best_is_marked_and_ties_share_it(table):
 
 def test_a_missing_value_can_have_a_paper_value():
     cell = Cell(None, paper=0.04)
-    assert value_text(COLUMNS[2], cell) == "–"
-    assert paper_text(COLUMNS[2], cell) == "paper 0.0400"
     table = Table(COLUMNS, [{"method": "a", "ece": cell}])
-    assert "paper 0.0400" in markdown_table(table)
+    assert "| – (paper 0.0400) |" in markdown_table(table)
     assert "paper 0.0400" in Reader(html_table(table, "t")).rows[1][2][2]
 
 
@@ -203,4 +213,11 @@ def test_wrong_tables_are_refused():
 
 def test_formats():
     assert (percent(0.5), whole(1234.0), points(-0.0123)) == ("50.00\u00a0%", "1,234", "−1.23")
-    assert [duration(value) for value in (59.94, 59.96, 3600)] == ["59.9\u00a0s", "1:00", "1:00:00"]
+    assert (percent(0.12345, digits=1, gap=" "), percent(1.0)) == ("12.3 %", "100.00\u00a0%")
+    assert [duration(value) for value in (59.94, 59.96, 172_799)] == ["59.9\u00a0s", "1:00", "47:59:59"]
+    assert [duration(days * 86_400, gap=" ") for days in (2, 10, 10_401)] == ["2.0 days", "10 days", "10,401 days"]
+
+
+def test_tables_of_texts_are_written_as_they_are():
+    assert markdown_rows(["a", "b"], [["`x`", "1"]], right=["b"]) == "| a | b |\n| --- | ---: |\n| `x` | 1 |\n"
+    assert csv_rows(["a", "b"], [[None, 0.1], ["x,y", 2]]) == 'a,b\n,0.1\n"x,y",2\n'

@@ -15,7 +15,8 @@ from rbue.lab.cli.options import DeviceName, RunsFolder, device_named
 from rbue.lab.cli.output import AsJson, print_json, remark, say
 from rbue.lab.cli.progress import working
 from rbue.lab.paper.numbers import paper_value
-from rbue.lab.report.of_runs import Report, read_records, report_on
+from rbue.lab.report.run_records import read_records
+from rbue.lab.report.run_report import Report, report_on
 from rbue.lab.report.tables import csv_table
 from rbue.lab.runs.folders import RunFolder, find_runs
 

@@ -19,7 +19,8 @@ from rbue.lab.cli.options import DeviceName, RunsFolder, Samples, device_named
 from rbue.lab.cli.output import AsJson, methods_table, number, percent, print_json, print_methods, remark, say, stdout
 from rbue.lab.cli.progress import data_progress
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
-from rbue.lab.report.figures import severity_boxes, severity_medians, svg
+from rbue.lab.report.figure_style import svg
+from rbue.lab.report.figures import severity_boxes, severity_medians
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.shift import Row, Setting, by_severity, clean_result, shift_runs, summarise
 from rbue.sampling.adaptive import Adaptive

@@ -1,6 +1,6 @@
 """Data of the figures that compare no runs: curves, a drawn network, one prediction, noisy images, the variance.
 
-Everything is plain JSON, in the shapes that the functions of ``rbue.lab.report.figures`` take.
+Everything is plain JSON, in the shapes that the functions of ``rbue.lab.report.illustrations`` take.
 """
 
 from __future__ import annotations

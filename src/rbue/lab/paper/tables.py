@@ -10,7 +10,7 @@ from statistics import median
 from rbue.lab.paper.gathering import ExperimentData, GatheredCell
 from rbue.lab.paper.numbers import as_printed
 from rbue.lab.paper.settings import QUICK
-from rbue.lab.report.tables.formats import duration
+from rbue.lab.report.tables import duration
 
 HEADINGS = {
     "accuracy": "accuracy (%)",

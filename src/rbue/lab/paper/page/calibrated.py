@@ -12,10 +12,9 @@ from rbue.lab.paper.page.numbers import COLUMNS, METHOD, SEEDS
 from rbue.lab.paper.page.section import QUICK_TITLE
 from rbue.lab.paper.page.shown import anchor_of
 from rbue.lab.paper.settings import spread
-from rbue.lab.report.of_runs.reading import recipe_words
 from rbue.lab.report.page import Block, Notice, Section, TableBlock, Text
-from rbue.lab.report.tables import Cell, Column, Table
-from rbue.lab.report.tables.model import Value
+from rbue.lab.report.run_records import recipe_words
+from rbue.lab.report.tables import Cell, Column, Table, Value
 from rbue.lab.runs.folders import RunConfig
 
 TITLE = "After temperature scaling (two-fold cross-fit on the test set; not in the paper)"

@@ -14,7 +14,7 @@ from rbue.lab.paper.definitions import Drawing
 from rbue.lab.paper.page.numbers import COLUMNS, medians_table, numbers_table, spoken
 from rbue.lab.paper.page.shown import Shown
 from rbue.lab.report import figures
-from rbue.lab.report.figures.plane import PlanePoint
+from rbue.lab.report.figures import PlanePoint
 from rbue.lab.report.page import Block, FigureBlock, Fold, Heading, TableBlock
 
 BySeverity = Mapping[int, Sequence[float]]

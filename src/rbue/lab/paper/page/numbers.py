@@ -9,10 +9,8 @@ from statistics import median
 from rbue.lab.paper.gathering import NOT_COMPARED, GatheredCell, GatheredRow
 from rbue.lab.paper.numbers import TABLES, as_printed, paper_value
 from rbue.lab.paper.page.shown import Shown
-from rbue.lab.report.of_runs.comparison import MEASURES
-from rbue.lab.report.tables import Cell, Column, Table
-from rbue.lab.report.tables.formats import whole
-from rbue.lab.report.tables.model import Row, Value
+from rbue.lab.report.run_tables import MEASURES
+from rbue.lab.report.tables import Cell, Column, Row, Table, Value, whole
 
 METHOD = Column("method", "method", numeric=False)
 SEEDS = Column("seeds", "runs", text=whole, about="Trainings with different seeds: mean ± standard deviation.")

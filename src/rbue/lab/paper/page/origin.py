@@ -10,7 +10,8 @@ from rbue.lab.paper.gathering import ExperimentData
 from rbue.lab.paper.measured import Measured
 from rbue.lab.paper.numbers import printed
 from rbue.lab.paper.page.shown import anchor_of, name_of
-from rbue.lab.report.page import Block, Section, Source, TableBlock, Text, provenance_table, source_from_run
+from rbue.lab.report.page import Block, Section, TableBlock, Text
+from rbue.lab.report.run_tables import Source, provenance_table, source_from_run
 from rbue.lab.runs.folders import RunConfig, RunFolder
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rbue.lab.paper.definitions import Drawing
 from rbue.lab.paper.page.shown import Shown, name_of
-from rbue.lab.report import figures
+from rbue.lab.report import illustrations as figures
 from rbue.lab.report.page import Block, Bullets, FigureBlock, Fold, TableBlock
 from rbue.lab.report.tables import Cell, Column, Table
 from rbue.lab.runs.folders import RunConfig

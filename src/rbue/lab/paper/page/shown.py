@@ -13,7 +13,7 @@ from rbue.lab.paper.gathering import ExperimentData, GatheredRow
 from rbue.lab.paper.measured import Measured
 from rbue.lab.paper.settings import QUICK
 from rbue.lab.paper.trained import how_trained
-from rbue.lab.report.of_runs.reading import recipe_words
+from rbue.lab.report.run_records import recipe_words
 from rbue.lab.runs.folders import RunConfig, RunFolder
 
 

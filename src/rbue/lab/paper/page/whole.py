@@ -16,8 +16,7 @@ from rbue.lab.paper.page.shown import Shown
 from rbue.lab.paper.reporting import Renderer
 from rbue.lab.paper.settings import QUICK, Settings
 from rbue.lab.report.page import Block, Notice, Page, Section, TableBlock
-from rbue.lab.report.tables import Cell, Column, Table
-from rbue.lab.report.tables.model import Row
+from rbue.lab.report.tables import Cell, Column, Row, Table
 
 HTML, LATEX = "report.html", "report.tex"
 TITLE = "The paper’s tables and figures, measured"

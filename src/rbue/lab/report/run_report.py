@@ -1,4 +1,4 @@
-"""Put the report together: the page, and what could not be put into it."""
+"""The report of run folders that ``rbue report`` writes: the page, and what could not be put into it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import torch
 
 from rbue.errors import RbueError
 from rbue.lab.environment import default_device
-from rbue.lab.report.of_runs import drawing
-from rbue.lab.report.of_runs.answers import Answers, TestImages
-from rbue.lab.report.of_runs.certainty import certain_cards, has_spread
-from rbue.lab.report.of_runs.comparison import PaperValue, comparison_table, no_paper, runs_table
-from rbue.lab.report.of_runs.gaps import Gaps
-from rbue.lab.report.of_runs.reading import Group, Record, group_records, missing, without_copies
-from rbue.lab.report.page import Block, Bullets, Fold, Heading, Notice, Page, Section, TableBlock, Text
-from rbue.lab.report.page.provenance import provenance_table, source_from_run
+from rbue.lab.methods.mc_droprelu import MCDropReLU
+from rbue.lab.report import figures
+from rbue.lab.report.page import Block, Bullets, FigureBlock, Fold, Heading, Notice, Page, Section, TableBlock, Text
+from rbue.lab.report.run_answers import (
+    Answers,
+    TestImages,
+    calibration_blocks,
+    certain_cards,
+    entropy_blocks,
+    risk_blocks,
+)
+from rbue.lab.report.run_records import Record, RunGroup, group_records, missing, without_copies
+from rbue.lab.report.run_tables import PaperValue, comparison_table, no_paper, provenance_table, runs_table, source_of
 from rbue.lab.report.tables import Table
 from rbue.lab.runs.networks import NoWeights
 
@@ -67,26 +72,18 @@ def report_on(
     ]
     said = gaps.sentences()
     notice = [Section("What is missing", [Notice("This report is not complete", said)])] if said else []
-    sources = [
-        source_from_run(
-            *(record.name, record.settings.method, record.settings.seed, record.result, record.environment),
-            anchor=record.anchor,
-        )
-        for group in groups
-        for record in group.records
-    ]
+    sources = [source_of(record, record.anchor) for group in groups for record in group.records]
     words = (
         "Every number above comes from one of these runs. The same seeds and the same version of the random stream "
         "give the same random bits on every machine."
     )
     origin = Section("Where each number comes from", [Text(words), TableBlock(provenance_table(sources))], "provenance")
-    sections = [*notice, *_sections(parts), origin]
-    page = Page(_title(groups), sections, _lead(groups, records))
+    page = Page(_title(groups), [*notice, *_sections(parts), origin], _lead(groups, records))
     return Report(page, runs_table(records, paper_value), said)
 
 
 def _parts(
-    group: Group, paper_value: PaperValue, images: TestImages, pictures: bool, device: torch.device, gaps: Gaps
+    group: RunGroup, paper_value: PaperValue, images: TestImages, pictures: bool, device: torch.device, gaps: Gaps
 ) -> list[Part]:
     """What a group came to; what is missing of it is added to the gaps."""
     table = comparison_table(group, paper_value)
@@ -99,16 +96,52 @@ def _parts(
             answers.append(images.answers(records[0]))
         except RbueError as error:
             gaps.of_run(records[0], str(error))
-    parts[0][1].extend(drawing.plane(group, table))
-    more = drawing.more_samples(group)
+    parts[0][1].extend(_plane(group, table))
+    more = more_samples_blocks(group)
     if more:
         parts.append(("What more samples bring", more))
     if answers:
-        parts.append(("Calibration", drawing.calibration(answers)))
-        parts.append(("Answering only what is sure", drawing.selective(answers)))
-        parts.append(("Right and wrong answers", drawing.entropies(answers)))
+        parts.append(("Calibration", calibration_blocks(answers)))
+        parts.append(("Answering only what is sure", risk_blocks(answers)))
+        parts.append(("Right and wrong answers", entropy_blocks(answers)))
         parts.append(("Most and least certain images", _certain(answers, device, gaps)))
     return parts
+
+
+def _plane(group: RunGroup, table: Table) -> list[Block]:
+    """Accuracy and ECE of all methods as points; empty for fewer than two."""
+    points = []
+    for (method, records), row in zip(group.methods.items(), table.rows, strict=True):
+        numbers = {column.key: table.cell(row, column).number for column in table.columns}
+        accuracy, ece = numbers["accuracy"], numbers["ece"]
+        if accuracy is not None and ece is not None:
+            kind = records[0].settings.parsed
+            points.append(figures.PlanePoint(method, accuracy, ece, kind.q if isinstance(kind, MCDropReLU) else None))
+    if len(points) < 2:
+        return []
+    if sum(point.q is not None for point in points) < 2:
+        points = [point._replace(q=None) for point in points]
+    alt = (
+        "Accuracy against ECE. " + "; ".join(f"{one.label}: {one.accuracy:.4f}, {one.ece:.4f}" for one in points) + "."
+    )
+    return [FigureBlock(figures.accuracy_ece_plane(points), alt, "The bottom right corner is the place to be.")]
+
+
+def more_samples_blocks(group: RunGroup) -> list[Block]:
+    """Accuracy and ECE against the number of samples, where runs were measured with several; else empty."""
+    curves = {}
+    for method, records in group.methods.items():
+        results = [one for one in records[0].results.values() if one["seed"] == records[0].result["seed"]]
+        entries = [entry for result in results for entry in (*(result.get("by_samples") or ()), result)]
+        curve = {entry["samples"]: {key: entry[key] for key in ("accuracy", "ece")} for entry in entries}
+        if len(curve) > 1:
+            curves[method] = curve
+    if not curves:
+        return []
+    alt = "Accuracy and ECE against the number of samples: " + "; ".join(
+        f"{method} with {', '.join(map(str, sorted(curve)))} samples" for method, curve in curves.items()
+    )
+    return [FigureBlock(figures.lines_against_samples(curves), f"{alt}.", wide=True)]
 
 
 _CARDS = (
@@ -126,7 +159,7 @@ def _certain(answers: Sequence[Answers], device: torch.device, gaps: Gaps) -> li
         cards, trouble = certain_cards(one, device)
         folds.append(Fold(one.method, cards, open=one is opened))
         if trouble is None:
-            has_lines |= has_spread(one)
+            has_lines |= one.has_spread
         elif isinstance(trouble, NoWeights):
             gaps.without_weights.append(one.record)
         else:
@@ -134,7 +167,36 @@ def _certain(answers: Sequence[Answers], device: torch.device, gaps: Gaps) -> li
     return [Text(f"{_CARDS}{_LINES if has_lines else ''}."), *folds]
 
 
-def _sections(parts: Sequence[tuple[Group, list[Part]]]) -> list[Section]:
+class Gaps:
+    """What is missing, gathered while the report is made.
+
+    Attributes:
+        without_weights: runs whose samples cannot be drawn again.
+    """
+
+    def __init__(self, known: Sequence[str] = ()) -> None:
+        self._known = list(known)
+        self.without_weights: list[Record] = []
+
+    def of_run(self, record: Record, trouble: str) -> None:
+        """Note what is missing of one run, without this machine's folders, which mean nothing to another reader."""
+        self._known.append(f"`{record.name}`: {trouble.replace(f'{record.root}/', '')}")
+
+    def sentences(self) -> list[str]:
+        """One sentence for each thing that is missing."""
+        runs = self.without_weights
+        if not runs:
+            return self._known
+        *first, last = (f"`{record.name}`" for record in runs)
+        names, whose = (f"{', '.join(first)} and {last}", "their") if first else (last, "its")
+        return [
+            *self._known,
+            f"the weights of {names} are not kept in {whose} folder{'s' if first else ''}: what was measured is "
+            f"reported, but the samples of {whose} most and least certain images cannot be drawn.",
+        ]
+
+
+def _sections(parts: Sequence[tuple[RunGroup, list[Part]]]) -> list[Section]:
     """Sections by idea for one group; one section a group, with headings, for several."""
     if len(parts) == 1:
         return [Section(title, blocks) for title, blocks in parts[0][1]]
@@ -147,7 +209,7 @@ def _sections(parts: Sequence[tuple[Group, list[Part]]]) -> list[Section]:
     return sections
 
 
-def _summary(group: Group, table: Table) -> list[Block]:
+def _summary(group: RunGroup, table: Table) -> list[Block]:
     """What stands out, in words."""
     if len(table.rows) < 2:
         return []
@@ -173,11 +235,11 @@ def _summary(group: Group, table: Table) -> list[Block]:
     return [Bullets(items)]
 
 
-def _title(groups: Sequence[Group]) -> str:
+def _title(groups: Sequence[RunGroup]) -> str:
     return f"{groups[0].title}: how sure, and how right" if len(groups) == 1 else "How sure, and how right"
 
 
-def _lead(groups: Sequence[Group], records: Sequence[Record]) -> str:
+def _lead(groups: Sequence[RunGroup], records: Sequence[Record]) -> str:
     measured = sum(bool(record.results) for record in records)
     methods = len({method for group in groups for method in group.methods})
     where = groups[0].recipe if len(groups) == 1 else f"{len(groups)} settings of network, data and recipe"

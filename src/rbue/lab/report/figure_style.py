@@ -1,13 +1,18 @@
-"""The one style of all figures: colours, markers, lines, axes.
+"""The one style of all figures, colours, markers, lines and axes, and figures as SVG.
 
-Each colour here is an exact value that stands for a role. In a page, :func:`rbue.lab.report.figures.inline_svg`
-exchanges it for the page's own colour of that role, so that a figure follows light and dark mode.
+Each colour here is an exact value that stands for a role. In a page, :func:`inline_svg` exchanges it for the page's own
+colour of that role, so that a figure follows light and dark mode. Nothing here touches pyplot, so figures can be drawn
+in a notebook, in a thread and on a machine without a display.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import html
+import io
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from rbue.errors import RbueError
@@ -68,6 +73,11 @@ class Look:
     marker: str
     line: Any = "-"
     strength: float = 1.0
+
+    @property
+    def of_line(self) -> dict[str, Any]:
+        """What matplotlib calls it when it draws a line."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.line}
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
@@ -146,9 +156,67 @@ def legend(axes: Axes, **where: Any) -> None:
     axes.legend(frameon=False, fontsize=SMALL, labelcolor=INK, **{"loc": "best", **where})
 
 
+def legend_below(axes: Axes, columns: int) -> None:
+    """A legend under the axes, where it hides nothing."""
+    legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns)
+
+
+def colour_bar(figure: Any, drawn: Any, label: str, **where: Any) -> None:
+    """The scale of colours beside what was drawn with it."""
+    bar = figure.colorbar(drawn, shrink=0.85, **where)
+    bar.set_label(label, color=MUTED, fontsize=TEXT)
+    bar.ax.tick_params(labelcolor=MUTED, labelsize=SMALL, color=MUTED)
+    bar.outline.set_visible(False)
+
+
 def percent_ticks(axis: Any) -> None:
     """Write the numbers of an axis, which are fractions, in percent."""
     from matplotlib.ticker import FuncFormatter
 
-    as_percent: Callable[[float, int], str] = lambda value, _: f"{100 * value:.4g} %"  # noqa: E731
-    axis.set_major_formatter(FuncFormatter(as_percent))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
+
+
+# matplotlib reads its SVG settings from one place for the whole process while it writes.
+_writing = Lock()
+
+
+def svg(figure: Figure) -> str:
+    """A figure as an SVG file; a figure drawn anew from the same data gives the same bytes.
+
+    Letters are paths, so that it looks the same in a paper and on a machine without the fonts.
+    """
+    return _written(figure, fonts="path")
+
+
+def inline_svg(figure: Figure, alt: str, prefix: str) -> str:
+    """A figure as an ``<svg>`` element to put into HTML.
+
+    Letters stay text in the font of the page, and colours become the variables of :data:`THEME`.
+
+    Args:
+        figure: what to write.
+        alt: what the figure shows, for those who do not see it.
+        prefix: makes its ids different from those of other figures in the page.
+    """
+    text = _written(figure, fonts="none")
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    # matplotlib names a picture by its content, so that two equal ones would share an id, which nothing refers to.
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)
+    text = re.sub(r'\b(id="|url\(#|xlink:href="#)', rf"\g<1>{prefix}-", text)
+    text = re.sub("#[0-9a-f]{6}", lambda found: f"var({THEME[found[0]]})" if found[0] in THEME else found[0], text)
+    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
+    width, height = figure.get_size_inches() * 96
+    opening = (
+        f'<svg role="img" aria-label="{html.escape(alt)}" viewBox="0 0 {width * 0.75:g} {height * 0.75:g}" '
+        f'width="{width:.0f}" height="{height:.0f}" style="max-width: {1.2 * width:.0f}px">'
+    )
+    return re.sub(r"<svg\b[^>]*>", lambda _: opening, text, count=1).strip()
+
+
+def _written(figure: Figure, fonts: str) -> str:
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with _writing, mpl.rc_context({"svg.fonttype": fonts, "svg.hashsalt": "rbue"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Read run folders, whatever state they are in, and put runs together that can be compared."""
+"""Run folders as they are found, whatever state they are in, and in groups that can be compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rbue.errors import RbueError, warn
-from rbue.lab.report.figures.style import METHOD_COLOURS, method_name
+from rbue.lab.report.figure_style import METHOD_COLOURS, method_name
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
 
 NEEDED = {"accuracy", "ece", "samples", "seed"}
@@ -65,7 +65,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Measured runs of one network on one data set with one recipe; they differ in method and seed."""
 
     title: str
@@ -94,7 +94,7 @@ def read_records(folders: Iterable[RunFolder]) -> list[Record]:
     return records
 
 
-def group_records(records: Sequence[Record]) -> list[Group]:
+def group_records(records: Sequence[Record]) -> list[RunGroup]:
     """Put measured runs together by data, model and recipe, in the order they were found."""
     found: dict[RunConfig, dict[str, list[Record]]] = {}
     for record in records:
@@ -102,7 +102,7 @@ def group_records(records: Sequence[Record]) -> list[Group]:
             shared = replace(record.settings, method="single", seed=0)
             found.setdefault(shared, {}).setdefault(record.settings.method, []).append(record)
     return [
-        Group(
+        RunGroup(
             f"{shared.model} on {_short(shared.data)}",
             recipe_words(shared),
             dict(sorted(methods.items(), key=_in_paper_order)),

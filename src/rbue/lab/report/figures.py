@@ -1,0 +1,379 @@
+"""Figures of measurements: how right, how sure, how well calibrated, and how much of it is left under corruptions.
+
+A function takes plain data and returns a matplotlib ``Figure``; :func:`rbue.lab.report.figure_style.svg` writes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rbue.errors import InvalidInput
+from rbue.lab.report.figure_style import (
+    BAD,
+    GOOD,
+    INK,
+    METHOD_MARKERS,
+    MUTED,
+    SEQUENTIAL,
+    SMALL,
+    TEXT,
+    colour_bar,
+    dress,
+    legend,
+    legend_below,
+    looks,
+    new_figure,
+    percent_ticks,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class PlanePoint(NamedTuple):
+    """One method in the plane; ``q`` colours a star of MC-DropReLU."""
+
+    label: str
+    accuracy: float
+    ece: float
+    q: float | None = None
+
+
+def accuracy_ece_plane(points: Sequence[PlanePoint], *, title: str = "") -> Figure:
+    """Accuracy to the right, ECE upwards: the bottom right corner is the place to be.
+
+    Points with a ``q`` are stars coloured by it, as in the paper; the others have the marker of their method: a
+    square for MC-Dropout, a circle for Deep Ensemble.
+
+    Args:
+        points: one a method; accuracy as a fraction.
+        title: stands above.
+    """
+    if not points:
+        raise InvalidInput("there is nothing to draw; give at least one point.")
+    figure = new_figure(5.0, 3.6)
+    axes = figure.subplots()
+    stars = [point for point in points if point.q is not None]
+    others = [point for point in points if point.q is None]
+    styles = looks(point.label for point in others)
+    for point in others:
+        look = styles[point.label]
+        size = 130 if look.marker == "*" else 55
+        axes.scatter(
+            *(point.accuracy, point.ece),
+            s=size,
+            facecolors=[(look.colour, look.strength**3)],
+            edgecolors=look.colour,
+            marker=look.marker,
+            label=point.label,
+            zorder=3,
+        )
+    if stars:
+        _stars(figure, axes, stars)
+    dress(axes, title=title, x="accuracy (more is better)", y="ECE (less is better)", grid="both")
+    axes.margins(0.12)
+    axes.locator_params(axis="x", nbins=5)
+    percent_ticks(axes.xaxis)
+    if others:
+        legend_below(axes, columns=3)
+    return figure
+
+
+def _stars(figure: Figure, axes: Axes, points: Sequence[PlanePoint]) -> None:
+    drawn = axes.scatter(
+        [point.accuracy for point in points],
+        [point.ece for point in points],
+        c=[point.q for point in points],  # type: ignore[arg-type]
+        s=150,
+        cmap=SEQUENTIAL,
+        marker=METHOD_MARKERS["mc-droprelu"],
+        edgecolors=MUTED,
+        linewidths=0.6,
+        zorder=3,
+    )
+    for point in points:
+        place = (point.accuracy, point.ece)
+        axes.annotate(f"{point.q:g}", place, xytext=(6, 5), textcoords="offset points", color=INK, fontsize=SMALL)
+    colour_bar(figure, drawn, "q of MC-DropReLU", ax=axes)
+
+
+def reliability_diagram(
+    edges: ArrayLike, counts: ArrayLike, confidence: ArrayLike, accuracy: ArrayLike, *, label: str, note: str = ""
+) -> Figure:
+    """Bars of accuracy a bin of confidence against the diagonal, and below how many images each bin holds.
+
+    The arguments are the fields of :class:`rbue.metrics.Reliability`. A bar that ends below the diagonal is
+    overconfident. A bin without images has no bar.
+
+    Args:
+        edges: ``(M + 1,)``.
+        counts: ``(M,)`` images in each bin.
+        confidence: ``(M,)`` mean confidence, NaN where a bin is empty.
+        accuracy: ``(M,)`` fraction of right answers, NaN where a bin is empty.
+        label: the method; decides the colour.
+        note: a line under it, such as the ECE.
+    """
+    border, many = np.asarray(edges, dtype=float), np.asarray(counts, dtype=float)
+    sure, right = np.asarray(confidence, dtype=float), np.asarray(accuracy, dtype=float)
+    colour = looks([label])[label].colour
+    filled = many > 0
+    left, width = border[:-1][filled], np.diff(border)[filled]
+    figure = new_figure(3.3, 3.5)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    above.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle="--", label="perfect")
+    above.bar(left, right[filled], width=width, align="edge", color=colour, alpha=0.55, edgecolor=colour, linewidth=0.6)
+    above.plot(sure[filled], right[filled], color=INK, marker=".", markersize=4, linestyle="none")
+    above.set_ylim(0, 1.02)
+    above.set_xlim(0, 1)
+    dress(above, title=label, y="accuracy", grid="")
+    if note:
+        above.text(0.04, 0.96, note, color=INK, fontsize=SMALL, va="top", transform=above.transAxes)
+    below.bar(left, many[filled] / many.sum(), width=width, align="edge", color=MUTED)
+    dress(below, x="confidence", y="share", grid="")
+    return figure
+
+
+def risk_coverage_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike]], *, title: str = "") -> Figure:
+    """The error that remains when only the surest images are answered, one curve a method.
+
+    Args:
+        curves: method -> coverage and risk, as :func:`rbue.metrics.risk_coverage` gives them.
+        title: stands above.
+    """
+    if not curves:
+        raise InvalidInput("there is nothing to draw; give at least one curve.")
+    figure = new_figure(5.0, 3.6)
+    axes = figure.subplots()
+    styles = looks(curves)
+    for label, (coverage, risk) in curves.items():
+        x, y = np.asarray(coverage, dtype=float), np.asarray(risk, dtype=float)
+        kept = np.unique(np.linspace(0, len(x) - 1, min(300, len(x))).round().astype(int))  # more cannot be seen
+        every = max(1, len(kept) // 6)
+        look = styles[label].of_line
+        axes.plot(x[kept], y[kept], **look, linewidth=1.6, markevery=every, markersize=4, label=label)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(bottom=0)
+    dress(axes, title=title, x="share of images answered, the surest first", y="errors among them")
+    percent_ticks(axes.xaxis)
+    percent_ticks(axes.yaxis)
+    legend(axes)
+    return figure
+
+
+def entropy_histograms(entropy: ArrayLike, correct: ArrayLike, classes: int, *, label: str, bins: int = 24) -> Figure:
+    """Entropy of right and of wrong answers: uncertainty is worth something where they part.
+
+    Each histogram is a share of its own group, so that a few errors are as visible as many.
+
+    Args:
+        entropy: one number an image, in nats.
+        correct: whether the answer is right, one an image.
+        classes: number of classes; the axis ends at its logarithm, the largest entropy there is.
+        label: the method, for the title.
+        bins: number of bars.
+    """
+    values, right = np.asarray(entropy, dtype=float), np.asarray(correct, dtype=bool)
+    if values.shape != right.shape or not len(values):
+        raise InvalidInput(f"entropy has shape {values.shape} and correct {right.shape}; give one of each an image.")
+    figure = new_figure(3.3, 2.9)
+    axes = figure.subplots()
+    edges = np.linspace(0, np.log(classes), bins + 1)
+    for chosen, name, colour, hatch in ((right, "right", GOOD, None), (~right, "wrong", BAD, "////")):
+        count = int(chosen.sum())
+        heights = np.histogram(values[chosen].clip(0, edges[-1]), bins=edges)[0] / max(count, 1)
+        axes.bar(
+            *(edges[:-1], heights),
+            width=np.diff(edges),
+            align="edge",
+            facecolor="none" if hatch else (colour, 0.6),
+            edgecolor=colour,
+            linewidth=1.1 if hatch else 0.7,
+            hatch=hatch,
+            label=f"{count:,} {name}",
+        )
+    dress(axes, title=label, title_pad=20, x="entropy in nats", y="share of the group")
+    axes.set_xlim(0, edges[-1])
+    percent_ticks(axes.yaxis)
+    legend(axes, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0, borderpad=0.2, columnspacing=1.2)
+    return figure
+
+
+Curve = Mapping[int, Mapping[str, float]]
+"""number of samples -> measure -> value."""
+
+
+def lines_against_samples(curves: Mapping[str, Curve], measures: Mapping[str, str] | None = None) -> Figure:
+    """What more samples bring: one panel a measure, one line a method.
+
+    Args:
+        curves: ``curves[method][samples][measure]``.
+        measures: measure -> what to write at its axis; accuracy and ECE if left out. Accuracy is written in percent.
+    """
+    names = measures if measures is not None else {"accuracy": "accuracy", "ece": "ECE"}
+    if not curves or not names or not any(curves.values()):
+        raise InvalidInput("there is nothing to draw; give at least one method with one number of samples.")
+    figure = new_figure(3.9 * len(names), 3.3)
+    panels = np.atleast_1d(figure.subplots(1, len(names)))
+    styles = looks(curves)
+    for axes, (measure, name) in zip(panels, names.items(), strict=True):
+        for label, curve in curves.items():
+            counts = sorted(count for count in curve if measure in curve[count])
+            values = [curve[count][measure] for count in counts]
+            axes.plot(counts, values, **styles[label].of_line, markersize=5, label=label)
+        axes.set_xscale("log")
+        ticks = sorted({count for curve in curves.values() for count in curve})
+        axes.set_xticks(ticks, [str(count) for count in ticks])
+        axes.set_xticks([], minor=True)
+        dress(axes, x="samples", y=name)
+        if measure == "accuracy":
+            percent_ticks(axes.yaxis)
+    if len(curves) <= 4:
+        legend(panels[0])
+    else:  # below, where it hides none of the lines
+        look = {"frameon": False, "fontsize": SMALL, "labelcolor": INK}
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, **look)
+    return figure
+
+
+Values = Mapping[str, Mapping[int, Sequence[float]]]
+"""method -> severity -> one number a corruption."""
+
+
+def severity_boxes(values: Values, measure: str, *, percent: bool = False, title: str = "") -> Figure:
+    """One group of boxes a severity, one box a method: quartiles over corruptions, whiskers from least to greatest.
+
+    Args:
+        values: ``values[method][severity]`` are the numbers of all corruptions.
+        measure: what is measured, for the axis.
+        percent: whether the numbers are fractions to be written in percent.
+        title: stands above.
+    """
+    severities, styles = _severities(values), looks(values)
+    figure = new_figure(8.4, 3.6)
+    axes = figure.subplots()
+    width = 0.8 / len(values)
+    for place, (method, by_severity) in enumerate(values.items()):
+        look = styles[method]
+        offset = (place - (len(values) - 1) / 2) * width
+        shown = [number for number in severities if number in by_severity]
+        drawn = axes.bxp(
+            [_box(by_severity[number]) for number in shown],
+            positions=[severities.index(number) + offset for number in shown],
+            widths=0.8 * width,
+            showfliers=False,
+            patch_artist=True,
+            manage_ticks=False,
+            boxprops={"facecolor": (look.colour, look.strength), "edgecolor": look.colour, "linewidth": 0.9},
+            medianprops={"color": INK, "linewidth": 1.4},
+            whiskerprops={"color": look.colour, "linewidth": 0.9},
+            capprops={"color": look.colour, "linewidth": 0.9},
+        )
+        drawn["boxes"][0].set_label(method)
+    axes.set_xticks(range(len(severities)), [_severity_name(number) for number in severities])
+    for edge in range(1, len(severities)):
+        axes.axvline(edge - 0.5, color=MUTED, linewidth=0.4, linestyle=":")
+    _finish(axes, measure, percent, title, len(values), columns=5)
+    return figure
+
+
+def severity_medians(values: Values, measure: str, *, percent: bool = False, title: str = "") -> Figure:
+    """One curve a method: the median over corruptions against their severity.
+
+    Args:
+        values: ``values[method][severity]`` are the numbers of all corruptions.
+        measure: what is measured, for the axis.
+        percent: whether the numbers are fractions to be written in percent.
+        title: stands above.
+    """
+    severities, styles = _severities(values), looks(values)
+    figure = new_figure(5.0, 3.8)
+    axes = figure.subplots()
+    for method, by_severity in values.items():
+        shown = sorted(by_severity)
+        medians = [float(np.median(by_severity[number])) for number in shown]
+        axes.plot(shown, medians, **styles[method].of_line, markersize=5, label=method)
+    axes.set_xticks(severities, [_severity_name(number) for number in severities])
+    _finish(axes, f"median {measure}", percent, title, len(values), columns=3)
+    return figure
+
+
+def _box(numbers: Sequence[float]) -> dict[str, Any]:
+    low, first, median, third, high = np.percentile(np.asarray(numbers, dtype=float), [0, 25, 50, 75, 100])
+    return {"whislo": low, "q1": first, "med": median, "q3": third, "whishi": high}
+
+
+def _severities(values: Values) -> list[int]:
+    found = sorted({number for by_severity in values.values() for number in by_severity})
+    if not found or any(not len(numbers) for one in values.values() for numbers in one.values()):
+        raise InvalidInput("there is nothing to draw; give every method numbers for at least one severity.")
+    return found
+
+
+def _severity_name(number: int) -> str:
+    return "clean" if number == 0 else str(number)
+
+
+def _finish(axes: Axes, measure: str, percent: bool, title: str, methods: int, columns: int) -> None:
+    dress(axes, title=title, x="severity of the corruption", y=measure)
+    if percent:
+        percent_ticks(axes.yaxis)
+    legend_below(axes, columns=min(methods, columns))
+
+
+def heat_maps(matrices: Mapping[str, ArrayLike], measure: str, *, columns: int = 4, digits: int = 3) -> Figure:
+    """Pairwise diversity (JSD, DIS), one square matrix a method; equal colours are equal values in all of them.
+
+    Args:
+        matrices: method -> ``(S, S)``.
+        measure: what the numbers are, for the colour bar.
+        columns: how many matrices stand in a row.
+        digits: decimals of the numbers in the fields.
+    """
+    squares = {name: np.asarray(matrix, dtype=float) for name, matrix in matrices.items()}
+    if not squares or any(one.ndim != 2 or one.shape[0] != one.shape[1] for one in squares.values()):
+        raise InvalidInput("heat maps need at least one square matrix, of shape (samples, samples).")
+    columns = min(columns, len(squares))
+    rows = math.ceil(len(squares) / columns)
+    figure = new_figure(2.15 * columns + 0.8, 2.25 * rows + 0.2)
+    top = max(float(np.nanmax(one)) for one in squares.values()) or 1.0
+    places = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    shown = None
+    for axes, (name, matrix) in zip(places, squares.items(), strict=False):
+        shown = axes.imshow(matrix, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="none")
+        for (row, column), value in np.ndenumerate(matrix):
+            shade = readable_on(shown.cmap(shown.norm(value)))
+            axes.text(column, row, f"{value:.{digits}f}", color=shade, fontsize=SMALL - 1, ha="center", va="center")
+        axes.set_title(name, color=INK, fontsize=TEXT)
+        names = [str(number) for number in range(1, len(matrix) + 1)]
+        axes.set_xticks(range(len(matrix)), names)
+        axes.set_yticks(range(len(matrix)), names)
+        axes.tick_params(length=0, labelcolor=MUTED, labelsize=SMALL)
+        axes.spines[:].set_visible(False)
+    for axes in places[len(squares) :]:
+        axes.set_axis_off()
+    assert shown is not None
+    colour_bar(figure, shown, measure, ax=places.tolist(), pad=0.02)
+    return figure
+
+
+def readable_on(colour: Sequence[float]) -> str:
+    """Black or white, whichever stands out more on a colour of red, green and blue from 0 to 1.
+
+    >>> readable_on((1.0, 0.9, 0.2)), readable_on((0.0, 0.1, 0.3))
+    ('#000000', '#ffffff')
+    """
+    return "#000000" if luminance(colour) > 0.179 else "#ffffff"  # on which both stand out equally
+
+
+def luminance(colour: Sequence[float]) -> float:
+    """Relative luminance as the web's contrast rules define it."""
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in tuple(colour)[:3]
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
