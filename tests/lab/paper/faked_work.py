@@ -6,7 +6,8 @@ import torch
 
 from rbue.lab.corruptions import CORRUPTIONS
 from rbue.lab.environment import facts
-from rbue.lab.paper import runner, shift_results
+from rbue.lab.paper import results as shift_results
+from rbue.lab.paper import runner
 from rbue.lab.paper.runner import Place
 from rbue.lab.runs.folders import RunFolder
 

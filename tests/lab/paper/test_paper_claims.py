@@ -12,8 +12,8 @@ from rbue.lab.cli import app
 from rbue.lab.paper.claims import CLAIMS, PaperNumbers, judge, judge_all, single_runs_note
 from rbue.lab.paper.claims.judging import Check, all_hold, compare
 from rbue.lab.paper.experiments import chosen
-from rbue.lab.paper.measured import Measured
-from rbue.lab.paper.page.claims import claims_section
+from rbue.lab.paper.page import claims_section
+from rbue.lab.paper.results import Measured
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunFolder

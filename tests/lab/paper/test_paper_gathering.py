@@ -14,14 +14,12 @@ from faked_work import FakeWork, place
 from rbue.lab.corruptions import CORRUPTIONS
 from rbue.lab.environment import facts
 from rbue.lab.paper.experiments import EXPERIMENTS, chosen, get
-from rbue.lab.paper.gathering import gather
 from rbue.lab.paper.illustrations import illustration_file, read_illustration, write_illustration
-from rbue.lab.paper.jobs import is_measured
-from rbue.lab.paper.measured import Measured
-from rbue.lab.paper.reporting import last_settings, plain_files, write_report
+from rbue.lab.paper.planning import is_measured
+from rbue.lab.paper.reporting import comma_separated, last_settings, markdown, plain_files, write_report
+from rbue.lab.paper.results import Measured, gather
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
-from rbue.lab.paper.tables import comma_separated, markdown
 from rbue.lab.runs.folders import RunFolder
 
 TWO = Settings(models=("densenet121", "vgg13"), methods=("single", "deep-ensemble:4"), seeds=(0, 1))

@@ -12,7 +12,7 @@ import time
 from faked_work import place
 
 from rbue.lab.paper.experiments import chosen
-from rbue.lab.paper.gathering import gather
+from rbue.lab.paper.results import gather
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunFolder

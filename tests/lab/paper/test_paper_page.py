@@ -17,9 +17,8 @@ from rbue.files import read_json, write_json
 from rbue.lab.paper import illustrations
 from rbue.lab.paper.claims import CLAIMS
 from rbue.lab.paper.experiments import EXPERIMENTS, IDS, chosen, get
-from rbue.lab.paper.gathering import gather
-from rbue.lab.paper.page import HTML, LATEX, page_files, paper_page
-from rbue.lab.paper.page.section import FROM_ILLUSTRATIONS, FROM_RUNS
+from rbue.lab.paper.page import FROM_ILLUSTRATIONS, FROM_RUNS, HTML, LATEX, page_files, paper_page
+from rbue.lab.paper.results import gather
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunFolder

@@ -6,7 +6,7 @@ import pytest
 from faked_work import place
 
 from rbue.lab.paper.experiments import EXPERIMENTS
-from rbue.lab.paper.gathering import gather
+from rbue.lab.paper.results import gather
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 

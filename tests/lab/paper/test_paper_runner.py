@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.cli import app
-from rbue.lab.paper import runner, shift_results
-from rbue.lab.paper.budget import TimeBudget, parse_duration
+from rbue.lab.paper import results as shift_results
+from rbue.lab.paper import runner
 from rbue.lab.paper.experiments import EXPERIMENTS, METHODS, chosen
-from rbue.lab.paper.jobs import jobs_for, training_cost
-from rbue.lab.paper.runner import run_experiments
+from rbue.lab.paper.planning import jobs_for, training_cost
+from rbue.lab.paper.runner import TimeBudget, parse_duration, run_experiments
 from rbue.lab.paper.settings import FULL, QUICK, Settings, parse_seeds
 from rbue.lab.runs.folders import RunFolder
 from rbue.lab.training import Diverged

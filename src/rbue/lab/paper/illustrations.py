@@ -17,7 +17,7 @@ from rbue.files import read_json, write_json
 from rbue.lab import data
 from rbue.lab.corruptions import corrupt
 from rbue.lab.environment import facts
-from rbue.lab.paper.definitions import Experiment, Illustration
+from rbue.lab.paper.experiments import Experiment, Illustration
 from rbue.lab.paper.settings import SEVERITIES, Settings
 from rbue.lab.runs.folders import RunConfig, other_stream
 from rbue.lab.runs.measuring import predict_images

@@ -9,7 +9,7 @@ from typing import Any
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.methods import parse, spec_of
-from rbue.lab.paper.definitions import Experiment, Grid
+from rbue.lab.paper.experiments import Experiment, Grid
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.training.recipe import Recipe, recipe_for
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rbue.lab.paper.claims import cifar, costs, diversity, position, preparation, shift, theory, tiny_imagenet
 from rbue.lab.paper.claims.judging import CASES, Check, Claim, Judged, Numbers, PaperNumbers, Verdict
 from rbue.lab.paper.claims.repetitions import Watched, single_runs_note
-from rbue.lab.paper.measured import Measured
+from rbue.lab.paper.results import Measured
 
 CLAIMS: tuple[Claim, ...] = (
     *theory.CLAIMS,

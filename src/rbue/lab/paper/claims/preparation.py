@@ -6,7 +6,7 @@ from rbue.lab import data
 from rbue.lab.paper.claims.judging import Check, Claim, Numbers, Verdict, all_hold, compare
 from rbue.lab.paper.experiments import ENSEMBLE, METHODS, MODELS
 from rbue.lab.paper.numbers import TABLES
-from rbue.lab.paper.shift_results import CORRUPTION_COUNT
+from rbue.lab.paper.results import CORRUPTION_COUNT
 
 CIFAR_COUNTS = {"cifar10": (10, 50_000, 10_000), "cifar100": (100, 50_000, 10_000)}
 TINY_COUNTS = {"tiny-imagenet": (200, 100_000, 10_000)}

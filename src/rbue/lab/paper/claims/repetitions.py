@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rbue.lab.paper.claims.judging import Judged
-from rbue.lab.paper.measured import Measured
+from rbue.lab.paper.results import Measured
 
 THE_SAME_IN_EVERY_RUN = ("parameters", "relative_size")
 
