@@ -17,9 +17,10 @@ from typing import Any
 from rbue.errors import RbueError
 from rbue.lab.paper import drawings as comparisons
 from rbue.lab.paper import drawings as pictures
-from rbue.lab.paper.claims import CASES, Judged, judge_all, single_runs_note
+from rbue.lab.paper.claims import judge_all
 from rbue.lab.paper.drawings import COLUMNS, METHOD, SEEDS, Shown, anchor_of, name_of
 from rbue.lab.paper.experiments import Drawing
+from rbue.lab.paper.judging import CASES, Judged, single_runs_note
 from rbue.lab.paper.numbers import printed
 from rbue.lab.paper.reporting import Renderer
 from rbue.lab.paper.results import ExperimentData, Measured

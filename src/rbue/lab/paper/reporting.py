@@ -1,4 +1,8 @@
-"""Measured beside printed numbers as Markdown and CSV."""
+"""The report of the paper's experiments as files: Markdown, CSV, and the data of every figure.
+
+More can be plugged in: a *renderer* takes what was gathered and gives files by name, as :func:`plain_files` does, and
+:func:`rbue.lab.paper.page.page_files` for the page.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,17 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from rbue.files import read_json, write_bytes
+from rbue.files import write_bytes
 from rbue.lab.paper.numbers import as_printed
 from rbue.lab.paper.results import ExperimentData, GatheredCell
-from rbue.lab.paper.runner import settings_file
-from rbue.lab.paper.settings import QUICK, Settings
+from rbue.lab.paper.settings import QUICK
 from rbue.lab.report.tables.formats import duration
 
+Renderer = Callable[[Sequence[ExperimentData]], Mapping[str, bytes]]
+TITLE = "# The paper's tables and figures, measured\n\n"
 HEADINGS = {
     "accuracy": "accuracy (%)",
     "ece": "ECE",
@@ -45,21 +49,18 @@ def text_of(measure: str, value: float) -> str:
 
 def cell_text(measure: str, cell: GatheredCell) -> str:
     """``95.12 ± 0.10 (paper 95.32, -0.20)``, as far as there is something to write."""
-    parts = []
+    text = "–"
     if cell.measured is not None:
         text = text_of(measure, cell.measured.mean)
         if cell.measured.deviation is not None:
             text += f" ± {text_of(measure, cell.measured.deviation)}"
-        parts.append(text)
-    else:
-        parts.append("–")
-    if cell.paper is not None:
-        printed = as_printed(measure)
-        beside = f"paper {printed(cell.paper) if printed else text_of(measure, cell.paper)}"
-        if cell.difference is not None:
-            beside += f", {'-' if cell.difference < 0 else '+'}{text_of(measure, abs(cell.difference))}"
-        parts.append(f"({beside})")
-    return " ".join(parts)
+    if cell.paper is None:
+        return text
+    printed = as_printed(measure)
+    beside = f"paper {printed(cell.paper) if printed else text_of(measure, cell.paper)}"
+    if cell.difference is not None:
+        beside += f", {'-' if cell.difference < 0 else '+'}{text_of(measure, abs(cell.difference))}"
+    return f"{text} ({beside})"
 
 
 def shown_measures(gathered: ExperimentData) -> tuple[str, ...]:
@@ -130,13 +131,6 @@ def _markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-# The report of the paper's experiments as files: Markdown, CSV, and the data of every figure.
-
-
-Renderer = Callable[[Sequence[ExperimentData]], Mapping[str, bytes]]
-TITLE = "# The paper's tables and figures, measured\n\n"
-
-
 def plain_files(gathered: Sequence[ExperimentData]) -> dict[str, bytes]:
     """The report as Markdown, CSV and JSON."""
     quick = any(one.scale == QUICK.name for one in gathered)
@@ -156,14 +150,3 @@ def write_report(
             write_bytes(folder / name, content)
             written.append(folder / name)
     return written
-
-
-def last_settings(root: Path, asked: Settings) -> Settings:
-    """What was asked for, or, if nothing was, the settings of the last ``rbue paper run`` in this folder.
-
-    Which networks and methods that command was limited to is left out: what it did not run is missing.
-    """
-    path = settings_file(root)
-    if asked != Settings() or not path.exists():
-        return asked
-    return replace(Settings.from_json(read_json(path)), models=None, methods=None)

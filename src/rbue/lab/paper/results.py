@@ -10,9 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
-from rbue.lab import data
 from rbue.lab.corruptions import CORRUPTIONS
 from rbue.lab.paper.experiments import Experiment, Grid, get
 from rbue.lab.paper.illustrations import read_illustration
@@ -20,21 +17,9 @@ from rbue.lab.paper.numbers import paper_value, printed
 from rbue.lab.paper.settings import Settings, spread
 from rbue.lab.runs.calibrating import is_calibration_of
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
-from rbue.lab.shift import Row, Setting, ShiftStore, shift_run
+from rbue.lab.shift import Row, Setting, ShiftStore
 
 CORRUPTION_COUNT = len(CORRUPTIONS)
-
-
-def measure_shift(
-    config: RunConfig,
-    root: Path,
-    device: torch.device,
-    severities: Sequence[int],
-    samples: int,
-    progress: data.Progress | None = None,
-) -> list[Row]:
-    """Measure one run on all corruptions at the severities and keep the rows in its folder."""
-    return shift_run(config, root, device, severities=tuple(severities), samples=samples, seed=0, progress=progress)
 
 
 def shift_rows(config: RunConfig, root: Path, samples: int) -> list[Row]:

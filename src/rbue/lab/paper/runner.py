@@ -1,4 +1,4 @@
-"""How long to work: a text such as 25m, and a clock that says when it is over."""
+"""Do what is missing of some experiments, one step after the other, until it is done or the time is over."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from rbue.files import write_json
 from rbue.lab import data
 from rbue.lab.paper.experiments import Experiment
 from rbue.lab.paper.illustrations import is_illustrated, write_illustration
-from rbue.lab.paper.planning import STEPS, Job, Step, is_trained, jobs_for
-from rbue.lab.paper.results import measure_shift
-from rbue.lab.paper.settings import Settings
+from rbue.lab.paper.planning import STEPS, Job, Step, data_is_here, is_trained, jobs_for
+from rbue.lab.paper.settings import Settings, settings_file
 from rbue.lab.runs.calibrating import calibrate_run
 from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.training_runs import Report, train_runs
+from rbue.lab.shift import shift_run
 from rbue.lab.training import Diverged
+
+Tell = Callable[[str], None]
+DRAW = "draw"
+"""The name, among the kinds of steps, of making the data of illustrations, which no comparison of runs gives."""
+
+KINDS = (*STEPS, DRAW)
+_UNTRAINED = "its training is not finished"
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smh])")
-
-Clock = Callable[[], float]
 
 
 def parse_duration(text: str) -> float:
@@ -47,7 +52,7 @@ def parse_duration(text: str) -> float:
 class TimeBudget:
     """Time that begins to run when it is made; None never ends."""
 
-    def __init__(self, seconds: float | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self._clock = seconds, clock
         self._start = clock()
 
@@ -58,17 +63,6 @@ class TimeBudget:
     def over(self) -> bool:
         """Whether nothing new should be begun."""
         return self.seconds is not None and self.spent() >= self.seconds
-
-
-# Do what is missing, one step after the other, until it is done or the time is over.
-
-
-Tell = Callable[[str], None]
-DRAW = "draw"
-"""The name, among the kinds of steps, of making the data of illustrations, which no comparison of runs gives."""
-
-KINDS = (*STEPS, DRAW)
-_UNTRAINED = "its training is not finished"
 
 
 @dataclass
@@ -172,11 +166,6 @@ def run_experiments(
     return outcome
 
 
-def settings_file(root: Path) -> Path:
-    """Where the settings of the last ``rbue paper run`` are noted, for the report."""
-    return root / "paper" / "settings.json"
-
-
 def _alongside(
     step: Step, jobs: Sequence[Job], place: Place, settings: Settings, kinds: frozenset[str], diverged: set[Step]
 ) -> list[Step]:
@@ -216,9 +205,9 @@ def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -
         evaluate_run(config, place.root, place.device, samples=settings.samples_of(config), seed=0)
         calibrate_run(config, place.root)
     else:
-        samples = settings.shift_samples_of(config)
+        asked = {"severities": settings.scale.severities, "samples": settings.shift_samples_of(config), "seed": 0}
         with watch.shifting() as progress:
-            measure_shift(config, place.root, place.device, settings.scale.severities, samples, progress)
+            shift_run(config, place.root, place.device, **asked, progress=progress)
 
 
 def _obstacle(step: Step, root: Path) -> str | None:
@@ -230,14 +219,6 @@ def _obstacle(step: Step, root: Path) -> str | None:
 
 def _not_here(name: str) -> str:
     return f"{name} is not on this machine; run `rbue data fetch {name}`"
-
-
-def data_is_here(name: str) -> bool:
-    """Whether both splits of a data set can be loaded."""
-    try:
-        return {"train", "test"} <= set(data.splits_here(name))
-    except data.DataError:
-        return False
 
 
 def _illustrate(
