@@ -1,19 +1,25 @@
-"""One experiment on its way to the page: what was gathered, where it was measured, and how to say so."""
+"""The drawings of an experiment as blocks of the page: tables, figures, and the words that go with them.
+
+:func:`draw` makes the blocks of one :class:`~rbue.lab.paper.experiments.Drawing`. Some kinds of drawings compare
+trained runs, others show an illustration (:mod:`rbue.lab.paper.illustrations`).
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from rbue.errors import RbueError
 from rbue.lab.methods import parse
 from rbue.lab.methods.mc_droprelu import MCDropReLU
 from rbue.lab.paper.experiments import Drawing, Experiment
+from rbue.lab.paper.illustrations import FROM_ILLUSTRATIONS
 from rbue.lab.paper.numbers import TABLES, as_printed, paper_value
 from rbue.lab.paper.results import NOT_COMPARED, ExperimentData, GatheredCell, GatheredRow, Measured, how_trained
 from rbue.lab.paper.settings import QUICK
@@ -21,11 +27,11 @@ from rbue.lab.report import figures
 from rbue.lab.report.figures.plane import PlanePoint
 from rbue.lab.report.of_runs.comparison import MEASURES
 from rbue.lab.report.of_runs.reading import recipe_words
-from rbue.lab.report.page import Block, Bullets, FigureBlock, Fold, Heading, TableBlock
+from rbue.lab.report.page import Block, FigureBlock, Fold, Heading, Notice, TableBlock
 from rbue.lab.report.tables import Cell, Column, Table
 from rbue.lab.report.tables.formats import whole
 from rbue.lab.report.tables.model import Row, Value
-from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.folders import RunConfig
 
 
 def anchor_of(config: RunConfig) -> str:
@@ -33,13 +39,8 @@ def anchor_of(config: RunConfig) -> str:
     return f"run-{config.id}"
 
 
-def name_of(config: RunConfig) -> str:
-    """Where a run lies below the folder of runs: the same on every machine."""
-    return RunFolder.of(config, Path()).path.as_posix()
-
-
 @dataclass(frozen=True)
-class Shown:
+class ExperimentView:
     """An experiment's data and the runs it comes from."""
 
     gathered: ExperimentData
@@ -130,12 +131,10 @@ class Shown:
         assert self.experiment.grid is not None
         wanted, used = self.experiment.grid.data, str(self.gathered.data)
         text = used if used == wanted else f"{used} in place of {wanted}"
-        counts = (dict(result.get("data") or {}).get("count") for result in self._all_results())
+        results = (result for row in self.gathered.rows for result in self.results(row.model, row.method))
+        counts = (dict(result.get("data") or {}).get("count") for result in results)
         images = next((number for number in counts if number), None) if count else None
         return f"{text} ({images:,} test images)" if images else text
-
-    def _all_results(self) -> list[dict[str, Any]]:
-        return [result for row in self.gathered.rows for result in self.results(row.model, row.method)]
 
     def _samples(self, configs: list[RunConfig]) -> str:
         count = self.measured.settings.sample_count
@@ -191,7 +190,7 @@ class Uncompared(Cell):
         return None
 
 
-def numbers_table(shown: Shown, model: str, measures: Sequence[str], sentence: str = "") -> Table:
+def numbers_table(shown: ExperimentView, model: str, measures: Sequence[str], sentence: str = "") -> Table:
     """One row a method of one network; ``sentence`` begins its caption."""
     rows = shown.rows(model)
     keys = list(measures)
@@ -228,11 +227,6 @@ def medians_table(by_method: Mapping[str, Mapping[int, Sequence[float]]], measur
     return Table(columns, rows, caption)
 
 
-def spoken(measure: str, value: float) -> str:
-    """A value as a text without a table says it."""
-    return COLUMNS[measure].text(value)
-
-
 def _cell(measure: str, cell: GatheredCell) -> Cell:
     if cell.measured is None:
         return Cell(None, paper=cell.paper)
@@ -240,7 +234,7 @@ def _cell(measure: str, cell: GatheredCell) -> Cell:
     return (Cell if cell.compared else Uncompared)(cell.measured.mean, deviation, cell.paper)
 
 
-def _size(shown: Shown, row: GatheredRow) -> Cell:
+def _size(shown: ExperimentView, row: GatheredRow) -> Cell:
     grid = shown.experiment.grid
     assert grid is not None
     table = shown.experiment.id if shown.experiment.id in TABLES else None
@@ -255,14 +249,10 @@ def _repetitions(row: GatheredRow) -> int:
     return 0 if found is None else len(found.values)
 
 
-# Blocks of the experiments that compare trained runs: tables, box plots, medians, heat maps, the plane.
+# Drawings that compare trained runs: tables, box plots, medians, heat maps, the plane.
 
 
-BySeverity = Mapping[int, Sequence[float]]
-SAMPLE_MEASURES = ("accuracy", "ece")
-
-
-def tables(shown: Shown, drawing: Drawing) -> list[Block]:
+def tables(shown: ExperimentView, drawing: Drawing) -> list[Block]:
     """One table a network, and what more samples bring."""
     blocks: list[Block] = []
     for number, model in enumerate(shown.models):
@@ -273,39 +263,42 @@ def tables(shown: Shown, drawing: Drawing) -> list[Block]:
     return blocks
 
 
-def boxes(shown: Shown, drawing: Drawing) -> list[Block]:
-    """Box plots over corruptions; their medians as a table, where all rows are drawn."""
-    (measure,) = drawing.measures
-    values = _corrupted(shown, drawing)
-    if not values:
-        return []
-    name = COLUMNS[measure].heading
-    figure = figures.severity_boxes(values, name, percent=measure == "accuracy")
-    alt = f"Box plots of {name} over corruptions. {_medians_in_words(values, measure)}"
-    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption, corrupted=True), wide=True)]
-    if _is_largest(shown, drawing):
-        table = medians_table(values, measure, shown.caption(f"Median {name} over corruptions.", corrupted=True))
-        blocks.append(Fold(f"Medians of {name} as numbers", [TableBlock(table)]))
-    return blocks
+def boxes(shown: ExperimentView, drawing: Drawing) -> list[Block]:
+    """Box plots over corruptions; their medians as a folded table, where all rows are drawn."""
+    return _by_severity(shown, drawing, figures.severity_boxes, "Box plots of {} over corruptions.", large=True)
 
 
-def medians(shown: Shown, drawing: Drawing) -> list[Block]:
+def medians(shown: ExperimentView, drawing: Drawing) -> list[Block]:
     """Curves of medians; as a table, where all rows are drawn."""
+    return _by_severity(shown, drawing, figures.severity_medians, "Median {} against severity.", large=False)
+
+
+def _by_severity(
+    shown: ExperimentView, drawing: Drawing, figure_of: Callable[..., Any], about: str, large: bool
+) -> list[Block]:
+    assert shown.experiment.grid is not None
     (measure,) = drawing.measures
-    values = _corrupted(shown, drawing)
+    found = shown.gathered.corrupted.get(measure, {})
+    wanted = drawing.methods or shown.experiment.grid.methods
+    values = {method: found[method] for method in wanted if method in found}
     if not values:
         return []
-    name = COLUMNS[measure].heading
-    figure = figures.severity_medians(values, name, percent=measure == "accuracy")
-    alt = f"Median {name} against severity. {_medians_in_words(values, measure)}"
-    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption, corrupted=True))]
-    if _is_largest(shown, drawing):
+    name, text = COLUMNS[measure].heading, COLUMNS[measure].text
+    last = max(severity for table in values.values() for severity in table)
+    said = "; ".join(f"{method} {text(median(table[last]))}" for method, table in values.items() if last in table)
+    alt = f"{about.format(name)} Medians at severity {last}: {said}."
+    figure = figure_of(values, name, percent=measure == "accuracy")
+    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption, corrupted=True), wide=large)]
+    # Only the drawing with the most rows has its table, so that tables do not repeat each other.
+    alike = [one for one in shown.experiment.drawings if one.measures == drawing.measures]
+    if len(drawing.methods) == max(len(one.methods) for one in alike):
         caption = shown.caption(f"Median {name} over corruptions.", corrupted=True)
-        blocks.append(TableBlock(medians_table(values, measure, caption)))
+        table = TableBlock(medians_table(values, measure, caption))
+        blocks.append(Fold(f"Medians of {name} as numbers", [table]) if large else table)
     return blocks
 
 
-def heat_maps(shown: Shown, drawing: Drawing) -> list[Block]:
+def heat_maps(shown: ExperimentView, drawing: Drawing) -> list[Block]:
     """Every two samples of each method."""
     (measure,) = drawing.measures
     found = shown.gathered.heat_maps.get(measure, {})
@@ -320,7 +313,7 @@ def heat_maps(shown: Shown, drawing: Drawing) -> list[Block]:
     return [FigureBlock(figure, alt, shown.caption(drawing.caption), wide=True)]
 
 
-def plane(shown: Shown, drawing: Drawing) -> list[Block]:
+def plane(shown: ExperimentView, drawing: Drawing) -> list[Block]:
     """Accuracy and ECE as points, and as a table with the paper's where it prints them."""
     blocks: list[Block] = []
     for model in shown.models:
@@ -341,7 +334,7 @@ def plane(shown: Shown, drawing: Drawing) -> list[Block]:
     return blocks
 
 
-def more_samples(shown: Shown, model: str) -> list[Block]:
+def more_samples(shown: ExperimentView, model: str) -> list[Block]:
     """Accuracy and ECE against the number of samples, means over repetitions; empty where there is no such curve."""
     curves = {}
     for row in shown.rows(model):
@@ -360,11 +353,11 @@ def more_samples(shown: Shown, model: str) -> list[Block]:
     return [Fold(f"What more samples bring to {model}", [FigureBlock(figure, alt, caption, wide=True)])]
 
 
-def _curve(shown: Shown, model: str, method: str) -> dict[int, dict[str, float]]:
+def _curve(shown: ExperimentView, model: str, method: str) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for result in shown.results(model, method):
         for entry in (*(result.get("by_samples") or ()), result):
-            for measure in SAMPLE_MEASURES:
+            for measure in ("accuracy", "ece"):
                 if entry.get("samples") and entry.get(measure) is not None:
                     found[int(entry["samples"])][measure].append(entry[measure])
     return {count: {measure: fmean(values) for measure, values in found[count].items()} for count in sorted(found)}
@@ -377,131 +370,22 @@ def _most_gained(curves: Mapping[str, Mapping[int, Mapping[str, float]]]) -> str
     return f"{method}, from {first:.4f} to {last:.4f}"
 
 
-def _corrupted(shown: Shown, drawing: Drawing) -> dict[str, BySeverity]:
-    assert shown.experiment.grid is not None
-    found = shown.gathered.corrupted.get(drawing.measures[0], {})
-    wanted = drawing.methods or shown.experiment.grid.methods
-    return {method: found[method] for method in wanted if method in found}
-
-
-def _is_largest(shown: Shown, drawing: Drawing) -> bool:
-    """Whether no other drawing of the same measure has more rows, so that tables do not repeat each other."""
-    alike = [one for one in shown.experiment.drawings if one.measures == drawing.measures]
-    return len(drawing.methods) == max(len(one.methods) for one in alike)
-
-
-def _medians_in_words(values: Mapping[str, BySeverity], measure: str) -> str:
-    last = max(severity for table in values.values() for severity in table)
-    said = "; ".join(
-        f"{method} {spoken(measure, median(table[last]))}" for method, table in values.items() if last in table
-    )
-    return f"Medians at severity {last}: {said}."
-
-
 def _off_diagonal(matrix: Sequence[Sequence[float]]) -> float:
     array = np.asarray(matrix, dtype=float)
     return float(array[~np.eye(len(array), dtype=bool)].mean()) if len(array) > 1 else 0.0
 
 
-# Blocks of the figures that compare no runs: curves, networks, one prediction, noisy images, the variance.
+FROM_RUNS: Mapping[str, Callable[[ExperimentView, Drawing], list[Block]]] = MappingProxyType(
+    {"table": tables, "boxes": boxes, "medians": medians, "heat-maps": heat_maps, "plane": plane}
+)
 
 
-def curves(shown: Shown, drawing: Drawing) -> list[Block]:
-    """ReLU, DropReLU and RReLU."""
-    content = _content(shown)
-    numbers = {name: content[name] for name in ("q", "lower", "upper")}
-    slopes = f"{numbers['lower']:.3g} to {numbers['upper']:.3g}"
-    alt = (
-        f"Output against input: ReLU; DropReLU, which is a ReLU with probability {numbers['q']:g} and the identity "
-        f"otherwise; RReLU, whose slope for negative inputs is drawn from {slopes}."
-    )
-    caption = f"{drawing.caption} Drawn with q = {numbers['q']:g} and slopes from {slopes}."
-    return [FigureBlock(figures.activation_curves(**numbers), alt, caption, wide=True)]
-
-
-def network(shown: Shown, drawing: Drawing) -> list[Block]:
-    """A small network with each activation."""
-    content = {name: value for name, value in _content(shown).items() if name in _NETWORK}
-    alt = (
-        f"Networks with layers of {', '.join(map(str, content['layers']))} neurons with {', '.join(content['kinds'])}; "
-        "each hidden neuron shows the curve that one random pass drew for it."
-    )
-    caption = f"{drawing.caption} Drawn with q = {content['q']:g}; a scheme, not a trained network."
-    return [FigureBlock(figures.network_drawing(**content), alt, caption, wide=True)]
-
-
-def framework(shown: Shown, drawing: Drawing) -> list[Block]:
-    """One real prediction."""
-    content = _content(shown)
-    samples, classes = np.asarray(content["samples"]), content["classes"]
-    mean = samples.mean(0)
-    said = classes[int(mean.argmax())]
-    alt = (
-        f"A test image of {content['truth']}, the class probabilities of some of its {len(samples)} random passes, and "
-        f"their mean: {said} with {mean.max():.3f}, entropy {content['entropy']:.3f} nats."
-    )
-    caption = (
-        f"{drawing.caption} Test image {content['image_number']}, labelled {content['truth']}, in {len(samples)} "
-        f"passes of `{name_of(RunConfig.from_json(content['run']))}`."
-    )
-    figure = figures.framework(np.asarray(content["image"], dtype=np.uint8), samples, classes)
-    return [FigureBlock(figure, alt, caption, wide=True)]
-
-
-def images(shown: Shown, drawing: Drawing) -> list[Block]:
-    """Images at growing severities."""
-    content = _content(shown)
-    rows = [[np.asarray(image, dtype=np.uint8) for image in row] for row in content["images"]]
-    severities = content["severities"]
-    captions = ["clean" if number == 0 else f"severity {number}" for number in severities]
-    alt = f"{len(rows)} test images of {content['data']} at severities {', '.join(map(str, severities))} of shot noise."
-    caption = f"{drawing.caption} The first test images of {content['data']}."
-    return [FigureBlock(figures.image_rows(rows, captions), alt, caption, wide=True)]
-
-
-def variance(shown: Shown, drawing: Drawing) -> list[Block]:
-    """The paper's formula, the exact value and a simulation."""
-    content = _content(shown)
-    layer = content["layer"]
-    numbers: dict[str, Any] = {name: np.asarray(content[name], dtype=float) for name in _VARIANCES}
-    gap = float(np.max(np.abs(numbers["simulated"] - numbers["exact"]) / numbers["error"]))
-    ratio = float(np.median(numbers["paper"] / numbers["exact"]))
-    found = [
-        f"The simulation never lies further than {gap:.1f} of its standard errors from the exact value.",
-        f"The paper's formula gives {ratio:.2f} times the exact value for this layer.",
-    ]
-    caption = (
-        f"{drawing.caption} {layer['inputs']} inputs ({layer['distribution']}), {layer['simulations']:,} simulated "
-        "draws for each q."
-    )
-    figure = figures.variance_against_q(**numbers)
-    return [
-        FigureBlock(figure, f"Variance of a layer's sum against q. {' '.join(found)}", caption),
-        Bullets(found),
-        Fold("The variances as numbers", [TableBlock(_variance_table(numbers, caption))]),
-    ]
-
-
-_NETWORK = ("kinds", "layers", "q", "lower", "upper")
-_VARIANCES = ("q", "paper", "exact", "simulated", "error", "dropout")
-
-
-def _variance_table(numbers: dict[str, Any], caption: str) -> Table:
-    columns = (
-        Column("q", "q", text="{:.2f}".format),
-        Column("paper", "formula of the paper", text="{:.2f}".format),
-        Column("exact", "exact", text="{:.2f}".format),
-        Column("simulated", "simulated ± standard error", text="{:.2f}".format),
-        Column("dropout", "dropout, p = 1 − q", text="{:.2f}".format),
-    )
-    rows = []
-    for place, q in enumerate(numbers["q"]):
-        row: dict[str, Cell | float] = {name: float(numbers[name][place]) for name in ("paper", "exact", "dropout")}
-        spread = float(numbers["error"][place])
-        rows.append({"q": float(q), **row, "simulated": Cell(float(numbers["simulated"][place]), deviation=spread)})
-    return Table(columns, rows, caption)
-
-
-def _content(shown: Shown) -> dict[str, Any]:
-    assert shown.gathered.illustration is not None
-    return shown.gathered.illustration
+def draw(shown: ExperimentView, drawing: Drawing) -> list[Block]:
+    """The blocks of one drawing; none where the data of an illustration is missing, a notice where drawing fails."""
+    try:
+        if drawing.kind in FROM_RUNS:
+            return FROM_RUNS[drawing.kind](shown, drawing)
+        content = shown.gathered.illustration
+        return [] if content is None else FROM_ILLUSTRATIONS[drawing.kind](content, drawing.caption)
+    except RbueError as error:
+        return [Notice("This could not be drawn", [str(error)])]

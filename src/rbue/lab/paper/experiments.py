@@ -1,4 +1,4 @@
-"""What an experiment of the paper is: data, not code."""
+"""Every table and figure of the paper as data: what to train, what to measure, what to draw."""
 
 from __future__ import annotations
 
@@ -91,9 +91,6 @@ class Experiment:
     drawings: tuple[Drawing, ...] = ()
     illustration: Illustration | None = None
     notes: tuple[str, ...] = ()
-
-
-# Every table and figure of the paper.
 
 
 MODELS = ("vgg13", "resnet18", "densenet121")

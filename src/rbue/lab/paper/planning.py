@@ -73,8 +73,10 @@ class Job:
         config, samples = self.config, settings.samples_of(self.config)
         steps = [Step("train", member) for member in config.members() if not is_trained(member, root)]
         # A run whose probabilities are not there lacks no calibration: there is nothing to make it from.
-        uncalibrated = lacks_calibration(RunFolder.of(config, root), result_key(samples))
-        if self.measures & {"clean", "diversity"} and (uncalibrated or not is_measured(config, root, samples)):
+        complete = is_measured(config, root, samples) and not lacks_calibration(
+            RunFolder.of(config, root), result_key(samples)
+        )
+        if self.measures & {"clean", "diversity"} and not complete:
             steps.append(Step("clean", config))
         wanted = (settings.scale.severities, settings.shift_samples_of(config))
         if "shift" in self.measures and not shift_is_done(config, root, *wanted):

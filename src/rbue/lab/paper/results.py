@@ -1,11 +1,15 @@
-"""Measure a run under corruptions, and read what was measured."""
+"""What was measured: means over repetitions, looked up under the paper's names and put beside what the paper prints.
+
+:class:`Measured` reads a folder of runs; :func:`gather` collects what a table or a figure is made from, and lists what
+is missing; :func:`how_trained` says where networks were trained, without which a training time says little.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,12 +18,153 @@ from rbue.lab.corruptions import CORRUPTIONS
 from rbue.lab.paper.experiments import Experiment, Grid, get
 from rbue.lab.paper.illustrations import read_illustration
 from rbue.lab.paper.numbers import paper_value, printed
-from rbue.lab.paper.settings import Settings, spread
+from rbue.lab.paper.settings import Settings, name_of, spread
 from rbue.lab.runs.calibrating import is_calibration_of
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
 from rbue.lab.shift import Row, Setting, ShiftStore
 
 CORRUPTION_COUNT = len(CORRUPTIONS)
+CLEAN_MEASURES = ("accuracy", "ece", "nll", "brier", "training_seconds", "parameters")
+DIVERSITY_MEASURES = ("mean_jsd", "max_jsd", "mean_dis", "max_dis")
+NOT_COMPARED = ("training_seconds",)
+"""What depends on the hardware, so that its difference from the paper's says nothing."""
+
+BySeverity = dict[int, dict[str, float]]
+"""severity -> corruption -> value"""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One measurement over its repetitions.
+
+    Attributes:
+        mean: mean over them.
+        deviation: sample standard deviation; None for one repetition.
+        values: one value each.
+        runs: the folders they come from, below the folder of runs.
+    """
+
+    mean: float
+    deviation: float | None
+    values: tuple[float, ...]
+    runs: tuple[str, ...]
+
+
+class Measured:
+    """The results in a folder of runs that belong to some settings, and no others."""
+
+    def __init__(self, root: Path, settings: Settings) -> None:
+        self.root, self.settings = root, settings
+        self._results: dict[RunConfig, dict[str, Any] | None] = {}
+        self._calibrations: dict[RunConfig, dict[str, Any] | None] = {}
+        self._corrupted_rows: dict[RunConfig, list[Row]] = {}
+
+    def configs(self, data: str, model: str, method: str) -> list[RunConfig]:
+        """The runs of one cell, one a repetition."""
+        return [self.settings.config(data, model, method, seed) for seed in self.settings.seeds or (0,)]
+
+    def result(self, config: RunConfig) -> dict[str, Any] | None:
+        """The clean results of one run; None if there are none with the wanted number of samples and random stream."""
+        if config not in self._results:
+            found = self._entry(config, "results")
+            self._results[config] = None if found is None or other_stream(config, found) else found
+        return self._results[config]
+
+    def calibration(self, config: RunConfig) -> dict[str, Any] | None:
+        """What temperature scaling did to those results; None if they have not been calibrated."""
+        if config not in self._calibrations:
+            found, result = self._entry(config, "calibration"), self.result(config)
+            fits = found is not None and result is not None and is_calibration_of(found, result)
+            self._calibrations[config] = found if fits else None
+        return self._calibrations[config]
+
+    def _entry(self, config: RunConfig, file: str) -> dict[str, Any] | None:
+        entries: dict[str, Any] = RunFolder.of(config, self.root).read(file) or {}
+        return entries.get(result_key(self.settings.samples_of(config)))
+
+    def summary(self, data: str, model: str, method: str, measure: str) -> Summary | None:
+        """A clean measurement over its repetitions; None if no repetition has it."""
+        values, runs = [], []
+        for config in self.configs(data, model, method):
+            found = (self.result(config) or {}).get(measure)
+            if isinstance(found, int | float):
+                values.append(float(found))
+                runs.append(name_of(config))
+        if not values:
+            return None
+        mean, deviation = spread(values)
+        return Summary(mean, deviation, tuple(values), tuple(runs))
+
+    def value(self, data: str, model: str, method: str, measure: str, table: str | None = None) -> float | None:
+        """The mean of a measurement; ``relative_size`` is in sizes of Single.
+
+        A training time is one only if no network beside it shared the clock.
+        """
+        if measure == "relative_size":
+            own, single = (self.value(data, model, one, "parameters") for one in (method, "single"))
+            return None if own is None or single is None else own / single
+        if measure == "training_seconds" and not all(map(self._trained_alone, self.configs(data, model, method))):
+            return None
+        found = self.summary(data, model, method, measure)
+        return None if found is None else found.mean
+
+    def _trained_alone(self, config: RunConfig) -> bool:
+        trainings = (RunFolder.of(member, self.root).read("training") or {} for member in config.members())
+        return all(training.get("side_by_side", 1) == 1 for training in trainings)
+
+    def matrix(self, data: str, model: str, method: str, measure: str) -> list[list[float]] | None:
+        """The ``jsd`` or ``dis`` of every two samples, from the first repetition that has it."""
+        for config in self.configs(data, model, method):
+            found = (self.result(config) or {}).get(measure)
+            if isinstance(found, list):
+                return found
+        return None
+
+    def corrupted(self, data: str, model: str, method: str, measure: str) -> BySeverity:
+        """A measurement of every corruption at every severity, each the mean over repetitions."""
+        gathered: dict[tuple[int, str], list[float]] = defaultdict(list)
+        for config in self.configs(data, model, method):
+            for row in self.corrupted_rows(config):
+                if isinstance(row.get(measure), int | float):
+                    gathered[row["severity"], row["corruption"]].append(float(row[measure]))
+        table: BySeverity = defaultdict(dict)
+        for (severity, corruption), values in sorted(gathered.items()):
+            table[severity][corruption] = spread(values)[0]
+        return dict(table)
+
+    def corrupted_runs(self, data: str, model: str, method: str, severity: int) -> int:
+        """The fewest repetitions behind any corruption at one severity; 0 before all of them are measured."""
+        counts = Counter(
+            row["corruption"]
+            for config in self.configs(data, model, method)
+            for row in self.corrupted_rows(config)
+            if row["severity"] == severity
+        )
+        return min(counts.values()) if len(counts) >= CORRUPTION_COUNT else 0
+
+    def corrupted_rows(self, config: RunConfig) -> list[Row]:
+        """What was measured of one run under corruptions with the wanted number of samples."""
+        if config not in self._corrupted_rows:
+            samples = self.settings.shift_samples_of(config)
+            self._corrupted_rows[config] = shift_rows(config, self.root, samples)
+        return self._corrupted_rows[config]
+
+    def shift(self, data: str, model: str, method: str, measure: str, severity: int) -> float | None:
+        """The median over all corruptions at one severity; None before all of them are measured."""
+        found = self.corrupted(data, model, method, measure).get(severity, {})
+        return median(found.values()) if len(found) >= CORRUPTION_COUNT else None
+
+    @property
+    def severities(self) -> tuple[int, ...]:
+        """The severities that were asked for."""
+        return self.settings.scale.severities
+
+    @property
+    def shift_model(self) -> str:
+        """The network to be measured under corruptions: the paper's, or the first that was asked for."""
+        grid = get("fig-shift-cifar10").grid
+        assert grid is not None
+        return self.settings.models_of(grid)[0]
 
 
 def shift_rows(config: RunConfig, root: Path, samples: int) -> list[Row]:
@@ -31,9 +176,6 @@ def shift_is_done(config: RunConfig, root: Path, severities: Sequence[int], samp
     """Whether all corruptions at all the severities are there."""
     seen = {(row["corruption"], row["severity"]) for row in shift_rows(config, root, samples)}
     return all(sum(severity == one for _, severity in seen) >= CORRUPTION_COUNT for one in severities)
-
-
-# Where networks were trained and beside how many others: without it a training time says little.
 
 
 @dataclass(frozen=True)
@@ -81,156 +223,6 @@ def how_trained(configs: Iterable[RunConfig], root: Path) -> Trained | None:
             machines.add(machine)
             counts.add(training.get("side_by_side", 1))
     return Trained(tuple(sorted(machines)), tuple(sorted(counts))) if machines else None
-
-
-# What was measured: means over repetitions, looked up under the paper's names.
-
-
-BySeverity = dict[int, dict[str, float]]
-"""severity -> corruption -> value"""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One measurement over its repetitions.
-
-    Attributes:
-        mean: mean over them.
-        deviation: sample standard deviation; None for one repetition.
-        values: one value each.
-        runs: the folders they come from, below the folder of runs.
-    """
-
-    mean: float
-    deviation: float | None
-    values: tuple[float, ...]
-    runs: tuple[str, ...]
-
-
-class Measured:
-    """The results in a folder of runs that belong to some settings, and no others."""
-
-    def __init__(self, root: Path, settings: Settings) -> None:
-        self.root, self.settings = root, settings
-        self._results: dict[RunConfig, dict[str, Any] | None] = {}
-        self._calibrations: dict[RunConfig, dict[str, Any] | None] = {}
-        self._shift: dict[tuple[str, str, str, str], BySeverity] = {}
-
-    def configs(self, data: str, model: str, method: str) -> list[RunConfig]:
-        """The runs of one cell, one a repetition."""
-        return [self.settings.config(data, model, method, seed) for seed in self.settings.seeds or (0,)]
-
-    def result(self, config: RunConfig) -> dict[str, Any] | None:
-        """The clean results of one run; None if there are none with the wanted number of samples and random stream."""
-        if config not in self._results:
-            found = self._entry(config, "results")
-            self._results[config] = None if found is None or other_stream(config, found) else found
-        return self._results[config]
-
-    def calibration(self, config: RunConfig) -> dict[str, Any] | None:
-        """What temperature scaling did to those results; None if they have not been calibrated."""
-        if config not in self._calibrations:
-            found, result = self._entry(config, "calibration"), self.result(config)
-            fits = found is not None and result is not None and is_calibration_of(found, result)
-            self._calibrations[config] = found if fits else None
-        return self._calibrations[config]
-
-    def _entry(self, config: RunConfig, file: str) -> dict[str, Any] | None:
-        entries: dict[str, Any] = RunFolder.of(config, self.root).read(file) or {}
-        return entries.get(result_key(self.settings.samples_of(config)))
-
-    def summary(self, data: str, model: str, method: str, measure: str) -> Summary | None:
-        """A clean measurement over its repetitions; None if no repetition has it."""
-        values, runs = [], []
-        for config in self.configs(data, model, method):
-            found = (self.result(config) or {}).get(measure)
-            if isinstance(found, int | float):
-                values.append(float(found))
-                runs.append(RunFolder.of(config, Path()).path.as_posix())
-        if not values:
-            return None
-        mean, deviation = spread(values)
-        return Summary(mean, deviation, tuple(values), tuple(runs))
-
-    def value(self, data: str, model: str, method: str, measure: str, table: str | None = None) -> float | None:
-        """The mean of a measurement; ``relative_size`` is in sizes of Single.
-
-        A training time is one only if no network beside it shared the clock.
-        """
-        if measure == "relative_size":
-            own, single = (self.value(data, model, one, "parameters") for one in (method, "single"))
-            return None if own is None or single is None else own / single
-        if measure == "training_seconds" and not all(map(self._trained_alone, self.configs(data, model, method))):
-            return None
-        found = self.summary(data, model, method, measure)
-        return None if found is None else found.mean
-
-    def _trained_alone(self, config: RunConfig) -> bool:
-        trainings = (RunFolder.of(member, self.root).read("training") or {} for member in config.members())
-        return all(training.get("side_by_side", 1) == 1 for training in trainings)
-
-    def matrix(self, data: str, model: str, method: str, measure: str) -> list[list[float]] | None:
-        """The ``jsd`` or ``dis`` of every two samples, from the first repetition that has it."""
-        for config in self.configs(data, model, method):
-            found = (self.result(config) or {}).get(measure)
-            if isinstance(found, list):
-                return found
-        return None
-
-    def corrupted(self, data: str, model: str, method: str, measure: str) -> BySeverity:
-        """A measurement of every corruption at every severity, each the mean over repetitions."""
-        key = (data, model, method, measure)
-        if key not in self._shift:
-            gathered: dict[tuple[int, str], list[float]] = defaultdict(list)
-            for config in self.configs(data, model, method):
-                for row in self.corrupted_rows(config):
-                    if isinstance(row.get(measure), int | float):
-                        gathered[row["severity"], row["corruption"]].append(float(row[measure]))
-            table: BySeverity = defaultdict(dict)
-            for (severity, corruption), values in sorted(gathered.items()):
-                table[severity][corruption] = spread(values)[0]
-            self._shift[key] = dict(table)
-        return self._shift[key]
-
-    def corrupted_runs(self, data: str, model: str, method: str, severity: int) -> int:
-        """The fewest repetitions behind any corruption at one severity; 0 before all of them are measured."""
-        counts = Counter(
-            row["corruption"]
-            for config in self.configs(data, model, method)
-            for row in self.corrupted_rows(config)
-            if row["severity"] == severity
-        )
-        return min(counts.values()) if len(counts) >= CORRUPTION_COUNT else 0
-
-    def corrupted_rows(self, config: RunConfig) -> list[Row]:
-        """What was measured of one run under corruptions with the wanted number of samples."""
-        return shift_rows(config, self.root, self.settings.shift_samples_of(config))
-
-    def shift(self, data: str, model: str, method: str, measure: str, severity: int) -> float | None:
-        """The median over all corruptions at one severity; None before all of them are measured."""
-        found = self.corrupted(data, model, method, measure).get(severity, {})
-        return median(found.values()) if len(found) >= CORRUPTION_COUNT else None
-
-    @property
-    def severities(self) -> tuple[int, ...]:
-        """The severities that were asked for."""
-        return self.settings.scale.severities
-
-    @property
-    def shift_model(self) -> str:
-        """The network to be measured under corruptions: the paper's, or the first that was asked for."""
-        grid = get("fig-shift-cifar10").grid
-        assert grid is not None
-        return self.settings.models_of(grid)[0]
-
-
-# One experiment's data, measured and printed side by side: what a table or a figure is made from.
-
-
-CLEAN_MEASURES = ("accuracy", "ece", "nll", "brier", "training_seconds", "parameters")
-DIVERSITY_MEASURES = ("mean_jsd", "max_jsd", "mean_dis", "max_dis")
-NOT_COMPARED = ("training_seconds",)
-"""What depends on the hardware, so that its difference from the paper's says nothing."""
 
 
 @dataclass(frozen=True)
@@ -308,38 +300,31 @@ class ExperimentData:
 def gather(experiment: Experiment, settings: Settings, root: Path) -> ExperimentData:
     """Collect what there is of an experiment; what is missing is listed, never an error."""
     measured = Measured(root, settings)
-    wanted = settings.measures(experiment)
+    grid, wanted = experiment.grid, settings.measures(experiment)
     options = settings.typed + (f" --runs {shlex.quote(str(root))}" if root != Path("runs") else "")
+    illustration = None if experiment.illustration is None else read_illustration(experiment, settings, root)
     missing: list[str] = []
-    illustration = None
-    if experiment.illustration is not None:
-        illustration = read_illustration(experiment, settings, root)
-        if illustration is None:
-            missing.append(f"the data to draw {experiment.id} from")
-    grid = experiment.grid
+    if experiment.illustration is not None and illustration is None:
+        missing.append(f"the data to draw {experiment.id} from")
+    found = ExperimentData(experiment, settings.scale.name, illustration=illustration, options=options)
     if grid is None:
-        return ExperimentData(
-            experiment, settings.scale.name, illustration=illustration, missing=tuple(missing), options=options
-        )
-    cells = list(dict.fromkeys((config.model, config.method) for config in settings.configs(experiment)))
+        return replace(found, missing=tuple(missing))
+    configs = list(settings.configs(experiment))
+    cells = list(dict.fromkeys((config.model, config.method) for config in configs))
     rows = tuple(_row(experiment, measured, *cell, diversity="diversity" in wanted) for cell in cells)
     if not cells:
         missing.append("all of it, because no row of it was asked for")
     missing += _missing_runs(rows, len(settings.seeds or grid.seeds))
-    corrupted = _corrupted(grid, cells, measured) if "shift" in wanted else {}
     if "shift" in wanted:
         missing += _missing_corruptions(grid, cells, measured)
-    return ExperimentData(
-        experiment,
-        settings.scale.name,
+    return replace(
+        found,
         data=settings.data_of(grid.data),
         rows=rows,
         heat_maps=_heat_maps(grid, cells, measured) if "diversity" in wanted else {},
-        corrupted=corrupted,
-        illustration=illustration,
-        trained=how_trained((one for one in settings.configs(experiment) if measured.result(one)), root),
+        corrupted=_corrupted(grid, cells, measured) if "shift" in wanted else {},
+        trained=how_trained((one for one in configs if measured.result(one)), root),
         missing=tuple(missing),
-        options=options,
     )
 
 

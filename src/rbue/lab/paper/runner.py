@@ -205,9 +205,11 @@ def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -
         evaluate_run(config, place.root, place.device, samples=settings.samples_of(config), seed=0)
         calibrate_run(config, place.root)
     else:
-        asked = {"severities": settings.scale.severities, "samples": settings.shift_samples_of(config), "seed": 0}
+        severities, samples = settings.scale.severities, settings.shift_samples_of(config)
         with watch.shifting() as progress:
-            shift_run(config, place.root, place.device, **asked, progress=progress)
+            shift_run(
+                *(config, place.root, place.device), severities=severities, samples=samples, seed=0, progress=progress
+            )
 
 
 def _obstacle(step: Step, root: Path) -> str | None:

@@ -12,7 +12,7 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json
 from rbue.lab.methods import parse, spec_of
 from rbue.lab.paper.experiments import Experiment, Grid
-from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.training.recipe import Recipe, recipe_for
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -186,6 +186,11 @@ class Settings:
             raise RbueError(
                 f"paper/settings.json was written by another version of rbue ({error}); remove it."
             ) from error
+
+
+def name_of(config: RunConfig) -> str:
+    """Where a run lies below the folder of runs: the same on every machine."""
+    return RunFolder.of(config, Path()).path.as_posix()
 
 
 def settings_file(root: Path) -> Path:
