@@ -55,13 +55,17 @@ class Measured:
 
     def __init__(self, root: Path, settings: Settings) -> None:
         self.root, self.settings = root, settings
+        self._configs: dict[tuple[str, str, str], list[RunConfig]] = {}
         self._results: dict[RunConfig, dict[str, Any] | None] = {}
         self._calibrations: dict[RunConfig, dict[str, Any] | None] = {}
         self._corrupted_rows: dict[RunConfig, list[Row]] = {}
 
     def configs(self, data: str, model: str, method: str) -> list[RunConfig]:
         """The runs of one cell, one a repetition."""
-        return [self.settings.config(data, model, method, seed) for seed in self.settings.seeds or (0,)]
+        cell = (data, model, method)
+        if cell not in self._configs:  # claims ask thousands of times, and checking a config takes milliseconds
+            self._configs[cell] = [self.settings.config(*cell, seed) for seed in self.settings.seeds or (0,)]
+        return self._configs[cell]
 
     def result(self, config: RunConfig) -> dict[str, Any] | None:
         """The clean results of one run; None if there are none with the wanted number of samples and random stream."""
