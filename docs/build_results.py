@@ -17,7 +17,7 @@ from result_tables import ROOT, RUNS, SAMPLES, Study
 from rbue.files import read_json, write_bytes
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.paper.experiments import DIVERSE, METHODS, SIX
-from rbue.lab.paper.measured import Measured
+from rbue.lab.paper.results import Measured
 from rbue.lab.paper.settings import Settings
 from rbue.lab.report import figures
 

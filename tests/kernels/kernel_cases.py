@@ -88,7 +88,7 @@ def test_forward_and_backward_equal_the_formula(activation, cap, dtype):
 def test_the_threshold_is_the_formula_s(q):
     x = torch.full((2, 4000), -1.0, device=DEVICE)
     layout, key = ElementLayout.of(x, 2), make_keys(2)
-    out = triton_kernels.forward(x, DropReLU(q), key, layout, None, False)
+    out = triton_kernels.forward(x, form_of(DropReLU(q)), key, layout, None, False)
     assert (out == 0).equal(random_words(key, layout) >= random_stream.threshold(1 - q))
 
 
@@ -108,8 +108,8 @@ def test_underflow_keeps_its_slope_and_zero_has_none(dtype):
     x = torch.tensor([[0.0, -0.0, -tiny, -1.0, -math.inf]], dtype=dtype).to(DEVICE)
     layout, key = ElementLayout.of(x, 1), make_keys(1)
     out = triton_kernels.forward(x, form_of(RReLU()), key, layout, None, False)
-    grad = triton_kernels.backward(torch.ones_like(out), out, RReLU(), key, layout, None)
-    ones = triton_kernels.forward(-torch.ones_like(x), RReLU(), key, layout, None, False)
+    grad = triton_kernels.backward(torch.ones_like(out), out, form_of(RReLU()), key, layout, None)
+    ones = triton_kernels.forward(-torch.ones_like(x), form_of(RReLU()), key, layout, None, False)
     assert grad[0, :2].tolist() == [0, 0]
     assert grad[0, 2:].equal(-ones[0, 2:])
 
@@ -137,9 +137,9 @@ def test_keys_of_one_site_are_read_in_place():
     every = torch.stack([make_keys(4), make_keys(4) + 1], 1)
     x = draw((4, 40), torch.float32)
     layout = ElementLayout.of(x, 4)
-    out = triton_kernels.forward(x, DropReLU(0.5), every[:, 1], layout, None, False)
+    out = triton_kernels.forward(x, form_of(DropReLU(0.5)), every[:, 1], layout, None, False)
     assert out.nan_to_num(9).equal(
-        triton_kernels.forward(x, DropReLU(0.5), every[:, 1].contiguous(), layout, None, False).nan_to_num(9)
+        triton_kernels.forward(x, form_of(DropReLU(0.5)), every[:, 1].contiguous(), layout, None, False).nan_to_num(9)
     )
 
 

@@ -18,7 +18,7 @@ from rbue import metrics
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.corruptions import CORRUPTIONS, corrupt, frost, sets
-from rbue.lab.paper.shift_results import shift_is_done, shift_rows
+from rbue.lab.paper.results import shift_is_done, shift_rows
 from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.measuring import predict_images

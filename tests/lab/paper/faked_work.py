@@ -6,7 +6,7 @@ import torch
 
 from rbue.lab.corruptions import CORRUPTIONS
 from rbue.lab.environment import facts
-from rbue.lab.paper import runner, shift_results
+from rbue.lab.paper import runner
 from rbue.lab.paper.runner import Place
 from rbue.lab.runs.folders import RunFolder
 
@@ -22,7 +22,7 @@ class FakeWork:
         monkeypatch.setattr(runner, "evaluate_run", self.evaluate_run)
         monkeypatch.setattr(runner, "calibrate_run", self.calibrate_run)
         monkeypatch.setattr(runner, "data_is_here", lambda name: True)
-        monkeypatch.setattr(shift_results, "shift_run", self.shift_run)
+        monkeypatch.setattr(runner, "shift_run", self.shift_run)
         monkeypatch.setattr(runner, "write_illustration", lambda *_: None)
 
     def clock(self):

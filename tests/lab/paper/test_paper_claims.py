@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from faked_work import FakeWork, place
 from typer.testing import CliRunner
 
 from rbue.lab.cli import app
-from rbue.lab.paper.claims import CLAIMS, PaperNumbers, judge, judge_all, single_runs_note
-from rbue.lab.paper.claims.judging import Check, all_hold, compare
+from rbue.lab.paper.claims import CLAIMS, judge_all
 from rbue.lab.paper.experiments import chosen
-from rbue.lab.paper.measured import Measured
-from rbue.lab.paper.page.claims import claims_section
+from rbue.lab.paper.judging import Check, PaperNumbers, all_hold, compare, judge, single_runs_note
+from rbue.lab.paper.page import claims_section
+from rbue.lab.paper.results import Measured
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunFolder
@@ -258,7 +259,7 @@ def test_a_counterexample_decides_even_when_numbers_are_missing():
     assert not compare("x", 0.05, "<", 0.05).holds
     assert compare("x", 0.1 + 0.2, "=", 0.3).holds
     assert not compare("x", 0.05, "=", 0.06).holds
-    assert compare("x", None, ">", 1.0).holds is None
+    assert compare("x", math.nan, ">", 1.0).holds is None
 
 
 @pytest.mark.parametrize(

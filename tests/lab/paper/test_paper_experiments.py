@@ -77,8 +77,6 @@ def test_patterns_and_wrong_names():
         ("table1", "table1-cifar10"),
         ("Table3", "table3-tinyimagenet"),
         ("tabel1", "table1-cifar10"),
-        ("tabel3", "table3-tinyimagenet"),
-        ("tabl2", "table2-cifar100"),
         ("fig-qsweep", "fig-q-sweep"),
         ("position", "table6-position"),
     ],
@@ -88,7 +86,7 @@ def test_an_id_that_begins_about_as_typed_is_suggested(typed, meant):
         get(typed)
 
 
-@pytest.mark.parametrize("typed", ["", "foo", "1"])
+@pytest.mark.parametrize("typed", ["", "foo"])
 def test_nothing_is_suggested_for_what_looks_like_no_id(typed):
     with pytest.raises(InvalidInput, match="no experiment") as caught:
         get(typed)

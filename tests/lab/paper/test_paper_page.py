@@ -16,10 +16,11 @@ from browsing import CONTRAST, OPEN_FOLDS, chromium_or_skip, show
 from rbue.files import read_json, write_json
 from rbue.lab.paper import illustrations
 from rbue.lab.paper.claims import CLAIMS
+from rbue.lab.paper.drawings import FROM_RUNS
 from rbue.lab.paper.experiments import EXPERIMENTS, IDS, chosen, get
-from rbue.lab.paper.gathering import gather
-from rbue.lab.paper.page import HTML, LATEX, page_files, paper_page
-from rbue.lab.paper.page.section import FROM_ILLUSTRATIONS, FROM_RUNS
+from rbue.lab.paper.illustrations import FROM_ILLUSTRATIONS
+from rbue.lab.paper.page import HTML, LATEX, page_files
+from rbue.lab.paper.results import gather
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunFolder
@@ -86,7 +87,7 @@ def pretend(root, settings, experiments=EXPERIMENTS):
 
 
 def page_of(root, settings, experiments=EXPERIMENTS):
-    return paper_page([gather(one, settings, root) for one in experiments], settings, root).html()
+    return page_files(settings, root)([gather(one, settings, root) for one in experiments])[HTML].decode()
 
 
 @pytest.fixture(scope="module")

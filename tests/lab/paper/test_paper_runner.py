@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,17 +16,18 @@ from typer.testing import CliRunner
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.cli import app
-from rbue.lab.paper import runner, shift_results
-from rbue.lab.paper.budget import TimeBudget, parse_duration
+from rbue.lab.paper import runner
 from rbue.lab.paper.experiments import EXPERIMENTS, METHODS, chosen
-from rbue.lab.paper.jobs import jobs_for, training_cost
-from rbue.lab.paper.runner import run_experiments
+from rbue.lab.paper.planning import jobs_for, training_cost
+from rbue.lab.paper.results import gather
+from rbue.lab.paper.runner import TimeBudget, parse_duration, run_experiments
 from rbue.lab.paper.settings import FULL, QUICK, Settings, parse_seeds
 from rbue.lab.runs.folders import RunFolder
 from rbue.lab.training import Diverged
 from rbue.lab.training.recipe import recipe_for
 
 SMALL = Settings(quick=True, models=("vgg13",), methods=("single", "deep-ensemble:4", "mc-rrelu"))
+KILLED = Settings(quick=True, models=("vgg13",), methods=("single", "mc-dropout:0.2"), epochs=2)
 
 
 def test_shared_runs_are_one_job():
@@ -153,7 +159,7 @@ def test_without_corruptions_the_rest_is_done(tmp_path, monkeypatch):
     def cannot(*_, **__):
         raise RbueError("corruptions need OpenCV; run pip install 'rbue[shift]'.")
 
-    monkeypatch.setattr(shift_results, "shift_run", cannot)
+    monkeypatch.setattr(runner, "shift_run", cannot)
     settings = Settings(quick=True, methods=("single",))
     outcome = run_experiments(chosen(["fig-shift-cifar10"]), settings, place(tmp_path))
     assert len(work.measured) == 1
@@ -196,14 +202,12 @@ def test_only_some_kinds_of_steps(tmp_path, monkeypatch):
     assert (len(work.trained), len(work.measured)) == (5, 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("25m", 1500), ("1h", 3600), ("1h30m", 5400), ("1.5h", 5400)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1h30m", 5400), ("1.5h", 5400)])
 def test_durations(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["25", "", "m", "25 minutes", "-5m", "0s", "5m!"])
+@pytest.mark.parametrize("text", ["25", "", "25 minutes", "0s"])
 def test_durations_that_are_none(text):
     with pytest.raises(InvalidInput, match="90s, 25m or 1h30m"):
         parse_duration(text)
@@ -269,7 +273,7 @@ def test_a_run_that_fails_does_not_stop_the_others(monkeypatch, tmp_path):
     assert {reason for _, reason in outcome.skipped} == {"its training is not finished"}
 
 
-@pytest.mark.parametrize("together", [1, 2, 5])
+@pytest.mark.parametrize("together", [1, 5])
 def test_a_training_that_diverges_is_reported_once_and_those_beside_it_are_done(together, monkeypatch, tmp_path):
     work = FakeWork(monkeypatch)
     train = work.train_runs
@@ -319,3 +323,56 @@ def test_steps_left_out_are_told_with_one_full_stop(monkeypatch, tmp_path):
     result = CliRunner().invoke(app, [*command, "--runs", str(tmp_path)])
     assert "2 steps left out: it is too late; come again tomorrow.\n" in result.stderr
     assert result.exit_code == 0
+
+
+def test_killed_and_started_again(tmp_path):
+    """Nothing is trained twice, and nothing lost."""
+    (experiment,) = chosen(["table1-cifar10"])
+    first, second = (RunFolder.of(config, tmp_path) for config in KILLED.configs(experiment))
+    words = ("--quick", "--models", "vgg13", "--methods", "single,mc-dropout:0.2", "--device", "cpu")
+    asked = [*words, "--epochs", str(KILLED.epochs), "--runs", str(tmp_path)]
+    command = [sys.executable, "-m", "rbue", "paper", "run", "table1-cifar10", *asked]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while process.poll() is None and not second.state.exists():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert first.read("training") is not None
+    assert first.read("results") is not None
+    assert second.read("training") is None
+    finished = {path.name: path.read_bytes() for path in first.path.iterdir() if path.is_file()}
+    logged = _epochs(second)
+
+    outcome = run_experiments([experiment], KILLED, place(tmp_path))
+    assert outcome.already == 1
+    assert finished == {path.name: path.read_bytes() for path in first.path.iterdir() if path.is_file()}
+    assert sorted(set(_epochs(second))) == list(range(KILLED.epochs))
+    assert _epochs(second)[: len(logged)] == logged
+    assert (
+        len(_epochs(second)) <= KILLED.epochs + 1
+    )  # at most the epoch that was saved but not yet logged, or the reverse
+    gathered = gather(experiment, KILLED, tmp_path)
+    assert gathered.missing == ()
+    assert run_experiments([experiment], KILLED, place(tmp_path)).done == []
+
+
+def _epochs(folder):
+    if not folder.log.exists():
+        return []
+    return [json.loads(line)["epoch"] for line in folder.log.read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_id_is_complete_after_a_quick_run(tmp_path):
+    settings = Settings(quick=True)
+    outcome = run_experiments(EXPERIMENTS, settings, place(tmp_path))
+    assert outcome.left == outcome.skipped == outcome.failed == []
+    gathered = [gather(experiment, settings, tmp_path) for experiment in EXPERIMENTS]
+    assert {one.experiment.id: one.missing for one in gathered if one.missing} == {}
+    assert len({step for step in outcome.done if step.startswith("train")}) == 42

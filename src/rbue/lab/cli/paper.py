@@ -15,20 +15,16 @@ from rbue.lab.cli.options import DeviceName, RunsFolder, check_engine, device_na
 from rbue.lab.cli.output import AsJson, complain, duration, print_json, remark, say, stdout, table
 from rbue.lab.cli.paragraphs import Flowing
 from rbue.lab.cli.progress import data_progress, training_progress, working
-from rbue.lab.paper.budget import TimeBudget, parse_duration
-from rbue.lab.paper.claims import CASES, judge_all, single_runs_note
-from rbue.lab.paper.definitions import Experiment
-from rbue.lab.paper.estimate import Estimator
-from rbue.lab.paper.experiments import EXPERIMENTS, MODELS, chosen
-from rbue.lab.paper.gathering import gather
+from rbue.lab.paper.claims import judge_all
+from rbue.lab.paper.experiments import EXPERIMENTS, MODELS, Experiment, chosen
 from rbue.lab.paper.illustrations import is_illustrated
-from rbue.lab.paper.jobs import jobs_for
-from rbue.lab.paper.measured import Measured
+from rbue.lab.paper.judging import CASES, single_runs_note
 from rbue.lab.paper.page import HTML, page_files
-from rbue.lab.paper.planning import planned
-from rbue.lab.paper.reporting import last_settings, plain_files, write_report
-from rbue.lab.paper.runner import KINDS, Outcome, Place, Watch, run_experiments
-from rbue.lab.paper.settings import Settings, parse_seeds
+from rbue.lab.paper.planning import Estimator, jobs_for, planned
+from rbue.lab.paper.reporting import plain_files, write_report
+from rbue.lab.paper.results import Measured, gather
+from rbue.lab.paper.runner import KINDS, Outcome, Place, TimeBudget, Watch, parse_duration, run_experiments
+from rbue.lab.paper.settings import Settings, last_settings, parse_seeds
 from rbue.lab.training.engines import ENGINES
 
 _ROOM_FOR_SENTENCES = 110  # columns of a terminal

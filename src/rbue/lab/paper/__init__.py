@@ -5,13 +5,10 @@ measured beside what the paper prints; :func:`paper_value` looks a printed numbe
 paper's sentences with both. ``rbue paper`` is the command for all of it.
 """
 
-from rbue.lab.paper.budget import TimeBudget, parse_duration
-from rbue.lab.paper.definitions import Drawing, Experiment, Grid, Illustration
-from rbue.lab.paper.experiments import EXPERIMENTS, IDS, chosen, get
-from rbue.lab.paper.gathering import ExperimentData, GatheredCell, GatheredRow, gather
-from rbue.lab.paper.measured import Measured, Summary
+from rbue.lab.paper.experiments import EXPERIMENTS, IDS, Drawing, Experiment, Grid, Illustration, chosen, get
 from rbue.lab.paper.numbers import paper_numbers, paper_value
-from rbue.lab.paper.runner import Outcome, Place, Watch, run_experiments
+from rbue.lab.paper.results import ExperimentData, GatheredCell, GatheredRow, Measured, Summary, gather
+from rbue.lab.paper.runner import Outcome, Place, TimeBudget, Watch, parse_duration, run_experiments
 from rbue.lab.paper.settings import FULL, QUICK, Scale, Settings
 
 __all__ = [

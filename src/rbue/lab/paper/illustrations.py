@@ -1,12 +1,15 @@
-"""Data of the figures that compare no runs: curves, a drawn network, one prediction, noisy images, the variance.
+"""The figures that compare no runs: curves, a drawn network, one prediction, noisy images, the variance.
 
-Everything is plain JSON, in the shapes that the functions of ``rbue.lab.report.illustrations`` take.
+:func:`write_illustration` makes the data of one and keeps it as plain JSON, in the shapes that the functions of
+``rbue.lab.report.figures`` take; :data:`FROM_ILLUSTRATIONS` draws it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,8 +20,11 @@ from rbue.files import read_json, write_json
 from rbue.lab import data
 from rbue.lab.corruptions import corrupt
 from rbue.lab.environment import facts
-from rbue.lab.paper.definitions import Experiment, Illustration
-from rbue.lab.paper.settings import SEVERITIES, Settings
+from rbue.lab.paper.experiments import Experiment
+from rbue.lab.paper.settings import SEVERITIES, Settings, name_of
+from rbue.lab.report import illustrations as figures
+from rbue.lab.report.page import Block, Bullets, FigureBlock, Fold, TableBlock
+from rbue.lab.report.tables import Cell, Column, Row, Table, Value
 from rbue.lab.runs.folders import RunConfig, other_stream
 from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import load_networks
@@ -71,7 +77,7 @@ def _framework(experiment: Experiment, settings: Settings, root: Path, device: t
     """The most uncertain of the first test images, with the class probabilities of every pass."""
     config = next(settings.configs(experiment))
     images = data.load(config.data, "test")
-    few = _first(images, CANDIDATES)
+    few = replace(images, images=np.ascontiguousarray(images.images[:CANDIDATES]), labels=images.labels[:CANDIDATES])
     networks = load_networks(config, root, device)
     prediction = predict_images(config, networks, few, _passes(settings), 0, device, return_samples=True)
     assert prediction.samples is not None
@@ -94,7 +100,8 @@ def _passes(settings: Settings) -> int:
 
 
 def _shot_noise(experiment: Experiment, settings: Settings, *_: Any) -> dict[str, Any]:
-    name = settings.data_of(_illustration(experiment).data or "")
+    assert experiment.illustration is not None
+    name = settings.data_of(experiment.illustration.data or "")
     clean = np.ascontiguousarray(data.load(name, "test").images[:NOISY_IMAGES])
     versions = [clean, *(corrupt(clean, "shot_noise", severity=severity) for severity in SEVERITIES)]
     return {
@@ -120,15 +127,6 @@ def _variance(*_: Any) -> dict[str, Any]:
     }
 
 
-def _illustration(experiment: Experiment) -> Illustration:
-    assert experiment.illustration is not None
-    return experiment.illustration
-
-
-def _first(images: data.ImageSet, count: int) -> data.ImageSet:
-    return replace(images, images=np.ascontiguousarray(images.images[:count]), labels=images.labels[:count])
-
-
 _MAKERS = {
     "activations": _activations,
     "network": _network,
@@ -136,3 +134,101 @@ _MAKERS = {
     "shot-noise": _shot_noise,
     "variance": _variance,
 }
+
+
+def _draw_activation_curves(content: dict[str, Any], caption: str) -> list[Block]:
+    """ReLU, DropReLU and RReLU."""
+    numbers = {name: content[name] for name in ("q", "lower", "upper")}
+    slopes = f"{numbers['lower']:.3g} to {numbers['upper']:.3g}"
+    alt = (
+        f"Output against input: ReLU; DropReLU, which is a ReLU with probability {numbers['q']:g} and the identity "
+        f"otherwise; RReLU, whose slope for negative inputs is drawn from {slopes}."
+    )
+    caption = f"{caption} Drawn with q = {numbers['q']:g} and slopes from {slopes}."
+    return [FigureBlock(figures.activation_curves(**numbers), alt, caption, wide=True)]
+
+
+def _draw_network(content: dict[str, Any], caption: str) -> list[Block]:
+    """A small network with each activation."""
+    content = {name: content[name] for name in ("kinds", "layers", "q", "lower", "upper")}
+    alt = (
+        f"Networks with layers of {', '.join(map(str, content['layers']))} neurons with {', '.join(content['kinds'])}; "
+        "each hidden neuron shows the curve that one random pass drew for it."
+    )
+    caption = f"{caption} Drawn with q = {content['q']:g}; a scheme, not a trained network."
+    return [FigureBlock(figures.network_drawing(**content), alt, caption, wide=True)]
+
+
+def _draw_framework(content: dict[str, Any], caption: str) -> list[Block]:
+    """One real prediction."""
+    samples, classes = np.asarray(content["samples"]), content["classes"]
+    mean = samples.mean(0)
+    said = classes[int(mean.argmax())]
+    alt = (
+        f"A test image of {content['truth']}, the class probabilities of some of its {len(samples)} random passes, and "
+        f"their mean: {said} with {mean.max():.3f}, entropy {content['entropy']:.3f} nats."
+    )
+    caption = (
+        f"{caption} Test image {content['image_number']}, labelled {content['truth']}, in {len(samples)} "
+        f"passes of `{name_of(RunConfig.from_json(content['run']))}`."
+    )
+    figure = figures.framework(np.asarray(content["image"], dtype=np.uint8), samples, classes)
+    return [FigureBlock(figure, alt, caption, wide=True)]
+
+
+def _draw_images(content: dict[str, Any], caption: str) -> list[Block]:
+    """Images at growing severities."""
+    rows = [[np.asarray(image, dtype=np.uint8) for image in row] for row in content["images"]]
+    severities = content["severities"]
+    captions = ["clean" if number == 0 else f"severity {number}" for number in severities]
+    alt = f"{len(rows)} test images of {content['data']} at severities {', '.join(map(str, severities))} of shot noise."
+    caption = f"{caption} The first test images of {content['data']}."
+    return [FigureBlock(figures.image_rows(rows, captions), alt, caption, wide=True)]
+
+
+_VARIANCES = ("q", "paper", "exact", "simulated", "error", "dropout")
+
+
+def _draw_variance(content: dict[str, Any], caption: str) -> list[Block]:
+    """The paper's formula, the exact value and a simulation."""
+    layer = content["layer"]
+    numbers: dict[str, Any] = {name: np.asarray(content[name], dtype=float) for name in _VARIANCES}
+    gap = float(np.max(np.abs(numbers["simulated"] - numbers["exact"]) / numbers["error"]))
+    ratio = float(np.median(numbers["paper"] / numbers["exact"]))
+    found = [
+        f"The simulation never lies further than {gap:.1f} of its standard errors from the exact value.",
+        f"The paper's formula gives {ratio:.2f} times the exact value for this layer.",
+    ]
+    caption = (
+        f"{caption} {layer['inputs']} inputs ({layer['distribution']}), {layer['simulations']:,} simulated "
+        "draws for each q."
+    )
+    figure = figures.variance_against_q(**numbers)
+    return [
+        FigureBlock(figure, f"Variance of a layer's sum against q. {' '.join(found)}", caption),
+        Bullets(found),
+        Fold("The variances as numbers", [TableBlock(_variance_table(numbers, caption))]),
+    ]
+
+
+def _variance_table(numbers: dict[str, Any], caption: str) -> Table:
+    headings = {"q": "q", "paper": "formula of the paper", "exact": "exact"}
+    headings |= {"simulated": "simulated ± standard error", "dropout": "dropout, p = 1 − q"}
+    columns = [Column(name, heading, text="{:.2f}".format) for name, heading in headings.items()]
+    rows: list[Row] = []
+    for place, error in enumerate(numbers["error"]):
+        row: dict[str, Value] = {name: float(numbers[name][place]) for name in ("q", "paper", "exact", "dropout")}
+        rows.append({**row, "simulated": Cell(float(numbers["simulated"][place]), deviation=float(error))})
+    return Table(columns, rows, caption)
+
+
+FROM_ILLUSTRATIONS: Mapping[str, Callable[[dict[str, Any], str], list[Block]]] = MappingProxyType(
+    {
+        "curves": _draw_activation_curves,
+        "network": _draw_network,
+        "framework": _draw_framework,
+        "images": _draw_images,
+        "variance": _draw_variance,
+    }
+)
+"""By the kind of a drawing, what makes its blocks from the data and a caption."""

@@ -1,15 +1,129 @@
-"""What a command would do: one entry a run, with what is missing of it and about how long that takes."""
+"""What there is to do: every run once, however many experiments share it, and about how long the missing steps take.
+
+:func:`jobs_for` lists the runs, :meth:`Job.missing` says how far each has come, :class:`Estimator` how long a step
+would take on this machine, and :func:`planned` puts the three together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from rbue.lab.paper.estimate import Estimator
-from rbue.lab.paper.jobs import STEPS, Job, Step
-from rbue.lab.paper.runner import data_is_here
+import torch
+from torch.nn import functional as F
+
+from rbue.lab import data, models
+from rbue.lab.environment import facts
+from rbue.lab.paper.experiments import Experiment
+from rbue.lab.paper.results import CORRUPTION_COUNT, machine_of, shift_is_done
 from rbue.lab.paper.settings import Settings
+from rbue.lab.runs.calibrating import lacks_calibration
+from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
+from rbue.lab.runs.measuring import DIVERSITY_SAMPLES
+
+StepKind = Literal["train", "clean", "shift"]
+STEPS: tuple[StepKind, ...] = ("train", "clean", "shift")
+COST_OF_AN_IMAGE = {"vgg13": 1.0, "resnet18": 2.4, "densenet121": 3.9}
+"""Multiply-adds in those of VGG-13; counting them (:func:`rbue.lab.models.multiply_adds`) takes seconds a network."""
+
+TIMED_STEPS = 5
+TIMED_SECONDS = 2.0
+"""No more steps are timed once those after the first took so long."""
+
+TIMED_BATCH = {"cpu": 8, "cuda": 128}
+TIMED_PIXELS = {"cpu": 8 * 32 * 32}
+"""No more of them in a timed batch: fewer images where they are larger."""
+
+METHOD_FACTORS = {"svi": 2.4, "mc-droprelu": 1.3, "mc-rrelu": 1.3}
+"""Cost of a step of a method in steps of Single, measured on a CPU with small networks."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The smallest piece of work, finished or not begun: train one network, or measure one run."""
+
+    kind: StepKind
+    config: RunConfig
+
+    def __str__(self) -> str:
+        verb = {"train": "train", "clean": "measure", "shift": "measure under corruptions"}[self.kind]
+        config = self.config
+        return f"{verb} {config.data} {config.model} {config.method} seed {config.seed}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run with all that the chosen experiments want to know of it.
+
+    Attributes:
+        config: the run.
+        measures: ``clean``, ``diversity``, ``shift``.
+        experiments: ids of the experiments that use it.
+    """
+
+    config: RunConfig
+    measures: frozenset[str]
+    experiments: tuple[str, ...]
+
+    def missing(self, root: Path, settings: Settings, kinds: Iterable[str] = STEPS) -> list[Step]:
+        """What is still to be done, in order."""
+        config, samples = self.config, settings.samples_of(self.config)
+        steps = [Step("train", member) for member in config.members() if not is_trained(member, root)]
+        # A run whose probabilities are not there lacks no calibration: there is nothing to make it from.
+        complete = is_measured(config, root, samples) and not lacks_calibration(
+            RunFolder.of(config, root), result_key(samples)
+        )
+        if self.measures & {"clean", "diversity"} and not complete:
+            steps.append(Step("clean", config))
+        wanted = (settings.scale.severities, settings.shift_samples_of(config))
+        if "shift" in self.measures and not shift_is_done(config, root, *wanted):
+            steps.append(Step("shift", config))
+        return [step for step in steps if step.kind in kinds]
+
+
+def is_trained(config: RunConfig, root: Path) -> bool:
+    """Whether one network's training is finished."""
+    return RunFolder.of(config, root).read("training") is not None
+
+
+def is_measured(config: RunConfig, root: Path, samples: int) -> bool:
+    """Whether a run has its clean results with so many samples, of today's random stream."""
+    found = RunFolder.of(config, root).entries("results").get(result_key(samples))
+    return found is not None and not other_stream(config, found)
+
+
+def data_is_here(name: str) -> bool:
+    """Whether both splits of a data set can be loaded."""
+    try:
+        return {"train", "test"} <= set(data.splits_here(name))
+    except data.DataError:
+        return False
+
+
+def jobs_for(experiments: Iterable[Experiment], settings: Settings) -> list[Job]:
+    """Every run of the experiments once; cheap runs and those many experiments share come first."""
+    users: dict[RunConfig, list[str]] = {}
+    measures: dict[RunConfig, frozenset[str]] = {}
+    for experiment in experiments:
+        for config in settings.configs(experiment):
+            users.setdefault(config, []).append(experiment.id)
+            measures[config] = measures.get(config, frozenset()) | settings.measures(experiment)
+    jobs = [Job(config, measures[config], tuple(names)) for config, names in users.items()]
+    return sorted(jobs, key=lambda job: training_cost(job.config) / len(job.experiments))
+
+
+def training_cost(config: RunConfig) -> float:
+    """About the multiply-adds of a whole training, for putting runs in order."""
+    height, width, _ = data.get(config.data).shape
+    one = COST_OF_AN_IMAGE.get(config.model, 1.0) * height * width * config.width**2
+    return one * _training_images(config) * config.recipe.epochs * len(config.members())
+
+
+def _training_images(config: RunConfig) -> int:
+    return data.get(config.data).published("train", "official").count - config.holdout
 
 
 @dataclass(frozen=True)
@@ -63,14 +177,136 @@ def planned(
         config = job.config
         rows.append(
             PlannedRun(
-                config.data,
-                config.model,
-                config.method,
-                config.seed,
-                tuple(step.kind for step in steps),
-                sum(estimator.seconds(step, settings) for step in steps),
-                here[config.data],
-                job.experiments,
+                *(config.data, config.model, config.method, config.seed),
+                missing=tuple(step.kind for step in steps),
+                seconds=sum(estimator.seconds(step, settings) for step in steps),
+                here=here[config.data],
+                experiments=job.experiments,
             )
         )
     return rows
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds for one image of a network: in a training step, and in a forward pass."""
+
+    training: float
+    forward: float
+
+
+class Estimator:
+    """Times each network once, and prefers what trainings of the same network took on this machine.
+
+    Args:
+        device: where the work would be done.
+        root: the folder of runs.
+        clock: tells the time, in seconds.
+        together: how many networks would be trained side by side.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        root: Path,
+        clock: Callable[[], float] = time.perf_counter,
+        together: int = 1,
+    ) -> None:
+        self.device, self.root, self._clock, self.together = device, root, clock, together
+        self._speeds: dict[tuple[tuple[int, int, int], str, float], Speed] = {}
+
+    def seconds(self, step: Step, settings: Settings) -> float:
+        """How long one step would take."""
+        config = step.config
+        if step.kind == "train":
+            return self._training(config)
+        if step.kind == "clean" and is_measured(config, self.root, settings.samples_of(config)):
+            return 0.0  # only its calibration is missing, for which no network runs
+        if step.kind == "clean":
+            passes = _clean_passes(config, settings.samples_of(config))
+        else:
+            sets = CORRUPTION_COUNT * len(settings.scale.severities)
+            passes = sets * _passes(config, settings.shift_samples_of(config))
+        images = data.get(config.data).published("test", "official").count
+        return images * passes * self.speed(config).forward * _factor(config)
+
+    def _training(self, config: RunConfig) -> float:
+        known = self._finished_epochs(config)
+        if known:
+            # A network's seconds are its part of the clock, which is shorter beside others than alone.
+            _, epoch = min(known, key=lambda one: abs(one[0] - self.together))
+            return epoch * config.recipe.epochs
+        return _training_images(config) * config.recipe.epochs * self.speed(config).training * _factor(config)
+
+    def _finished_epochs(self, config: RunConfig) -> list[tuple[int, float]]:
+        """Beside how many networks such a network was trained on this machine, and its seconds for an epoch."""
+        here = machine_of(self.device.type, facts())
+        found = []
+        for path in sorted(RunFolder.of(config, self.root).path.parent.glob(f"*-seed*-{'?' * 8}/training.json")):
+            folder = RunFolder(path.parent)
+            other, training = folder.config(), folder.read("training")
+            alike = other.width == config.width and other.parsed.name == config.parsed.name
+            device, environment = training.get("device"), folder.read("environment") or {}
+            if alike and device == self.device.type and machine_of(device, environment) == here:
+                found.append((training.get("side_by_side", 1), float(training["seconds"] / other.recipe.epochs)))
+        return found
+
+    def speed(self, config: RunConfig) -> Speed:
+        """The speed of a plain network, timed on random images when it is first asked for.
+
+        How many classes there are changes only its last layer, so that sets with images of one size share it.
+        """
+        key = (data.get(config.data).shape, config.model, config.width)
+        if key not in self._speeds:
+            self._speeds[key] = self._timed(config)
+        return self._speeds[key]
+
+    def _timed(self, config: RunConfig) -> Speed:
+        known = data.get(config.data)
+        height, width, channels = known.shape
+        network = models.create(config.model, len(known.classes), channels, config.width).to(self.device)
+        batch = min(config.recipe.batch, TIMED_BATCH.get(self.device.type, 8))
+        if self.device.type in TIMED_PIXELS:
+            batch = min(batch, max(2, TIMED_PIXELS[self.device.type] // (height * width)))
+        x = torch.randn(batch, channels, height, width, device=self.device)
+        y = torch.zeros(batch, dtype=torch.int64, device=self.device)
+
+        def train() -> None:
+            F.cross_entropy(network.train()(x), y).backward()
+
+        def forward() -> None:
+            with torch.no_grad():
+                network.eval()(x)
+
+        return Speed(self._seconds_of(train) / batch, self._seconds_of(forward) / batch)
+
+    def _seconds_of(self, work: Callable[[], None]) -> float:
+        """The least of a few steps: another process on the machine can make one ten times as long, never shorter."""
+        steps = [self._time(work), self._time(work)]  # the first prepares kernels and memory
+        while len(steps) < TIMED_STEPS and sum(steps[1:]) < TIMED_SECONDS:
+            steps.append(self._time(work))
+        return min(steps)
+
+    def _time(self, work: Callable[[], None]) -> float:
+        start = self._clock()
+        work()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self._clock() - start
+
+
+def _clean_passes(config: RunConfig, samples: int) -> int:
+    """One sweep gives every smaller number of samples; diversity needs another where fewer than its own are asked."""
+    again = config.parsed.limit is None and samples < DIVERSITY_SAMPLES
+    return _passes(config, samples) + (_passes(config, DIVERSITY_SAMPLES) if again else 0)
+
+
+def _passes(config: RunConfig, samples: int) -> int:
+    method = config.parsed
+    if method.limit is not None:
+        return min(samples, method.limit)
+    return 1 if getattr(method, "where", "all") == "last" else samples
+
+
+def _factor(config: RunConfig) -> float:
+    return METHOD_FACTORS.get(config.parsed.name, 1.0)

@@ -6,19 +6,129 @@ More can be plugged in: a *renderer* takes what was gathered and gives files by 
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
-from rbue.files import read_json, write_bytes
-from rbue.lab.paper.gathering import ExperimentData
-from rbue.lab.paper.runner import settings_file
-from rbue.lab.paper.settings import QUICK, Settings
-from rbue.lab.paper.tables import QUICK_WARNING, comma_separated, markdown
+from rbue.files import write_bytes
+from rbue.lab.paper.numbers import as_printed
+from rbue.lab.paper.results import ExperimentData, GatheredCell
+from rbue.lab.paper.settings import QUICK
+from rbue.lab.report.tables import duration
 
 Renderer = Callable[[Sequence[ExperimentData]], Mapping[str, bytes]]
 TITLE = "# The paper's tables and figures, measured\n\n"
+HEADINGS = {
+    "accuracy": "accuracy (%)",
+    "ece": "ECE",
+    "training_seconds": "training time",
+    "parameters": "parameters",
+    "mean_jsd": "Mean-JSD",
+    "max_jsd": "Max-JSD",
+    "mean_dis": "Mean-DIS",
+    "max_dis": "Max-DIS",
+}
+_TEXTS: dict[str, Callable[[float], str]] = {
+    "accuracy": lambda value: f"{100 * value:.2f}",
+    "training_seconds": duration,
+    "parameters": lambda value: f"{value:,.0f}",
+}
+QUICK_WARNING = (
+    f"**Quick run**: small stand-ins on {QUICK.data} at width {QUICK.width}. It shows that everything works; its "
+    "numbers are no evidence about the paper, whose values stand beside them only to show where they go."
+)
+
+
+def text_of(measure: str, value: float) -> str:
+    """A value as it is written in a table."""
+    return _TEXTS.get(measure, lambda number: f"{number:.4f}")(value)
+
+
+def cell_text(measure: str, cell: GatheredCell) -> str:
+    """``95.12 ± 0.10 (paper 95.32, -0.20)``, as far as there is something to write."""
+    text = "–"
+    if cell.measured is not None:
+        text = text_of(measure, cell.measured.mean)
+        if cell.measured.deviation is not None:
+            text += f" ± {text_of(measure, cell.measured.deviation)}"
+    if cell.paper is None:
+        return text
+    printed = as_printed(measure)
+    beside = f"paper {printed(cell.paper) if printed else text_of(measure, cell.paper)}"
+    if cell.difference is not None:
+        beside += f", {'-' if cell.difference < 0 else '+'}{text_of(measure, abs(cell.difference))}"
+    return f"{text} ({beside})"
+
+
+def shown_measures(gathered: ExperimentData) -> tuple[str, ...]:
+    """The columns of an experiment's table: those it draws, else accuracy and ECE."""
+    drawn = [measure for drawing in gathered.experiment.drawings for measure in drawing.measures]
+    return tuple(dict.fromkeys(one for one in drawn if one in HEADINGS)) or ("accuracy", "ece")
+
+
+def markdown(gathered: ExperimentData) -> str:
+    """One experiment as a section of a page."""
+    experiment = gathered.experiment
+    lines = [f"## {experiment.id}: {experiment.title}", "", f"{experiment.place} of the paper."]
+    if gathered.scale == QUICK.name:
+        lines += ["", QUICK_WARNING]
+    lines += ["", *(f"- {note}" for note in experiment.notes)] if experiment.notes else []
+    if gathered.rows:
+        measures = shown_measures(gathered)
+        heads = ["network", "method", *(HEADINGS[measure] for measure in measures)]
+        rows = [
+            [row.model, row.method, *(cell_text(measure, row.cells[measure]) for measure in measures)]
+            for row in gathered.rows
+        ]
+        lines += ["", *_markdown_table(heads, rows)]
+        if "training_seconds" in measures and gathered.trained is not None:
+            lines += ["", gathered.trained.note()]
+    lines += _medians(gathered)
+    if gathered.illustration is not None:
+        lines += ["", f"Data for the figure: {', '.join(gathered.illustration)}."]
+    if gathered.missing:
+        lines += ["", f"Missing: {'; '.join(gathered.missing)}."]
+    return "\n".join(lines) + "\n"
+
+
+def comma_separated(gathered: Iterable[ExperimentData]) -> str:
+    """Every number of the experiments, unrounded, one line each."""
+    buffer = io.StringIO()
+    table = csv.writer(buffer, lineterminator="\n")
+    names = ("experiment", "scale", "data", "model", "method", "measure")
+    table.writerow([*names, "mean", "deviation", "repetitions", "paper", "difference", "runs"])
+    for one in gathered:
+        for row in one.rows:
+            for measure, cell in row.cells.items():
+                place = [one.experiment.id, one.scale, one.data, row.model, row.method, measure]
+                found = cell.measured
+                seen = [found.mean, found.deviation, len(found.values)] if found else [None, None, 0]
+                table.writerow([*place, *seen, cell.paper, cell.difference, " ".join(found.runs) if found else ""])
+    return buffer.getvalue()
+
+
+def _medians(gathered: ExperimentData) -> list[str]:
+    """The median over corruptions of each method at each severity."""
+    lines: list[str] = []
+    for measure, by_method in gathered.corrupted.items():
+        severities = sorted({severity for table in by_method.values() for severity in table})
+        if not severities:
+            continue
+        rows = [
+            [method, *(text_of(measure, median(table[one])) if one in table else "–" for one in severities)]
+            for method, table in by_method.items()
+        ]
+        heads = [f"median {HEADINGS[measure]} over corruptions", *(f"severity {one}" for one in severities)]
+        lines += ["", *_markdown_table(heads, rows)]
+    return lines
+
+
+def _markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def plain_files(gathered: Sequence[ExperimentData]) -> dict[str, bytes]:
@@ -40,14 +150,3 @@ def write_report(
             write_bytes(folder / name, content)
             written.append(folder / name)
     return written
-
-
-def last_settings(root: Path, asked: Settings) -> Settings:
-    """What was asked for, or, if nothing was, the settings of the last ``rbue paper run`` in this folder.
-
-    Which networks and methods that command was limited to is left out: what it did not run is missing.
-    """
-    path = settings_file(root)
-    if asked != Settings() or not path.exists():
-        return asked
-    return replace(Settings.from_json(read_json(path)), models=None, methods=None)

@@ -1,7 +1,9 @@
-"""Do what is missing, one step after the other, until it is done or the time is over."""
+"""Do what is missing of some experiments, one step after the other, until it is done or the time is over."""
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -9,18 +11,17 @@ from pathlib import Path
 
 import torch
 
-from rbue.errors import RbueError
+from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_json
 from rbue.lab import data
-from rbue.lab.paper.budget import TimeBudget
-from rbue.lab.paper.definitions import Experiment
+from rbue.lab.paper.experiments import Experiment
 from rbue.lab.paper.illustrations import is_illustrated, write_illustration
-from rbue.lab.paper.jobs import STEPS, Job, Step, is_trained, jobs_for
-from rbue.lab.paper.settings import Settings
-from rbue.lab.paper.shift_results import measure_shift
+from rbue.lab.paper.planning import STEPS, Job, Step, data_is_here, is_trained, jobs_for
+from rbue.lab.paper.settings import Settings, settings_file
 from rbue.lab.runs.calibrating import calibrate_run
 from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.training_runs import Report, train_runs
+from rbue.lab.shift import shift_run
 from rbue.lab.training import Diverged
 
 Tell = Callable[[str], None]
@@ -29,6 +30,39 @@ DRAW = "draw"
 
 KINDS = (*STEPS, DRAW)
 _UNTRAINED = "its training is not finished"
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)([smh])")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in a text such as ``90s``, ``25m``, ``1h`` or ``1h30m``.
+
+    >>> parse_duration("90s"), parse_duration("25m"), parse_duration("1h30m")
+    (90.0, 1500.0, 5400.0)
+    """
+    plain = text.strip().lower().replace(" ", "")
+    parts = _PART.findall(plain)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not parts or "".join(map("".join, parts)) != plain or seconds <= 0:
+        raise InvalidInput(f"--time-budget must be a time such as 90s, 25m or 1h30m, not {text!r}.")
+    return seconds
+
+
+class TimeBudget:
+    """Time that begins to run when it is made; None never ends."""
+
+    def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self._clock = seconds, clock
+        self._start = clock()
+
+    def spent(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._start
+
+    def over(self) -> bool:
+        """Whether nothing new should be begun."""
+        return self.seconds is not None and self.spent() >= self.seconds
 
 
 @dataclass
@@ -132,11 +166,6 @@ def run_experiments(
     return outcome
 
 
-def settings_file(root: Path) -> Path:
-    """Where the settings of the last ``rbue paper run`` are noted, for the report."""
-    return root / "paper" / "settings.json"
-
-
 def _alongside(
     step: Step, jobs: Sequence[Job], place: Place, settings: Settings, kinds: frozenset[str], diverged: set[Step]
 ) -> list[Step]:
@@ -176,9 +205,11 @@ def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -
         evaluate_run(config, place.root, place.device, samples=settings.samples_of(config), seed=0)
         calibrate_run(config, place.root)
     else:
-        samples = settings.shift_samples_of(config)
+        severities, samples = settings.scale.severities, settings.shift_samples_of(config)
         with watch.shifting() as progress:
-            measure_shift(config, place.root, place.device, settings.scale.severities, samples, progress)
+            shift_run(
+                *(config, place.root, place.device), severities=severities, samples=samples, seed=0, progress=progress
+            )
 
 
 def _obstacle(step: Step, root: Path) -> str | None:
@@ -190,14 +221,6 @@ def _obstacle(step: Step, root: Path) -> str | None:
 
 def _not_here(name: str) -> str:
     return f"{name} is not on this machine; run `rbue data fetch {name}`"
-
-
-def data_is_here(name: str) -> bool:
-    """Whether both splits of a data set can be loaded."""
-    try:
-        return {"train", "test"} <= set(data.splits_here(name))
-    except data.DataError:
-        return False
 
 
 def _illustrate(

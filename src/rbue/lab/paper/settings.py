@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rbue.errors import InvalidInput, RbueError
+from rbue.files import read_json
 from rbue.lab.methods import parse, spec_of
-from rbue.lab.paper.definitions import Experiment, Grid
-from rbue.lab.runs.folders import RunConfig
+from rbue.lab.paper.experiments import Experiment, Grid
+from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.training.recipe import Recipe, recipe_for
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -177,15 +179,34 @@ class Settings:
     def from_json(cls, content: dict[str, Any]) -> Settings:
         """The inverse of :meth:`as_json`."""
         try:
-            lists = {name: None if content.get(name) is None else tuple(content[name]) for name in _LISTS}
-            return cls(**{**content, **lists})
+            lists = ("models", "methods", "seeds")
+            content = content | {name: tuple(content[name]) for name in lists if content.get(name) is not None}
+            return cls(**content)
         except (AttributeError, TypeError) as error:
             raise RbueError(
                 f"paper/settings.json was written by another version of rbue ({error}); remove it."
             ) from error
 
 
-_LISTS = ("models", "methods", "seeds")
+def name_of(config: RunConfig) -> str:
+    """Where a run lies below the folder of runs: the same on every machine."""
+    return RunFolder.of(config, Path()).path.as_posix()
+
+
+def settings_file(root: Path) -> Path:
+    """Where the settings of the last ``rbue paper run`` are noted, for the report."""
+    return root / "paper" / "settings.json"
+
+
+def last_settings(root: Path, asked: Settings) -> Settings:
+    """What was asked for, or, if nothing was, the settings of the last ``rbue paper run`` in this folder.
+
+    Which networks and methods that command was limited to is left out: what it did not run is missing.
+    """
+    path = settings_file(root)
+    if asked != Settings() or not path.exists():
+        return asked
+    return replace(Settings.from_json(read_json(path)), models=None, methods=None)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,24 +15,30 @@ from faked_work import FakeWork, place
 from rbue.lab.corruptions import CORRUPTIONS
 from rbue.lab.environment import facts
 from rbue.lab.paper.experiments import EXPERIMENTS, chosen, get
-from rbue.lab.paper.gathering import gather
 from rbue.lab.paper.illustrations import illustration_file, read_illustration, write_illustration
-from rbue.lab.paper.jobs import is_measured
-from rbue.lab.paper.measured import Measured
-from rbue.lab.paper.reporting import last_settings, plain_files, write_report
+from rbue.lab.paper.planning import is_measured
+from rbue.lab.paper.reporting import comma_separated, markdown, plain_files, write_report
+from rbue.lab.paper.results import Measured, gather
 from rbue.lab.paper.runner import run_experiments
-from rbue.lab.paper.settings import Settings
-from rbue.lab.paper.tables import comma_separated, markdown
+from rbue.lab.paper.settings import Settings, last_settings
 from rbue.lab.runs.folders import RunFolder
 
 TWO = Settings(models=("densenet121", "vgg13"), methods=("single", "deep-ensemble:4"), seeds=(0, 1))
 
 
+@pytest.fixture(scope="module")
+def measured_once(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        FakeWork(patch)
+        run_experiments(chosen(["table1-cifar10", "fig-shift-cifar10"]), TWO, place(root))
+    return root
+
+
 @pytest.fixture
-def measured(tmp_path, monkeypatch):
-    FakeWork(monkeypatch)
-    run_experiments(chosen(["table1-cifar10", "fig-shift-cifar10"]), TWO, place(tmp_path))
-    return tmp_path
+def measured(measured_once, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(measured_once, tmp_path, dirs_exist_ok=True)
 
 
 def test_several_seeds_give_mean_and_deviation(measured):

@@ -11,10 +11,8 @@ from faked_work import FakeWork, place
 from torch import nn
 
 from rbue.lab.environment import facts
-from rbue.lab.paper.estimate import TIMED_STEPS, Estimator
 from rbue.lab.paper.experiments import chosen
-from rbue.lab.paper.jobs import Step, jobs_for
-from rbue.lab.paper.planning import planned
+from rbue.lab.paper.planning import TIMED_STEPS, Estimator, Step, jobs_for, planned
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunFolder
@@ -130,7 +128,7 @@ def test_a_training_on_another_machine_tells_nothing(estimator, tmp_path, other)
 
 def test_on_a_gpu_its_name_counts_and_not_the_cpu(tmp_path, monkeypatch):
     trained_at(tmp_path, 500, device="cuda", gpu="NVIDIA H200", cpu="Another CPU")
-    monkeypatch.setattr("rbue.lab.paper.estimate.facts", lambda: {"gpu": "NVIDIA H200"})
+    monkeypatch.setattr("rbue.lab.paper.planning.facts", lambda: {"gpu": "NVIDIA H200"})
     wanted = Step("train", QUICK.config("cifar10", "vgg13", "single", 7))
     assert Estimator(torch.device("cuda"), tmp_path).seconds(wanted, QUICK) == pytest.approx(500)
 
