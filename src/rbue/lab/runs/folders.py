@@ -94,11 +94,12 @@ class RunConfig:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
     def members(self) -> list[RunConfig]:
-        """The runs that train the networks of this one: itself, or plain networks of consecutive seeds."""
-        count = self.parsed.networks
-        if count == 1:
+        """The runs that train the networks of this one: itself, or the members of an ensemble, of consecutive seeds."""
+        method = self.parsed
+        if method.networks == 1:
             return [self]
-        return [replace(self, method="single", seed=self.seed + number) for number in range(count)]
+        member = spec_of(method.member)
+        return [replace(self, method=member, seed=self.seed + number) for number in range(method.networks)]
 
     def as_json(self) -> dict[str, Any]:
         """For ``config.json``."""
