@@ -1,8 +1,8 @@
 """Deep Ensemble (Lakshminarayanan et al., 2017): networks from different initialisations, averaged.
 
 The members may be trained by any method: ``deep-ensemble:4[mc-droprelu:0.95]`` are four MC-DropReLU networks. Sample
-``k`` is sample ``k div N`` of member ``k mod N``: the first ``N`` are one of each member, and no sample depends on how many
-there are. Member ``m`` draws with the seed ``seed + m``, so that no two members share their random numbers.
+``k`` is sample ``k div N`` of member ``k mod N``: the first ``N`` are one of each, and none depends on how many there
+are. Member ``m`` draws with the seed ``seed + m``, so that no two members share their random numbers.
 """
 
 from __future__ import annotations

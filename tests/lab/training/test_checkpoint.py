@@ -12,10 +12,8 @@ from torch import nn
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
 from rbue.lab.training import checkpoint
-from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
-from rbue.lab.training.logs import EpochLog, read_log
-from rbue.lab.training.trainer import EpochReport
-from rbue.lab.training.weights import load_weights, save_weights
+from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, load_weights, save_weights, snapshot
+from rbue.lab.training.trainer import EpochLog, EpochReport, read_log
 
 
 def network(seed, width=256):
