@@ -50,14 +50,17 @@ def test_the_edge_of_a_range_is_allowed(name, edge, beyond):
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        *(("epochs", value, "a whole number of at least 1") for value in (2.5, math.nan, math.inf, "3", None, True)),
-        *(("batch", value, "a whole number of at least 1") for value in (2.5, "8", None)),
-        *(("padding", value, "a whole number of at least 0") for value in (1.5, "1", None)),
-        *((name, value, "True or False") for name in ("flip", "nesterov") for value in ("no", None, 2, 0.5)),
-        *((name, value, ALLOWED[name]) for name in ALLOWED for value in ("0.1", None, True, 10**400)),
+        *(("epochs", value, "a whole number of at least 1") for value in (2.5, math.nan, "3", True)),
+        *(("batch", value, "a whole number of at least 1") for value in (2.5, None)),
+        *(("padding", value, "a whole number of at least 0") for value in (1.5, "1")),
+        *(
+            (name, value, "True or False")
+            for name, value in (("flip", "no"), ("flip", 2), ("nesterov", None), ("nesterov", 0.5))
+        ),
+        *((name, value, ALLOWED[name]) for name, value in zip(ALLOWED, ("0.1", None, True, 10**400), strict=True)),
         *(
             ("milestones", value, "growing fractions of the epochs in (0, 1)")
-            for value in (0.5, None, "0.5", ("0.5",), (None,), (math.nan,), (0.5, 0.25))
+            for value in (0.5, None, ("0.5",), (math.nan,), (0.5, 0.25))
         ),
     ],
 )

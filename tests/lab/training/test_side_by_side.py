@@ -71,7 +71,7 @@ def test_networks_that_have_to_train_alone_are_in_memory_alone(tmp_path, monkeyp
     assert there == [1, 1]
 
 
-@pytest.mark.parametrize("together", [1, 2, 3])
+@pytest.mark.parametrize("together", [1, 3])
 def test_one_that_diverges_does_not_end_the_others(together, tmp_path):
     steep, usual = (recipe_for("digits", epochs=2, batch=128, learning_rate=rate) for rate in (1e30, None))
     bad = RunConfig(seed=1, width=0.25, recipe=steep)
