@@ -20,7 +20,7 @@ from rbue.sampling.collect import SampleStream
 @register("deep-ensemble", shown=1)
 @dataclass(frozen=True)
 class DeepEnsemble(Method):
-    """``members`` networks, each trained by the method ``of`` with a seed of its own; the first is that method itself."""
+    """``members`` networks, each trained by the method ``of`` with a seed of its own; the first one has the run's."""
 
     members: int = 4
     of: str = "single"
