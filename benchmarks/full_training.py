@@ -39,8 +39,8 @@ from rbue.lab.runs.networks import fresh_network
 from rbue.lab.runs.training_runs import batches_for, train_run, training_images
 from rbue.lab.training import Recipe
 from rbue.lab.training.engines import engine_for
-from rbue.lab.training.logs import read_log
 from rbue.lab.training.step import TrainingStep
+from rbue.lab.training.trainer import read_log
 
 METHOD, MODEL, DATA = "mc-droprelu:0.9", "resnet18", "cifar10"
 WARM_UP = 20
@@ -85,7 +85,7 @@ class EagerLoop:
         self.network = ResNet18().to(device).train()
         self.optimiser = torch.optim.SGD(
             self.network.parameters(),
-            lr=recipe.rate,
+            lr=recipe.learning_rate,
             momentum=recipe.momentum,
             nesterov=recipe.nesterov,
             weight_decay=recipe.weight_decay,

@@ -15,7 +15,7 @@ from rbue.lab.paper.numbers import as_printed, paper_value
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.evaluation import SAMPLE_COUNTS
 from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
-from rbue.lab.training.logs import read_log
+from rbue.lab.training.trainer import read_log
 
 ROOT = Path(__file__).parent.parent
 RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"

@@ -19,7 +19,7 @@ from rbue.lab.training import Recipe
 
 SETTINGS = {"data": "cifar10", "model": "vgg13", "method": "svi", "seed": 1, "width": 0.5}
 SETTINGS |= {"holdout": 10, "holdout_seed": 1, "recipe": Recipe(epochs=3)}
-RECIPE = {"epochs": 3, "batch": 7, "rate": 0.3, "milestones": (0.5,), "factor": 0.5}
+RECIPE = {"epochs": 3, "batch": 7, "learning_rate": 0.3, "milestones": (0.5,), "factor": 0.5}
 RECIPE |= {"momentum": 0.5, "nesterov": False, "weight_decay": 0.5, "padding": 1, "flip": False}
 
 
@@ -72,14 +72,16 @@ def test_settings_that_cannot_be_are_named(name, value, said):
 
 
 def test_the_same_settings_in_other_types_are_the_same_run(tmp_path):
-    plain = RunConfig(method="mc-droprelu:0.8,last", seed=3, width=1.0, holdout=10, recipe=Recipe(rate=1.0, epochs=4))
+    plain = RunConfig(
+        method="mc-droprelu:0.8,last", seed=3, width=1.0, holdout=10, recipe=Recipe(learning_rate=1.0, epochs=4)
+    )
     other = RunConfig(
         method=parse("mc-droprelu:0.8,last"),
         seed=np.int64(3),
         width=1,
         holdout=np.int32(10),
         holdout_seed=np.uint8(0),
-        recipe=Recipe(rate=1, epochs=np.int64(4)),
+        recipe=Recipe(learning_rate=1, epochs=np.int64(4)),
     )
     assert json.dumps(other.as_json()) == json.dumps(plain.as_json())
     assert RunFolder.of(other, tmp_path) == RunFolder.of(plain, tmp_path)

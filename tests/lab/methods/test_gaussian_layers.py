@@ -28,7 +28,7 @@ def test_local_reparameterisation_has_the_moments_of_weight_draws(layer):
     """For one output position the two ways have the same mean and variance."""
     torch.manual_seed(0)
     x = torch.randn(1, 6) if isinstance(layer, nn.Linear) else torch.randn(1, 6, 1, 1)
-    network = make_gaussian(nn.Sequential(layer), relative_deviation=1.0)
+    network = make_gaussian(nn.Sequential(layer), relative_std=1.0)
     draws = 20_000
     with torch.no_grad():
         local = network(x.expand(draws, *x.shape[1:])).flatten(1)
@@ -44,9 +44,9 @@ def test_local_reparameterisation_has_the_moments_of_weight_draws(layer):
 
 def test_kl_against_torch_distributions():
     torch.manual_seed(0)
-    network = make_gaussian(nn.Sequential(nn.Linear(7, 4)), relative_deviation=0.3)
+    network = make_gaussian(nn.Sequential(nn.Linear(7, 4)), relative_std=0.3)
     ((_, layer),) = gaussian_layers(network)
-    q = torch.distributions.Normal(layer.weight, layer.deviation)
+    q = torch.distributions.Normal(layer.weight, layer.std)
     p = torch.distributions.Normal(torch.zeros(4, 7), 0.5)
     expected = torch.distributions.kl_divergence(q, p).sum()
     torch.testing.assert_close(layer.kl(0.5), expected)
@@ -56,7 +56,7 @@ def test_kl_against_torch_distributions():
 
 def test_a_sample_is_one_network_for_all_images():
     torch.manual_seed(0)
-    network = make_gaussian(nn.Sequential(nn.Linear(7, 4)), relative_deviation=1.0)
+    network = make_gaussian(nn.Sequential(nn.Linear(7, 4)), relative_std=1.0)
     x = torch.randn(3, 7)
     with torch.no_grad(), weight_draw(network, 5, 2):
         whole, parts = network(x), torch.cat([network(row[None]) for row in x])
@@ -76,7 +76,7 @@ def test_bayesian_linear_regression_reaches_the_exact_posterior():
     mean = torch.linalg.solve(precision, x.T @ y / noise**2)
     deviation = precision.diagonal() ** -0.5
 
-    network = make_gaussian(nn.Sequential(nn.Linear(features, 1, bias=False)), relative_deviation=0.1)
+    network = make_gaussian(nn.Sequential(nn.Linear(features, 1, bias=False)), relative_std=0.1)
     ((_, layer),) = gaussian_layers(network)
     optimiser = torch.optim.Adam(network.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 3000)
@@ -87,12 +87,12 @@ def test_bayesian_linear_regression_reaches_the_exact_posterior():
         optimiser.step()
         schedule.step()
     assert ((layer.weight[0] - mean).abs() < 0.3 * deviation).all()
-    torch.testing.assert_close(layer.deviation[0].detach(), deviation, rtol=0.05, atol=0)
+    torch.testing.assert_close(layer.std[0].detach(), deviation, rtol=0.05, atol=0)
 
 
 def test_a_network_without_layers_to_make_random_is_refused():
     with pytest.raises(InvalidInput, match=r"Conv1d has no nn\.Conv2d or nn\.Linear"):
-        make_gaussian(nn.Conv1d(3, 4, 2), relative_deviation=0.1)
+        make_gaussian(nn.Conv1d(3, 4, 2), relative_std=0.1)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
@@ -109,11 +109,11 @@ def test_a_network_without_layers_to_make_random_is_refused():
 def test_layers_whose_weight_is_computed_stay_plain_with_a_warning(computed):
     network = nn.Sequential(computed(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 3))
     with pytest.warns(RbueWarning, match=r"as they are: 0 \(weight computed from other tensors\); where") as given:
-        make_gaussian(network, relative_deviation=0.1)
+        make_gaussian(network, relative_std=0.1)
     assert len(given) == 1
     assert [path for path, _ in gaussian_layers(network)] == ["2"]
     with pytest.raises(InvalidInput, match=r"for SVI to make random: it has 0 \(weight computed .*; use plain layers"):
-        make_gaussian(nn.Sequential(computed(nn.Linear(6, 5))), relative_deviation=0.1)
+        make_gaussian(nn.Sequential(computed(nn.Linear(6, 5))), relative_std=0.1)
 
 
 class Subclass(nn.Conv2d):
@@ -136,7 +136,7 @@ def test_layers_that_cannot_be_made_gaussian_are_named_once():
     left = r"patches \(class Subclass\), attention \(nn.MultiheadAttention\), patched \(forward set on the instance\);"
     network = Attending()
     with pytest.warns(RbueWarning, match=f"as they are: {left}") as given:
-        make_gaussian(network, relative_deviation=0.1)
+        make_gaussian(network, relative_std=0.1)
     assert len(given) == 1
     assert [path for path, _ in gaussian_layers(network)] == ["classes"]
 
@@ -147,7 +147,7 @@ def transformer():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     network = nn.TransformerEncoder(layer, 2)
     with pytest.warns(RbueWarning, match=r"layers\.0\.self_attn \(nn\.MultiheadAttention\), layers\.1\.self_attn "):
-        return make_gaussian(network, relative_deviation=1.0).eval()
+        return make_gaussian(network, relative_std=1.0).eval()
 
 
 @pytest.mark.parametrize("mask", [None, torch.tensor([[False, False, True], [False, False, False]])])
@@ -196,7 +196,7 @@ def test_the_switch_of_the_fused_kernel_is_put_back_when_draws_overlap_in_thread
 )
 def test_a_wrapper_leaves_the_draws_as_they_are(wrap):
     torch.manual_seed(0)
-    network = make_gaussian(nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 4)), relative_deviation=1.0)
+    network = make_gaussian(nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 4)), relative_std=1.0)
     x, wrapped = torch.randn(3, 7), wrap(network)
     with torch.no_grad():
         with weight_draw(network, 5, 2):

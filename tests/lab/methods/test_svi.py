@@ -23,7 +23,7 @@ def test_the_divergence_from_the_prior_grows_in_and_then_stays(fraction, grown, 
     network = method.prepare(nn.Sequential(nn.Linear(6, 3)), torch.zeros(1, 6))
     layer, x, y = network[0], torch.randn(8, 6), torch.arange(8) % 3
     prior = Normal(layer.weight if tied else torch.zeros(()), math.sqrt(2 / 6))
-    divergence = kl_divergence(Normal(layer.weight, layer.deviation), prior).sum()
+    divergence = kl_divergence(Normal(layer.weight, layer.std), prior).sum()
 
     torch.manual_seed(1)  # for the noise of the pre-activations
     loss, _ = method.loss(network, x, y, TrainingProgress(torch.tensor(fraction), IMAGES))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +33,7 @@ from rbue.lab.cli.output import (
 from rbue.lab.cli.progress import working
 from rbue.lab.cli.runs import is_readable
 from rbue.lab.cli.train import trained
-from rbue.lab.methods import list_methods
+from rbue.lab.methods import list_methods, split_specs
 from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.folders import RunFolder
 
@@ -147,22 +145,10 @@ def _trouble(folder: RunFolder) -> str:
 
 
 def split_methods(text: str | None) -> list[str]:
-    """The method specs in a list, whose settings contain commas too: ``single,mc-droprelu:0.9,last,svi`` are three."""
-    known = list_methods()
-    if text is None:
-        return known
-    specs: list[str] = []
-    for group in re.split(r"[;\s]+", text.strip()):
-        begun = False
-        for piece in filter(None, group.split(",")):
-            near = difflib.get_close_matches(piece.partition(":")[0], known, n=1)
-            if begun and ":" in specs[-1] and ":" not in piece and not near:
-                specs[-1] += f",{piece}"
-            else:
-                specs.append(piece)
-            begun = True
+    """The method specs in a list; all methods if there is none."""
+    specs = list_methods() if text is None else split_specs(text)
     if not specs:
-        raise InvalidInput(f"--methods names no method; there are {', '.join(known)}.")
+        raise InvalidInput(f"--methods names no method; there are {', '.join(list_methods())}.")
     return specs
 
 

@@ -57,8 +57,8 @@ class Selection:
 
     def config(self, method: str) -> RunConfig:
         """The run of a method with these settings."""
-        names = ("epochs", "batch", "rate", "factor", "momentum", "nesterov", "weight_decay", "padding", "flip")
-        changes = {name: getattr(self, name) for name in names}
+        names = ("epochs", "batch", "factor", "momentum", "nesterov", "weight_decay", "padding", "flip")
+        changes = {"learning_rate": self.rate, **{name: getattr(self, name) for name in names}}
         recipe = recipe_for(self.data, milestones=_fractions(self.milestones), **changes)
         return RunConfig(
             data=self.data,

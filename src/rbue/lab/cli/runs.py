@@ -14,7 +14,7 @@ from rbue.lab.cli.finding import HELP, find_run, settings_and_root
 from rbue.lab.cli.options import RunsFolder
 from rbue.lab.cli.output import AsJson, duration, facts, number, percent, print_json, remark, say, table
 from rbue.lab.runs.folders import RunFolder, find_runs
-from rbue.lab.training.logs import read_log
+from rbue.lab.training.trainer import read_log
 
 app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs.", epilog="Example: rbue runs list")
 

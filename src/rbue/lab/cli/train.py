@@ -14,8 +14,8 @@ from rbue.lab.cli.output import AsJson, duration, number, percent, print_json, s
 from rbue.lab.cli.progress import training_progress
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.training_runs import train_run
-from rbue.lab.training.distribution import is_first
 from rbue.lab.training.engines import ENGINES
+from rbue.lab.training.step import is_first
 
 WAY = "How it is trained (the network is the same)"
 EXAMPLE = "Example: rbue train --data digits --model small_cnn --method mc-droprelu:0.9"

@@ -1,24 +1,37 @@
-"""What a method is: how to prepare a network, what to minimise, how many networks, how to draw samples.
+"""What a method is, and how a short text names one.
 
-A method is a frozen dataclass whose fields are its hyperparameters. It is chosen everywhere by a short text, its name
-and its fields in order: ``single``, ``mc-dropout:0.2``, ``deep-ensemble:4``, ``mc-droprelu:0.95``,
-``mc-droprelu:0.8,last``. A new method is one new file in this folder.
+A method says how to prepare a fresh network, what to minimise, how many networks to train and how to draw samples from
+them. It is a frozen dataclass below :class:`Method`, whose fields are its settings, and is chosen everywhere by a short
+text, its name and its settings in order: ``single``, ``mc-dropout:0.2``, ``mc-droprelu:0.8,last``. A new one is one new
+file in this folder, or a class of one's own named by ``package.module:Name``, with its settings after a further colon:
+``my_methods:Mine:0.5,last``. An ensemble holds the text of another method in brackets:
+``deep-ensemble:4[mc-droprelu:0.95]``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbue.activations import Randomness
+from rbue.call_sites import convert
 from rbue.errors import InvalidInput
+from rbue.lab.models.registry import find_own
 from rbue.sampling.collect import SampleStream
 from rbue.sampling.outputs import class_scores
+from rbue.sampling.passes import StackedPasses
+
+PASS_PIXELS = {"cpu": 500 << 10, "cuda": 2000 << 10}
+"""Pixels of the images in one pass of a whole network: 2,000 of CIFAR's on a GPU, or 40 photographs of 224x224."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,7 @@ class TrainingProgress:
     """How far training has come, for losses that change on the way.
 
     Attributes:
-        fraction: share of all training steps done, from 0 to 1; a tensor, so that captured steps see it change.
+        fraction: part of all training steps done, from 0 to 1; a tensor, so that captured steps see it change.
         images: number of training images.
     """
 
@@ -38,56 +51,88 @@ Loss = tuple[Tensor, Tensor]
 """What to minimise, and the class scores it came from."""
 
 
-def cross_entropy(network: nn.Module, x: Tensor, y: Tensor) -> Loss:
-    """The loss of a plain network."""
-    logits = class_scores(network(x))
-    return F.cross_entropy(logits, y), logits
+class Method:
+    """One network trained by cross-entropy, whose random passes are the samples; subclasses say what differs.
 
-
-@runtime_checkable
-class Method(Protocol):
-    """The same few names in every method."""
+    Attributes:
+        name: what its short text begins with.
+        shown: how many of its settings are always written in the short text.
+        trains_alone: whether training draws from torch's one generator, which networks side by side would share.
+        undecayed: names of its own parameters, such as ``weight_rho`` of any layer, that are not decayed.
+    """
 
     name: ClassVar[str]
-    shown: ClassVar[int]
-    """How many of the settings are always written in the method's short text."""
+    shown: ClassVar[int] = 0
+    trains_alone: ClassVar[bool] = False
+    undecayed: ClassVar[tuple[str, ...]] = ()
+    holds_method: ClassVar[bool] = False
+    """Whether the last setting is the short text of another method."""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = f"{cls.__module__}:{cls.__qualname__}"
 
     @property
     def networks(self) -> int:
         """How many networks have to be trained."""
+        return 1
 
-    trains_alone: ClassVar[bool]
-    """Whether its training draws from torch's one generator, which networks trained side by side would share."""
-
-    undecayed: ClassVar[tuple[str, ...]]
-    """Names of its own parameters, such as ``weight_rho`` of any layer, that weight decay has nothing to say about."""
+    @property
+    def member(self) -> Method:
+        """The method that trains each of them."""
+        return self
 
     @property
     def limit(self) -> int | None:
         """How many different samples there are; None if there is no end to them."""
+        return None
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Change a fresh network, in place, into the one to train."""
+        return network
 
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
-        """What one training step minimises."""
+        """What one training step minimises, and the class scores."""
+        logits = class_scores(network(x))
+        return F.cross_entropy(logits, y), logits
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """Draw samples from the trained networks, for inputs shaped like ``x``."""
+        return StackedPasses(networks[0], x, seed, memory)
 
 
-_methods: dict[str, type] = {}
-_Class = TypeVar("_Class", bound=type)
+class RandomSites(Method):
+    """A method that makes call sites random, at training and at test time; ``where`` says which."""
+
+    where: str
+
+    def __post_init__(self) -> None:
+        self.activation()  # refuses settings out of range
+
+    def activation(self) -> Randomness:
+        """What takes the place of the activations."""
+        raise NotImplementedError
+
+    def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
+        """Make the chosen call sites random."""
+        return convert(network, self.activation(), where=self.where, example=example)
+
+
+def outputs_of(network: nn.Module, x: Tensor) -> Tensor:
+    """The class scores of a batch, in as many passes as its size needs; each has rows of its own, to change at will."""
+    rows = max(1, PASS_PIXELS.get(x.device.type, PASS_PIXELS["cpu"]) // math.prod(x.shape[2:]))
+    with torch.no_grad():
+        return torch.cat([class_scores(network(piece.clone())) for piece in x.split(rows)])
+
+
+_methods: dict[str, type[Method]] = {}
+_Class = TypeVar("_Class", bound=type[Method])
 
 
 def register(name: str, shown: int = 0) -> Callable[[_Class], _Class]:
     """Make a method available under a name, with that many settings always shown in its short text."""
 
     def add(method: _Class) -> _Class:
-        method.name, method.shown = name, shown  # type: ignore[attr-defined]
-        for attribute, default in (("trains_alone", False), ("undecayed", ())):
-            if not hasattr(method, attribute):
-                setattr(method, attribute, default)
+        method.name, method.shown = name, shown
         _methods[name] = method
         return method
 
@@ -104,23 +149,44 @@ def parse(spec: str) -> Method:
 
     >>> parse("mc-droprelu:0.95")
     MCDropReLU(q=0.95, where='all')
+    >>> parse("deep-ensemble:4[mc-droprelu:0.95]") == parse("deep-ensemble:4,mc-droprelu:0.95")
+    True
     """
-    name, _, rest = spec.strip().partition(":")
-    kind = _methods.get(name)
-    if kind is None:
+    outer, bracket, inner = spec.strip().partition("[")
+    if bracket and not inner.endswith("]"):
+        raise InvalidInput(f"{spec!r} opens a bracket; close it at the end, as in deep-ensemble:4[mc-droprelu:0.95].")
+    name, kind, rest = _kind(outer, spec)
+    if bracket and not kind.holds_method:
+        raise InvalidInput(f"{name} holds no other method, so {spec!r} must have no brackets.")
+    fields, hints = dataclasses.fields(kind), get_type_hints(kind)  # type: ignore[arg-type]
+    # The text of a method that is held has commas of its own.
+    texts = [text.strip() for text in rest.split(",", len(fields) - 1 if kind.holds_method else -1)] if rest else []
+    if len(texts) > len(fields) - bool(bracket):
+        names = ", ".join(field.name for field in fields) or "no settings"
+        raise InvalidInput(f"{spec!r} has {len(texts) + bool(bracket)} settings, but {name} takes {names}.")
+    given = dict(zip([field.name for field in fields], texts, strict=False))
+    if bracket:
+        given[fields[-1].name] = inner[:-1].strip()
+    found = kind(**{field: _read(spec, field, hints[field], text) for field, text in given.items()})
+    if found.name != name:  # a class of one's own keeps the way that was typed to it
+        object.__setattr__(found, "name", name)
+    return found
+
+
+def _kind(text: str, spec: str) -> tuple[str, type[Method], str]:
+    """The name, the class and the settings in a short text without brackets."""
+    name, _, rest = text.partition(":")
+    if name in _methods:
+        return name, _methods[name], rest
+    own, _, settings = rest.partition(":")
+    if not all(part.isidentifier() for part in (*name.split("."), own)):
         close = difflib.get_close_matches(name, _methods, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(list_methods())}."
         raise InvalidInput(f"there is no method {name!r}: {hint}")
-    fields, hints = dataclasses.fields(kind), get_type_hints(kind)
-    texts = [text.strip() for text in rest.split(",")] if rest else []
-    if len(texts) > len(fields):
-        names = ", ".join(field.name for field in fields) or "no settings"
-        raise InvalidInput(f"{spec!r} has {len(texts)} settings, but {name} takes {names}.")
-    values = {
-        field.name: _read(spec, field.name, hints[field.name], text) for field, text in zip(fields, texts, strict=False)
-    }
-    found: Method = kind(**values)
-    return found
+    kind = find_own(name, own, spec)
+    if not (isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)):
+        raise InvalidInput(f"{name}:{own} is no method; it must be a frozen dataclass below rbue.lab.methods.Method.")
+    return f"{name}:{own}", kind, settings
 
 
 def _read(spec: str, name: str, kind: Any, text: str) -> Any:
@@ -130,9 +196,9 @@ def _read(spec: str, name: str, kind: Any, text: str) -> Any:
         if text.lower() not in ("true", "false"):
             raise InvalidInput(f"{name} in {spec!r} must be true or false, not {text!r}.")
         return text.lower() == "true"
-    convert = kind if kind in (int, float) else str
+    convert_to = kind if kind in (int, float) else str
     try:
-        return convert(text)
+        return convert_to(text)
     except ValueError:
         raise InvalidInput(f"{name} in {spec!r} must be a number ({kind.__name__}), not {text!r}.") from None
 
@@ -140,11 +206,33 @@ def _read(spec: str, name: str, kind: Any, text: str) -> Any:
 def spec_of(method: Method) -> str:
     """A short text that :func:`parse` reads as this method; trailing settings at their default are left out.
 
-    >>> spec_of(parse("mc-droprelu")), spec_of(parse("mc-rrelu"))
-    ('mc-droprelu:0.9', 'mc-rrelu')
+    >>> spec_of(parse("mc-droprelu")), spec_of(parse("deep-ensemble")), spec_of(parse("deep-ensemble:2,mc-rrelu"))
+    ('mc-droprelu:0.9', 'deep-ensemble:4', 'deep-ensemble:2[mc-rrelu]')
     """
     fields = dataclasses.fields(method)  # type: ignore[arg-type]
     values = [getattr(method, field.name) for field in fields]
     while len(values) > method.shown and values[-1] == fields[len(values) - 1].default:
         values.pop()
-    return f"{method.name}:{','.join(str(value) for value in values)}" if values else method.name
+    held = f"[{values.pop()}]" if method.holds_method and len(values) == len(fields) else ""
+    return method.name + (f":{','.join(map(str, values))}" if values else "") + held
+
+
+def split_specs(text: str) -> list[str]:
+    """The short texts in a list, separated by spaces, semicolons or commas; settings have commas too.
+
+    A piece between commas is a setting of the method before it unless it looks like a method. So in a list an ensemble
+    of another method is written with brackets; ``deep-ensemble:4,mc-rrelu`` are two methods.
+
+    >>> split_specs("single,mc-droprelu:0.9,last,deep-ensemble:4[mc-droprelu:0.8,last] svi")
+    ['single', 'mc-droprelu:0.9,last', 'deep-ensemble:4[mc-droprelu:0.8,last]', 'svi']
+    """
+    specs: list[str] = []
+    for group in re.findall(r"(?:[^\s;\[]|\[[^\]]*\]?)+", text):
+        first = len(specs)
+        for piece in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", group):
+            looks_like_one = ":" in piece or difflib.get_close_matches(piece.partition("[")[0], _methods, n=1)
+            if len(specs) > first and ":" in specs[-1] and not looks_like_one:
+                specs[-1] += f",{piece}"
+            else:
+                specs.append(piece)
+    return specs

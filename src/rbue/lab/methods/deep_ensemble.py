@@ -1,28 +1,37 @@
-"""Deep Ensemble (Lakshminarayanan et al., 2017): networks from different initialisations, averaged."""
+"""Deep Ensemble (Lakshminarayanan et al., 2017): networks from different initialisations, averaged.
+
+The members may be trained by any method: ``deep-ensemble:4[mc-droprelu:0.95]`` are four MC-DropReLU networks. Sample
+``k`` is sample ``k div N`` of member ``k mod N``: the first ``N`` are one of each, and none depends on how many there
+are. Member ``m`` draws with the seed ``seed + m``, so that no two members share their random numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from rbue.errors import InvalidInput
-from rbue.lab.methods.base import Loss, TrainingProgress, cross_entropy, register
-from rbue.lab.methods.members import MemberStream
+from rbue.lab.methods.base import Loss, Method, TrainingProgress, parse, register, spec_of
 from rbue.sampling.collect import SampleStream
 
 
 @register("deep-ensemble", shown=1)
 @dataclass(frozen=True)
-class DeepEnsemble:
-    """``members`` networks, each a Single with a seed of its own; the first is Single itself."""
+class DeepEnsemble(Method):
+    """``members`` networks, each trained by the method ``of`` with a seed of its own; the first one has the run's."""
 
     members: int = 4
+    of: str = "single"
+    holds_method = True
 
     def __post_init__(self) -> None:
         if self.members < 2:
             raise InvalidInput(f"an ensemble has at least 2 members, not {self.members}.")
+        if self.member.networks > 1:
+            raise InvalidInput(f"the members of an ensemble must be single networks, not {self.of}.")
+        object.__setattr__(self, "of", spec_of(self.member))
 
     @property
     def networks(self) -> int:
@@ -30,20 +39,42 @@ class DeepEnsemble:
         return self.members
 
     @property
-    def limit(self) -> int:
-        """One sample a member."""
-        return self.members
+    def member(self) -> Method:
+        """The method of each member."""
+        return parse(self.of)
+
+    @property
+    def limit(self) -> int | None:
+        """As many as all members have."""
+        return None if self.member.limit is None else self.members * self.member.limit
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
-        """Nothing to prepare: members are plain networks."""
-        return network
+        """Prepare one member."""
+        return self.member.prepare(network, example)
 
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
-        """Cross-entropy, for each member on its own."""
-        return cross_entropy(network, x, y)
+        """What its method minimises, for each member on its own."""
+        return self.member.loss(network, x, y, progress)
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
-        """Sample ``k`` is member ``k``."""
+        """Samples of the members in turn."""
         if len(networks) != self.members:
-            raise InvalidInput(f"deep-ensemble:{self.members} needs {self.members} networks, not {len(networks)}.")
-        return MemberStream(networks)
+            raise InvalidInput(f"{spec_of(self)} needs {self.members} networks, not {len(networks)}.")
+        streams = [
+            self.member.stream([network], x, (seed + number) % (1 << 64), memory)
+            for number, network in enumerate(networks)
+        ]
+
+        def draw(x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+            numbers = samples.tolist()
+            if self.limit is not None and max(numbers, default=0) >= self.limit:
+                raise InvalidInput(f"there is no sample {max(numbers)}: the ensemble has {self.limit}.")
+            for member, stream in enumerate(streams):
+                places = [place for place, number in enumerate(numbers) if number % self.members == member]
+                if not places:
+                    continue
+                for rows, stack, out in stream(x, samples[places] // self.members, images):
+                    for place, one in zip(places[stack], out.split(1), strict=True):
+                        yield rows, slice(place, place + 1), one
+
+        return draw

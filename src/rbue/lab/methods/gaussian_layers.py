@@ -1,7 +1,7 @@
 """Convolutions and linear layers whose weights are independent Gaussians, for variational inference.
 
 A plain layer becomes Gaussian in place: its ``weight`` turns into the mean, and a parameter ``weight_rho`` of the same
-shape is added, with deviation ``σ = log(1 + exp(rho))``. Biases stay points. A Gaussian layer is used in two ways:
+shape is added: ``σ = log(1 + exp(rho))``. Biases stay points. A Gaussian layer is used in two ways:
 
 * *Training*, local reparameterisation (Kingma et al., 2015): the pre-activations are Gaussian themselves, with mean
   ``W x`` and variance ``σ² x²``, and are drawn one by one. Gradients are far less noisy than with one draw a batch.
@@ -40,7 +40,7 @@ class GaussianLayer(nn.Module):
     """The weights of the running sample; None while every pre-activation is drawn on its own."""
 
     @property
-    def deviation(self) -> Tensor:
+    def std(self) -> Tensor:
         """``σ`` of each weight."""
         return F.softplus(self.weight_rho)
 
@@ -53,20 +53,20 @@ class GaussianLayer(nn.Module):
         if self.drawn is not None:
             return self.linear_map(x, self.drawn, self.bias)
         mean = self.linear_map(x, self.weight, self.bias)
-        variance = self.linear_map(x * x, self.deviation**2, None)
+        variance = self.linear_map(x * x, self.std**2, None)
         return mean + torch.sqrt(variance + _TINY) * torch.randn_like(mean)
 
-    def kl(self, prior_deviation: float | None, tied: bool = False) -> Tensor:
+    def kl(self, prior_std: float | None, tied: bool = False) -> Tensor:
         """``KL(q || N(m, s²)) = Σ log(s/σ) + (σ² + (μ - m)²) / (2 s²) - 1/2`` over the weights.
 
-        ``s`` is the given deviation, or ``sqrt(2 / fan_in)``, the scale of initialisation. The prior's
-        mean ``m`` is 0, or tied to ``μ``, which leaves the divergence to the deviations.
+        ``s`` is the given one, or ``sqrt(2 / fan_in)``, the scale of initialisation. The prior's
+        mean ``m`` is 0, or tied to ``μ``, which leaves the divergence to the ``σ``.
         """
         fan_in = self.weight[0].numel()
-        prior = math.sqrt(2 / fan_in) if prior_deviation is None else prior_deviation
-        deviation = self.deviation
-        square = deviation**2 if tied else deviation**2 + self.weight**2
-        return (math.log(prior) - torch.log(deviation) + square / (2 * prior**2) - 0.5).sum()
+        prior = math.sqrt(2 / fan_in) if prior_std is None else prior_std
+        std = self.std
+        square = std**2 if tied else std**2 + self.weight**2
+        return (math.log(prior) - torch.log(std) + square / (2 * prior**2) - 0.5).sum()
 
 
 class GaussianLinear(GaussianLayer, nn.Linear):  # type: ignore[misc]
@@ -90,10 +90,10 @@ GAUSSIAN: dict[type[nn.Module], type[GaussianLayer]] = {nn.Linear: GaussianLinea
 _WAY_OUT = "use plain layers, without weight_norm, spectral_norm, pruning or parametrizations."
 
 
-def make_gaussian(network: nn.Module, relative_deviation: float) -> nn.Module:
+def make_gaussian(network: nn.Module, relative_std: float) -> nn.Module:
     """Turn every ``nn.Conv2d`` and ``nn.Linear`` into a Gaussian one, in place.
 
-    The deviations start at ``relative_deviation / sqrt(fan_in)``: small against the weights themselves. Layers like
+    The standard deviations start at ``relative_std / sqrt(fan_in)``: small against the weights themselves. Layers like
     these that have to stay as they are are named in a warning.
     """
     inner = innermost(network)
@@ -113,7 +113,7 @@ def make_gaussian(network: nn.Module, relative_deviation: float) -> nn.Module:
         warn(f"SVI leaves the weights of these layers as they are: {names}; where they should be random, {_WAY_OUT}")
     for layer in layers:
         weight: Tensor = layer.weight  # type: ignore[assignment]
-        start = relative_deviation / math.sqrt(weight[0].numel())
+        start = relative_std / math.sqrt(weight[0].numel())
         rho = math.log(math.expm1(start))
         layer.__class__ = GAUSSIAN[type(layer)]
         layer.weight_rho = nn.Parameter(torch.full_like(weight, rho))
@@ -152,7 +152,7 @@ def weight_draw(network: nn.Module, seed: int, sample: int) -> Iterator[None]:
     layers = list(gaussian_layers(innermost(network)))
     with torch.no_grad():
         for path, layer in layers:
-            layer.drawn = layer.weight + layer.deviation * standard_normal(layer.weight, seed, sample, path_word(path))
+            layer.drawn = layer.weight + layer.std * standard_normal(layer.weight, seed, sample, path_word(path))
     try:
         with _unfused():
             yield

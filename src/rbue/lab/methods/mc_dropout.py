@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from rbue.activations import Dropout
-from rbue.call_sites import convert
-from rbue.lab.methods.base import Loss, TrainingProgress, cross_entropy, register
-from rbue.sampling.collect import SampleStream
-from rbue.sampling.passes import StackedPasses
+from rbue.lab.methods.base import RandomSites, register
 
 
 @register("mc-dropout", shown=1)
 @dataclass(frozen=True)
-class MCDropout:
+class MCDropout(RandomSites):
     """Inputs of layers are dropped with probability ``p``.
 
     ``where="last"`` drops before the classifier, which is what the paper's diversity figures look like (it does not
@@ -26,20 +20,7 @@ class MCDropout:
 
     p: float = 0.5
     where: str = "last"
-    networks = 1
-    limit = None
 
-    def __post_init__(self) -> None:
-        Dropout(self.p)
-
-    def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
-        """Put dropout before the chosen layers."""
-        return convert(network, Dropout(self.p), where=self.where, example=example)
-
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
-        """Cross-entropy of one random pass."""
-        return cross_entropy(network, x, y)
-
-    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
-        """Random passes of the one network; with ``last`` everything before the classifier runs once."""
-        return StackedPasses(networks[0], x, seed, memory)
+    def activation(self) -> Dropout:
+        """Dropout before layers."""
+        return Dropout(self.p)

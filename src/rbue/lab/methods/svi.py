@@ -7,8 +7,8 @@ learnt anything.
 
 The prior's mean is tied to the posterior's, as is common for large networks: with a mean of 0 the divergence pulls each
 weight to 0 with a force of ``fan_in / (2 N)``, hundreds of times the paper's weight decay in a deep layer of ResNet-18,
-and the network underfits. Tied, the divergence decides about the deviations, and weight decay about the means, as for
-every other method. The deviations are not decayed: that would draw ``rho`` to 0, a deviation of 0.7, with thirty times
+and the network underfits. Tied, the divergence decides about the spread, and weight decay about the means, as for
+every other method. ``rho`` is not decayed: that would draw it to 0, a standard deviation of 0.7, with thirty times
 the force of the divergence under the paper's recipe.
 """
 
@@ -22,21 +22,20 @@ import torch
 from torch import Tensor, nn
 
 from rbue.errors import InvalidInput, warn
-from rbue.lab.methods.base import Loss, TrainingProgress, cross_entropy, register
+from rbue.lab.methods.base import Loss, Method, TrainingProgress, outputs_of, register
 from rbue.lab.methods.gaussian_layers import gaussian_layers, idle_layers, make_gaussian, weight_draw
-from rbue.lab.methods.members import outputs_of
 from rbue.sampling.collect import SampleStream
 
 
 @register("svi")
 @dataclass(frozen=True)
-class SVI:
+class SVI(Method):
     """Gaussian convolution and linear weights; BatchNorm and biases are points.
 
     Attributes:
         kl_weight: final weight ``β`` of the divergence; 1 is the evidence lower bound.
-        warm_up: share of training over which ``β`` grows to it.
-        deviation: initial deviation of the weights, as a multiple of ``1/sqrt(fan_in)``.
+        warm_up: part of training over which ``β`` grows to it.
+        deviation: initial standard deviation of the weights, as a multiple of ``1/sqrt(fan_in)``.
         tied: whether the prior's mean is the posterior's; otherwise it is 0.
     """
 
@@ -44,8 +43,6 @@ class SVI:
     warm_up: float = 0.5
     deviation: float = 0.05
     tied: bool = True
-    networks = 1
-    limit = None
     trains_alone = True
     undecayed = ("weight_rho",)
 
@@ -70,23 +67,17 @@ class SVI:
         """Cross-entropy plus the weighted divergence from the prior, both an image."""
         grown = 1.0 if self.warm_up == 0 else torch.clamp(progress.fraction / self.warm_up, max=1.0)
         divergence = torch.stack([layer.kl(None, self.tied) for _, layer in gaussian_layers(network)]).sum()
-        loss, logits = cross_entropy(network, x, y)
+        loss, logits = super().loss(network, x, y, progress)
         return loss + self.kl_weight * grown * divergence / progress.images, logits
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """One weight draw a sample, shared by all images."""
-        return WeightDraws(networks[0], seed)
+        network = networks[0]
 
+        def draw(x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+            for place, number in enumerate(samples.tolist()):
+                with weight_draw(network, seed, number):
+                    out = outputs_of(network, x)
+                yield slice(0, len(x)), slice(place, place + 1), out.unsqueeze(0)
 
-class WeightDraws:
-    """Sample ``k`` is the network with draw ``k`` of its weights."""
-
-    def __init__(self, network: nn.Module, seed: int) -> None:
-        self.network, self.seed = network, seed
-
-    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield the outputs of one weight draw at a time."""
-        for place, number in enumerate(samples.tolist()):
-            with weight_draw(self.network, self.seed, number):
-                out = outputs_of(self.network, x)
-            yield slice(0, len(x)), slice(place, place + 1), out.unsqueeze(0)
+        return draw

@@ -9,8 +9,7 @@ registers it, and no change elsewhere: all files of the folder are imported here
 from importlib import import_module as _import_module
 from pkgutil import iter_modules as _iter_modules
 
-from rbue.lab.models.registry import create, list_models, register
-from rbue.lab.models.summary import multiply_adds, parameters
+from rbue.lab.models.registry import create, list_models, multiply_adds, parameters, register
 
 for _name in sorted(module.name for module in _iter_modules(__path__)):
     _import_module(f"{__name__}.{_name}")

@@ -1,9 +1,10 @@
-"""Networks by name: those registered here, and a user's own as ``package.module:factory``."""
+"""Networks by name, those registered here and a user's own as ``package.module:factory``; and how large they are."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib import import_module
@@ -12,7 +13,9 @@ from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from rbue.errors import InvalidInput
 
@@ -89,7 +92,7 @@ def _create_own(spec: str, wanted: dict[str, Any]) -> nn.Module:
     place, _, attribute = spec.partition(":")
     if not all(part.isidentifier() for part in [*place.split("."), attribute]):
         raise InvalidInput(f"{spec!r} does not name a network; {_FORM}, such as my_networks:make.")
-    factory = _attribute(_module(place, spec), attribute, spec)
+    factory = find_own(place, attribute, spec)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise InvalidInput(
             f"{spec!r} is {_a_kind(factory)}; it must name a function or class that makes a new network when called."
@@ -138,7 +141,9 @@ def _module(place: str, spec: str) -> ModuleType:
         ) from error
 
 
-def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
+def find_own(place: str, attribute: str, spec: str) -> Any:
+    """What a user's ``package.module:attribute``, a part of the text ``spec``, names."""
+    module = _module(place, spec)
     try:
         return getattr(module, attribute)
     except AttributeError as error:
@@ -191,3 +196,39 @@ def _a_kind(value: object) -> str:
 
 def _origin(factory: Factory) -> str:
     return f"{factory.__module__}.{getattr(factory, '__qualname__', type(factory).__qualname__)}"
+
+
+def parameters(network: nn.Module) -> int:
+    """How many numbers are trained; a parameter shared by two modules counts once.
+
+    Examples:
+        >>> parameters(nn.Linear(4, 3))
+        15
+    """
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def multiply_adds(network: nn.Module, input_shape: Sequence[int]) -> int:
+    """How many multiplications, each with its addition, the convolutions and matrix products of one image take.
+
+    Biases, BatchNorm, ReLU and pooling are not counted, as is usual. A copy of the network runs once, in evaluation
+    mode, on a black image; the network itself is not touched. What runs is counted, so functional calls count like
+    modules. A network built under ``torch.device("meta")`` is counted without computing anything.
+
+    Args:
+        network: what to count.
+        input_shape: shape of one image without the batch dimension, ``(C, H, W)``.
+
+    Examples:
+        >>> multiply_adds(nn.Conv2d(3, 8, 3, padding=1), (3, 32, 32)) == 32 * 32 * 8 * 3 * 9
+        True
+    """
+    shape = tuple(input_shape)
+    if not shape or not all(isinstance(side, Integral) and side > 0 for side in shape):
+        raise InvalidInput(f"input_shape is {input_shape!r}; give the shape of one image, such as (3, 32, 32).")
+    first = next((p for p in network.parameters() if p.is_floating_point()), torch.zeros(0))
+    image = torch.zeros(1, *shape, device=first.device, dtype=first.dtype)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        copy.deepcopy(network).eval()(image)
+    return counter.get_total_flops() // 2  # torch counts a multiply-add as two operations

@@ -46,7 +46,7 @@ QUICK = Scale(
     "quick",
     data="colour-digits-few",
     width=0.125,
-    recipe=Recipe(epochs=3, batch=16, rate=0.1, milestones=(0.6,), padding=0, flip=False),
+    recipe=Recipe(epochs=3, batch=16, learning_rate=0.1, milestones=(0.6,), padding=0, flip=False),
     samples=2,
     shift_samples=2,
     severities=(1, 5),

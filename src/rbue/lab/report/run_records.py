@@ -177,7 +177,7 @@ def recipe_words(config: RunConfig) -> str:
     parts = [
         f"{recipe.epochs} epoch{'s' if recipe.epochs != 1 else ''}",
         f"batch {recipe.batch}",
-        f"rate {recipe.rate:g}",
+        f"rate {recipe.learning_rate:g}",
     ]
     if config.width != 1:
         parts.append(f"width {config.width:g}")

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from rbue.call_sites import evaluating, unchanged
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.data import ImageSet
-from rbue.lab.training.weights import can_be_saved
+from rbue.lab.training.checkpoint import can_be_saved
 from rbue.sampling.outputs import class_scores
 
 

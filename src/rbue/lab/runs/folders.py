@@ -28,9 +28,8 @@ from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json, write_json
 from rbue.lab.methods import Method, parse, spec_of
-from rbue.lab.training.checks import real_number, whole_number
-from rbue.lab.training.recipe import Recipe
-from rbue.lab.training.weights import INDEX, ONE_FILE
+from rbue.lab.training.checkpoint import INDEX, ONE_FILE
+from rbue.lab.training.recipe import Recipe, real_number, whole_number
 
 
 @dataclass(frozen=True)
@@ -91,25 +90,25 @@ class RunConfig:
     @property
     def id(self) -> str:
         """Eight hexadecimal digits that differ when any setting does."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
+        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
 
     def members(self) -> list[RunConfig]:
-        """The runs that train the networks of this one: itself, or plain networks of consecutive seeds."""
-        count = self.parsed.networks
-        if count == 1:
+        """The runs that train the networks of this one: itself, or the members of an ensemble, of consecutive seeds."""
+        method = self.parsed
+        if method.networks == 1:
             return [self]
-        return [replace(self, method="single", seed=self.seed + number) for number in range(count)]
+        member = spec_of(method.member)
+        return [replace(self, method=member, seed=self.seed + number) for number in range(method.networks)]
 
     def as_json(self) -> dict[str, Any]:
         """For ``config.json``."""
-        return asdict(self)
+        return {**asdict(self), "recipe": self.recipe.as_json()}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> RunConfig:
         """The inverse of :meth:`as_json`."""
         try:
-            recipe = {**content["recipe"], "milestones": tuple(content["recipe"]["milestones"])}
-            return cls(**{**content, "recipe": Recipe(**recipe)})
+            return cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
         except (KeyError, TypeError) as error:
             raise RbueError(f"this config.json was written by another version of rbue ({error}).") from error
 

@@ -17,7 +17,7 @@ from rbue.lab import data, models
 from rbue.lab.methods import Method
 from rbue.lab.runs.fitting import check_fits, give_lazy_layers_weights
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.training.weights import load_weights
+from rbue.lab.training.checkpoint import load_weights
 
 
 class NoWeights(RbueError):

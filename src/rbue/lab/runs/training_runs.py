@@ -18,10 +18,9 @@ from rbue.lab.runs.fitting import draws_from_torch
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import fresh_network
 from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
-from rbue.lab.training.distribution import is_first, joined, own_device, shared
-from rbue.lab.training.logs import EpochLog
-from rbue.lab.training.step import Share
-from rbue.lab.training.weights import save_weights
+from rbue.lab.training.checkpoint import save_weights
+from rbue.lab.training.step import Rank, data_parallel, is_first, joined, own_device
+from rbue.lab.training.trainer import EpochLog
 
 Report = Callable[[RunConfig, EpochReport], None]
 
@@ -71,9 +70,9 @@ def train_runs(
         refuse_other_images(config, root)
         warn_of_changed_code(config, root)
     diverged: dict[RunConfig, Diverged] = {}
-    with joined(device) as share:
+    with joined(device) as rank:
         for group in _groups(missing, together):
-            diverged |= _train_networks(group, root, device, share, report, engine, shard_mib)
+            diverged |= _train_networks(group, root, device, rank, report, engine, shard_mib)
     if diverged and len(missing) == 1:
         raise diverged[missing[0]]
     if diverged:
@@ -133,7 +132,7 @@ def _train_networks(
     configs: Sequence[RunConfig],
     root: Path,
     device: torch.device,
-    share: Share,
+    rank: Rank,
     report: Report | None,
     engine: str,
     shard_mib: int | None,
@@ -143,12 +142,12 @@ def _train_networks(
     folders = [RunFolder.of(config, root) for config in configs]
     logs = [EpochLog(folder.log, folder.path / "tensorboard") for folder in folders]
     jobs = [
-        _job(config, folder, images, device, share, _note(config, log, report))
+        _job(config, folder, images, device, rank, _note(config, log, report))
         for config, folder, log in zip(configs, folders, logs, strict=True)
     ]
     if len(jobs) > 1 and any(draws_from_torch(innermost(job.network), _example(job)) for job in jobs):
         jobs.clear()  # made again one by one, and each measured without the memory of the others
-        alone = (_train_networks([config], root, device, share, report, engine, shard_mib) for config in configs)
+        alone = (_train_networks([config], root, device, rank, report, engine, shard_mib) for config in configs)
         return {config: error for found in alone for config, error in found.items()}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -170,12 +169,12 @@ def _job(
     folder: RunFolder,
     images: data.ImageSet,
     device: torch.device,
-    share: Share,
+    rank: Rank,
     note: Callable[[EpochReport], None],
 ) -> Job:
     """One network to train, on its device; its folder notes what is to run there."""
     batches = batches_for(config, images, device)
-    network = shared(fresh_network(config, images, device), share, device)
+    network = data_parallel(fresh_network(config, images, device), rank, device)
     if is_first():
         folder.open(config, facts())
     return Job(
@@ -186,7 +185,7 @@ def _job(
         config.seed,
         folder.state,
         report=note if is_first() else None,
-        share=share,
+        rank=rank,
         made_from={"data": _in_short(images)} if config.data.startswith("folder:") else {},
     )
 
@@ -222,7 +221,7 @@ def _finish(
         facts_of_training["model_sha256"] = code
     device = job.batches.images.device.type
     precision = "bfloat16 autocast" if device == "cuda" else "float32"
-    place = {"processes": job.share.processes, "device": device, "precision": precision}
+    place = {"processes": job.rank.world_size, "device": device, "precision": precision}
     folder.write("training", {**asdict(summary), **place, **facts_of_training})
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rbue.errors import InvalidInput
-from rbue.lab.training.checks import whole_number
+from rbue.lab.training.recipe import whole_number
 from rbue.random_stream import mix_int, seed_lanes
 
 _LARGEST_PADDING = 4
@@ -46,7 +46,7 @@ class Batches:
         images: np.ndarray,
         labels: np.ndarray,
         mean: Sequence[float],
-        deviation: Sequence[float],
+        std: Sequence[float],
         *,
         batch: int,
         padding: int,
@@ -54,10 +54,10 @@ class Batches:
         seed: int,
         device: torch.device,
     ) -> None:
-        _check_images(images, mean, deviation)
+        _check_images(images, mean, std)
         self.images = torch.from_numpy(np.ascontiguousarray(images)).to(device)
         self.labels = torch.from_numpy(_class_numbers(labels, len(images))).to(device)
-        self.normalise = Normalise(mean, deviation, device)
+        self.normalise = Normalise(mean, std, device)
         self.batch = min(whole_number("batch", batch, 1), len(images))
         self.padding = _sensible_padding(padding, images)
         self.flip, self.seed = flip, seed
@@ -86,14 +86,14 @@ class Batches:
         return self.normalise(x), self.labels[numbers]
 
 
-def _check_images(images: np.ndarray, mean: Sequence[float], deviation: Sequence[float]) -> None:
+def _check_images(images: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> None:
     if images.dtype != np.uint8 or images.ndim != 4:
         raise InvalidInput(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}.")
     if not len(images):
         raise InvalidInput(f"there is nothing to train on: images of shape {images.shape} are none.")
-    if not len(mean) == len(deviation) == images.shape[3]:
+    if not len(mean) == len(std) == images.shape[3]:
         raise InvalidInput(
-            f"mean and deviation need one number a channel ({images.shape[3]}), not {len(mean)} and {len(deviation)}."
+            f"mean and std need one number a channel ({images.shape[3]}), not {len(mean)} and {len(std)}."
         )
 
 
@@ -123,11 +123,11 @@ def _sensible_padding(padding: int, images: np.ndarray) -> int:
 
 
 class Normalise:
-    """Bytes ``(B, H, W, C)`` to zero mean and unit deviation by channel, ``(B, C, H, W)`` in channels-last memory."""
+    """Bytes ``(B, H, W, C)`` to zero mean and unit variance by channel, ``(B, C, H, W)`` in channels-last memory."""
 
-    def __init__(self, mean: Sequence[float], deviation: Sequence[float], device: torch.device) -> None:
-        self.scale = 1 / (255 * torch.tensor(deviation, device=device))
-        self.shift = torch.tensor(mean, device=device) / torch.tensor(deviation, device=device)
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
+        self.scale = 1 / (255 * torch.tensor(std, device=device))
+        self.shift = torch.tensor(mean, device=device) / torch.tensor(std, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise one batch."""

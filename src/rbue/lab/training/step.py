@@ -1,14 +1,18 @@
-"""One training step of one network, written so that it can be captured: whatever changes on the way is a tensor."""
+"""One training step of one network, in one process or in each of those that ``torchrun`` starts.
+
+It is written so that it can be captured: whatever changes on the way is a tensor.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from rbue.call_sites import count_call, innermost, seed, uncounted
 from rbue.call_sites.following import CONVERSION
@@ -17,18 +21,6 @@ from rbue.errors import InvalidInput
 from rbue.lab.methods.base import Loss, Method, TrainingProgress
 from rbue.lab.training.batches import Batches, epoch_seed
 from rbue.lab.training.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which part of each batch a process trains on."""
-
-    rank: int = 0
-    processes: int = 1
-
-    def of(self, rows: int) -> range:
-        """The places of a batch that are this process's."""
-        return range(rows * self.rank // self.processes, rows * (self.rank + 1) // self.processes)
 
 
 class TrainingStep:
@@ -44,13 +36,13 @@ class TrainingStep:
         batches: Batches,
         recipe: Recipe,
         run_seed: int,
-        share: Share | None = None,
+        rank: Rank | None = None,
     ) -> None:
         self.network, self.method, self.batches, self.recipe, self.run_seed = network, method, batches, recipe, run_seed
-        self.share = share or Share()
-        if batches.batch < self.share.processes:
+        self.rank = rank or Rank()
+        if batches.batch < self.rank.world_size:
             raise InvalidInput(
-                f"a batch of {batches.batch} cannot be shared by {self.share.processes} processes; use a larger one."
+                f"a batch of {batches.batch} cannot be shared by {self.rank.world_size} processes; use a larger one."
             )
         self.device = batches.images.device
         self.optimiser = _optimiser(network, method, recipe, self.device)
@@ -67,19 +59,19 @@ class TrainingStep:
     def start_epoch(self, epoch: int) -> None:
         """Set everything that an epoch's number decides."""
         self.network.train()
-        restart_randomness(self.network, self.run_seed, epoch, self.share.rank)
+        restart_randomness(self.network, self.run_seed, epoch, self.rank.index)
         if self.planned[0] != epoch:
             self.plan_ahead(epoch)
         self.plan.copy_(self.planned[1])
         self.done.fill_(epoch * len(self.batches))
         self.loss_sum.zero_()
         self.correct.zero_()
-        rate = self.recipe.rate_at(epoch)
+        learning_rate = self.recipe.learning_rate_at(epoch)
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(learning_rate)
             else:
-                group["lr"] = rate
+                group["lr"] = learning_rate
 
     def plan_ahead(self, epoch: int) -> None:
         """Draw the plan of an epoch before it starts."""
@@ -93,14 +85,14 @@ class TrainingStep:
             return self.method.loss(self.network, x, y, TrainingProgress(fraction, len(self.batches.images))), y
 
     def next_loss(self, rows: int, forward: Callable[[Tensor], tuple[Loss, Tensor]]) -> tuple[Loss, Tensor]:
-        """What ``forward`` makes of this process's share of the next ``rows`` images of the epoch."""
-        share = self.share.of(rows)
-        start = self.done % len(self.batches) * self.batches.batch + share.start
-        with uncounted(self.network, self.numbers[share.start : share.stop]):
+        """What ``forward`` makes of this process's part of the next ``rows`` images of the epoch."""
+        own = self.rank.rows(rows)
+        start = self.done % len(self.batches) * self.batches.batch + own.start
+        with uncounted(self.network, self.numbers[own.start : own.stop]):
             try:
-                return forward(start + self.rows[: len(share)])
+                return forward(start + self.rows[: len(own)])
             except ValueError as error:
-                if len(share) > 1 or "more than 1 value per channel" not in str(error):
+                if len(own) > 1 or "more than 1 value per channel" not in str(error):
                     raise
                 raise InvalidInput(
                     "BatchNorm cannot normalise a single image where its feature map has shrunk to 1x1; use a batch of "
@@ -109,13 +101,13 @@ class TrainingStep:
 
     def __call__(self, rows: int) -> None:
         """Train on the next ``rows`` images of the epoch."""
-        share = self.share.of(rows)
+        own = self.rank.rows(rows)
         (loss, logits), y = self.next_loss(rows, self.forward)
         self.optimiser.zero_grad(set_to_none=True)
-        (loss * (len(share) * self.share.processes / rows)).backward()
+        (loss * (len(own) * self.rank.world_size / rows)).backward()
         count_call(self.network)
         self.optimiser.step()
-        self.loss_sum += loss.detach() * len(share)
+        self.loss_sum += loss.detach() * len(own)
         self.correct += (logits.detach().argmax(1) == y).sum()
         self.done += 1
 
@@ -128,14 +120,14 @@ class TrainingStep:
         for start in range(0, images, batch):
             rows = min(batch, images - start)
             smaller = start > 0 and rows < batch
-            if rows >= (2 if smaller else 1) * self.share.processes:
+            if rows >= (2 if smaller else 1) * self.rank.world_size:
                 yield rows
 
     def epoch_means(self) -> tuple[float, float]:
         """Mean loss and training accuracy of the epoch so far."""
         sums = torch.stack([self.loss_sum.double(), self.correct.double()])
-        if self.share.processes > 1:
-            torch.distributed.all_reduce(sums)
+        if self.rank.world_size > 1:
+            distributed.all_reduce(sums)
         loss, correct = sums.tolist()
         images = sum(self.batch_sizes())
         return loss / images, correct / images
@@ -174,7 +166,7 @@ def _optimiser(network: nn.Module, method: Method, recipe: Recipe, device: torch
         groups[name.rpartition(".")[2] in method.undecayed]["params"].append(parameter)
     optimiser = torch.optim.SGD(
         [group for group in groups if group["params"]],
-        lr=torch.tensor(recipe.rate, device=device) if on_gpu else recipe.rate,
+        lr=torch.tensor(recipe.learning_rate, device=device) if on_gpu else recipe.learning_rate,
         momentum=recipe.momentum,
         nesterov=recipe.nesterov and recipe.momentum > 0,
         weight_decay=recipe.weight_decay,
@@ -184,3 +176,57 @@ def _optimiser(network: nn.Module, method: Method, recipe: Recipe, device: torch
         for parameter in network.parameters():
             optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimiser
+
+
+# Several processes, one network: what ``torchrun`` starts.
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Which of ``world_size`` processes this is, counted from 0; each trains on its part of every batch."""
+
+    index: int = 0
+    world_size: int = 1
+
+    def rows(self, batch: int) -> range:
+        """The places of a batch that are this process's."""
+        return range(batch * self.index // self.world_size, batch * (self.index + 1) // self.world_size)
+
+
+def processes() -> int:
+    """How many processes ``torchrun`` has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes files and speaks."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def own_device(device: torch.device) -> torch.device:
+    """The device of this process: GPU ``k`` for the ``k``-th process of a machine."""
+    if device.type != "cuda" or processes() == 1:
+        return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Rank]:
+    """Inside the block the processes know each other; yields this one's rank."""
+    if processes() == 1:
+        yield Rank()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Rank(distributed.get_rank(), distributed.get_world_size())
+    finally:
+        distributed.destroy_process_group()
+
+
+def data_parallel(network: nn.Module, rank: Rank, device: torch.device) -> nn.Module:
+    """The network, with gradients averaged over all processes."""
+    if rank.world_size == 1:
+        return network
+    return nn.parallel.DistributedDataParallel(network, [device.index] if device.type == "cuda" else None)

@@ -1,4 +1,4 @@
-"""The training loop: the same on a CPU and a GPU, and the same whether it was interrupted or not."""
+"""The training loop, the same on a CPU and a GPU and whether it was interrupted or not; and the log of its epochs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,33 @@ import torch
 from torch import nn
 
 from rbue.errors import RbueError, warn
+from rbue.files import append_text, write_bytes
 from rbue.lab.methods.base import Method, spec_of
 from rbue.lab.training.batches import Batches
 from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
 from rbue.lab.training.engines import Engine, PlainEngine, engine_for
 from rbue.lab.training.recipe import Recipe
-from rbue.lab.training.step import Share, TrainingStep
+from rbue.lab.training.step import Rank, TrainingStep
 
-_SAVING_SHARE, _WRITING_SHARE = 0.005, 0.02
-"""Where epochs are short: the largest share of the time that training waits for checkpoints, and the largest in which
+_SAVING_PART, _WRITING_PART = 0.005, 0.02
+"""Where epochs are short: the largest part of the time that training waits for checkpoints, and the largest in which
 they are written beside it."""
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What one epoch came to; ``seconds`` is a network's part of it where several shared the clock."""
+    """What one epoch came to; ``seconds`` is a network's part of it where several were trained side by side."""
 
     epoch: int
     loss: float
     accuracy: float
-    rate: float
+    learning_rate: float
     seconds: float
     side_by_side: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        """For the log, where the learning rate is ``rate``."""
+        return {"rate" if name == "learning_rate" else name: value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Job:
         run_seed: seed of the run.
         checkpoint: file to continue from and to write to; None keeps nothing.
         report: called after each epoch.
-        share: the part of each batch this process trains on.
+        rank: which of several processes this is.
         made_from: what else decides the training, ready for JSON, such as a checksum of the images. A checkpoint notes
             it, with the method, the recipe and the seed; one that was made from something else is refused.
     """
@@ -83,12 +89,12 @@ class Job:
     run_seed: int
     checkpoint: Path | None = None
     report: Callable[[EpochReport], None] | None = None
-    share: Share = field(default_factory=Share)
+    rank: Rank = field(default_factory=Rank)
     made_from: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the training, as it is read back from JSON."""
-        own = {"method": spec_of(self.method), "seed": self.run_seed, **asdict(self.recipe)}
+        own = {"method": spec_of(self.method), "seed": self.run_seed, **self.recipe.as_json()}
         return dict(json.loads(json.dumps({**own, **self.made_from})))
 
 
@@ -107,9 +113,9 @@ def train(job: Job, engine: str = "auto") -> TrainingSummary:
 def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSummary | Diverged]:
     """Train several networks side by side on one device: their steps are started in turn and overlap on a GPU.
 
-    Masks, batches and rates are those of training alone. (Noise that a method draws from torch's own generator is not:
-    such a method should train alone.) One that diverges ends, and its error is given in place of a summary; the others
-    go on. Torch's generators are afterwards where they were.
+    Masks, batches and learning rates are those of training alone. (Noise that a method draws from torch's own generator
+    is not: such a method should train alone.) One that diverges ends, and its error is given in place of a summary; the
+    others go on. Torch's generators are afterwards where they were.
     """
     gpus = {job.batches.images.device for job in jobs if job.batches.images.device.type == "cuda"}
     with torch.random.fork_rng(gpus):
@@ -126,9 +132,6 @@ def _train_together(jobs: Sequence[Job], engine: str) -> list[TrainingSummary | 
         for runner in runners:
             runner.abandon()
         raise
-    finally:
-        for runner in runners:
-            runner.close()
     return [runner.diverged or runner.summary() for runner in runners]
 
 
@@ -151,7 +154,7 @@ class _Runner:
     def __init__(self, job: Job, engine: str, together: int, start: float) -> None:
         self.job, self.last_look = job, start
         self.diverged: Diverged | None = None
-        self.step = TrainingStep(job.network, job.method, job.batches, job.recipe, job.run_seed, job.share)
+        self.step = TrainingStep(job.network, job.method, job.batches, job.recipe, job.run_seed, job.rank)
         self.progress: dict[str, Any] = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
         if job.checkpoint is not None and job.checkpoint.exists():
             self.progress = load_checkpoint(job.checkpoint, job.network, self.step.optimiser, job.settings())
@@ -159,7 +162,7 @@ class _Runner:
         if not self.finished:
             self.engine = engine_for(self.step, engine, int(self.progress["epoch"]))
             self.progress["side_by_side"] = together
-        file = job.checkpoint if job.share.rank == 0 else None
+        file = job.checkpoint if job.rank.index == 0 else None
         self.writer = None if file is None else CheckpointWriter(file)
         self.saving, self.saved_at = 0.0, time.perf_counter()
 
@@ -168,7 +171,6 @@ class _Runner:
         return int(self.progress["epoch"]) >= self.job.recipe.epochs
 
     def start_epoch(self) -> None:
-        self.engine.before_epoch()
         self.epoch_start = time.perf_counter()
         self.step.start_epoch(int(self.progress["epoch"]))
         if self.step.device.type == "cuda":  # an engine's own stream would not wait for what was set in this one
@@ -188,20 +190,20 @@ class _Runner:
         if not trouble and epoch + 1 == self.job.recipe.epochs and not self._weights_are_finite():
             trouble = "its last step left weights or statistics that are not finite"
         if trouble:
+            given = self.job.recipe.learning_rate
             self.diverged = Diverged(
-                f"training diverged in epoch {epoch + 1}: {trouble}; lower the rate ({self.job.recipe.rate})."
+                f"training diverged in epoch {epoch + 1}: {trouble}; lower the learning rate ({given})."
             )
             self.abandon()
-            self.close()
             return
         seconds = self.progress["seconds"] + (now - self.last_look) / together
         self.last_look = now
         self.progress |= {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
         self.progress |= {"engine": self.engine.name, "settings": self.job.settings()}
         if self.job.report is not None:
-            rate = self.job.recipe.rate_at(epoch)
+            learning_rate = self.job.recipe.learning_rate_at(epoch)
             seconds = (now - self.epoch_start) / together
-            self.job.report(EpochReport(epoch, loss, accuracy, rate, seconds, together))
+            self.job.report(EpochReport(epoch, loss, accuracy, learning_rate, seconds, together))
         if self.writer is not None and (self.finished or self._is_time_to_save(self.writer, now)):
             self._save(self.writer)
 
@@ -212,7 +214,7 @@ class _Runner:
         return all(bool(torch.isfinite(tensor).all()) for tensor in (*network.parameters(), *statistics))
 
     def _is_time_to_save(self, writer: CheckpointWriter, now: float) -> bool:
-        pause = max(self.saving / _SAVING_SHARE, writer.seconds / _WRITING_SHARE)
+        pause = max(self.saving / _SAVING_PART, writer.seconds / _WRITING_PART)
         return now - self.saved_at >= pause and not writer.is_writing
 
     def _save(self, writer: CheckpointWriter) -> None:
@@ -232,9 +234,64 @@ class _Runner:
         except RbueError as error:
             warn(f"the last checkpoint is lost: {error}")
 
-    def close(self) -> None:
-        self.engine.close()
-
     def summary(self) -> TrainingSummary:
         names = ("seconds", "loss", "accuracy", "engine", "side_by_side")
         return TrainingSummary(self.progress["epoch"], **{name: self.progress[name] for name in names})
+
+
+class EpochLog:
+    """Adds epochs to a log; an epoch that was lost in a stop and run again replaces its line.
+
+    Training does not wait for a line to be on the disk, so the last ones may be missing after a loss of power.
+    """
+
+    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
+        self.path, self.tensorboard = path, tensorboard
+        self.writer: Any = None
+        self.begun = False
+
+    def __call__(self, report: EpochReport) -> None:
+        """Note one epoch."""
+        lines = [report.as_json()]
+        if self.begun:
+            append_text(self.path, _text(lines))
+        else:
+            lines = [line for line in read_log(self.path) if line["epoch"] < report.epoch] + lines
+            write_bytes(self.path, _text(lines).encode())
+            self.begun = True
+        if self.tensorboard is not None and find_spec("tensorboard") is not None:
+            self._to_tensorboard(report)
+
+    def _to_tensorboard(self, report: EpochReport) -> None:
+        if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+            self.writer = SummaryWriter(str(self.tensorboard), purge_step=report.epoch)
+        for name in ("loss", "accuracy", "rate", "seconds"):
+            self.writer.add_scalar(f"train/{name}", report.as_json()[name], report.epoch)
+        self.writer.flush()
+
+    def close(self) -> None:
+        """End the log."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _text(lines: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The epochs of a log, each as it was written last; a line cut off by a stop, or otherwise damaged, ends it."""
+    if not path.exists():
+        return []
+    entries: dict[int, dict[str, Any]] = {}
+    for line in path.read_bytes().splitlines():
+        try:
+            entry = json.loads(line.decode())
+        except ValueError:  # neither UTF-8 nor JSON
+            break
+        if not (isinstance(entry, dict) and isinstance(entry.get("epoch"), int)):
+            break
+        entries[entry["epoch"]] = entry
+    return [entries[epoch] for epoch in sorted(entries)]
