@@ -114,9 +114,10 @@ class Conversion:
         activation = self.activation.at(call)
         if not isinstance(activation, Activation) or not self.is_random(path, number):
             return proceed()  # dropout keeps the mean
-        if not call.inplace:
-            return activation.mean(call.x, call)
-        return call.x.copy_(activation.mean(call.x.clone(), call))
+        if call.inplace:
+            return call.x.copy_(activation.mean(call.x.clone(), call))
+        out = activation.mean(call.x, call)
+        return out.clone() if call.keeps_input and out.requires_grad else out  # the network may change it in place
 
     def _given_draw(self) -> draws.Draw | None:
         """The draw that this thread's sampler wants, whatever the mode."""
