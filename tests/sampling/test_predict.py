@@ -20,10 +20,9 @@ import rbue
 from rbue import metrics
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
 from rbue.sampling.collect import probabilities
-from rbue.sampling.outputs import class_scores
-from rbue.sampling.pass_runner import PassRunner
-from rbue.sampling.passes import Piece, StackedPasses
+from rbue.sampling.passes import PassRunner, class_scores
 from rbue.sampling.plans import uncompiled
+from rbue.sampling.stacking import Piece, StackedPasses
 
 OUTPUT_TOLERANCE = 2e-6
 """Network outputs differ between batch sizes by the rounding of other convolution kernels; masks do not."""

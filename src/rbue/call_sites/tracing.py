@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map_only
 
 from rbue.call_sites import following
 from rbue.call_sites import scope as scopes
+from rbue.call_sites.draws import tensors_in
 from rbue.call_sites.forms import ATEN_FORMS, OTHER_ACTIVATIONS
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.kinds import RELUS, SiteCall, SiteKind
-from rbue.call_sites.nested import tensors_in
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
 from rbue.errors import ConversionError, InvalidInput

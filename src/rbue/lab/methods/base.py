@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from rbue.errors import InvalidInput
 from rbue.sampling.collect import SampleStream
-from rbue.sampling.outputs import class_scores
+from rbue.sampling.passes import class_scores
 
 
 @dataclass(frozen=True)

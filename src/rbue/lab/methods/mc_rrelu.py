@@ -11,7 +11,7 @@ from rbue.activations import RReLU
 from rbue.call_sites import convert
 from rbue.lab.methods.base import Loss, TrainingProgress, cross_entropy, register
 from rbue.sampling.collect import SampleStream
-from rbue.sampling.passes import StackedPasses
+from rbue.sampling.stacking import StackedPasses
 
 
 @register("mc-rrelu")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rbue.errors import InvalidInput
-from rbue.sampling.outputs import class_scores
+from rbue.sampling.passes import class_scores
 
 PASS_PIXELS = {"cpu": 500 << 10, "cuda": 2000 << 10}
 """Pixels of the images in one pass of a whole network: 2,000 of CIFAR's on a GPU, or 40 photographs of 224x224."""
