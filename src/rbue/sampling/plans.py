@@ -23,7 +23,7 @@ from rbue.activations.triton_support import by_formula
 from rbue.call_sites import NotFoldable
 from rbue.errors import warn
 from rbue.sampling.passes import PassRunner
-from rbue.sampling.shared_prefix import repeat_rows
+from rbue.sampling.shared_prefix import UNSHAREABLE, repeat_rows
 from rbue.sampling.watching import HostReads, LargestTensor, LiveRows, Products
 
 _LIVE_TENSORS = 4
@@ -264,9 +264,13 @@ def _shares(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor, fus
 
     An image alone is looked at too: where it has one row, a ``squeeze()`` takes it for none.
     """
+    seen: list[int] = []
     with suppress(Exception):
-        found = [runner.run(x[:images], numbers, numbers[:images], share=True, fuse=fuse) for images in {len(x), 1}]
-        return all(agree(part, stacked[:, : part.shape[1]]) for part in found)
+        for images in {len(x), 1}:
+            found = runner.run(x[:images], numbers, numbers[:images], share=True, fuse=fuse, seen=seen)
+            if UNSHAREABLE in seen or not agree(found, stacked[:, :images]):
+                return False
+        return True
     return False
 
 

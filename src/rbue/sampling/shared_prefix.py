@@ -11,6 +11,7 @@ against the plain way before it relies on it: see :mod:`rbue.sampling.plans`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -28,6 +29,7 @@ from rbue.errors import ConversionError
 from rbue.sampling.fusing import DeferredCalls, is_look
 from rbue.sampling.watching import HostReads, LiveRows
 
+UNSHAREABLE = -1
 _MARK = "_rbue_mark"
 _serial = count()
 _WHOLE = (torch.int64, torch.int32, torch.int16)
@@ -44,7 +46,7 @@ class SampledPass:
         fuse: whether calls of a pass that shares rows may be fused.
         live: where such a pass notes the memory it holds.
         seen: where random sites note how many rows they have, in the order they run: those that they make, where the
-            rows of their input are shared. -1 follows where a view is changed in place.
+            rows of their input are shared. :data:`UNSHAREABLE` follows where that cannot be right.
         reads: what follows the results of random sites.
     """
 
@@ -77,10 +79,11 @@ class SampledPass:
         return repeat
 
     def _noted_relu(self, x: Tensor, *settings: Any, repeat: int, inplace: bool, **more: Any) -> Tensor:
-        """Note -1 too where ``x``, which is to become the samples, is a view: its base stays the images'."""
+        """Note a base that the network goes on to read: ``x``, a view of it, becomes the samples, and it does not."""
         assert self.seen is not None
-        if repeat > 1 and inplace and x._is_view():
-            self.seen.append(-1)
+        # Two references are the argument's; a base that only its view keeps alive has no others.
+        if repeat > 1 and inplace and x._is_view() and sys.getrefcount(x._base) > 2:
+            self.seen.append(UNSHAREABLE)
         return self.deferred.relu(x, *settings, repeat=repeat, inplace=inplace, **more)
 
     def after_site(self, out: Any) -> None:
