@@ -128,7 +128,8 @@ def _quick_plan(runner: PassRunner, x: Tensor) -> PassPlan | None:
         if not agree(found, apart, among=together):
             return None
         place = min(1, count - 1)
-        others, other_numbers, other_samples = images[[place] * count], numbers + 8, samples + 8
+        others = repeat_rows(images[place : place + 1], count)
+        other_numbers, other_samples = numbers + 8, samples + 8
         other_numbers[place], other_samples[1] = numbers[place], samples[1]
         again = runner.run(others, other_samples, other_numbers, share=True, live=LiveRows())
         if not torch.equal(again[1, place], together[1, place]):
