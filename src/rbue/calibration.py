@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rbue.errors import InvalidInput, warn
+from rbue.errors import InvalidInput, warn, whole_number
 from rbue.metrics import _checks
 
 __all__ = ["CrossFitted", "Temperature", "cross_fit", "cross_fitted"]
@@ -194,8 +194,8 @@ def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -
     images = probs.shape[0]
     if images < 2:
         raise InvalidInput(f"probs has shape {tuple(probs.shape)}, that is {images} image; give at least 2.")
-    _checks.whole_number(folds, "folds", least=2, most=images)
-    generator = torch.Generator("cpu").manual_seed(_checks.whole_number(seed, "seed", least=0))
+    whole_number(folds, "folds", least=2, most=images)
+    generator = torch.Generator("cpu").manual_seed(whole_number(seed, "seed", least=0))
     fold = (torch.randperm(images, generator=generator, device="cpu") % folds).to(probs.device)
     calibrated, temperatures = torch.empty_like(probs), []
     for k in range(folds):

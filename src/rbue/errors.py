@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from numbers import Integral
 
 _BETWEEN = ("rbue", "torch", "contextlib", "importlib")
 """Packages whose lines may lie between the user's and the one that warns."""
@@ -32,3 +33,14 @@ def warn(message: str, category: type[Warning] = RbueWarning) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def whole_number(value: object, name: str, *, least: int = 1, most: int | None = None) -> int:
+    """``value`` as Python's integer, which NumPy's may be too, if it lies between ``least`` and ``most``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidInput(f"{name} is {value!r}; give a whole number of at least {least}.")
+    number = int(value)
+    if number < least or (most is not None and number > most):
+        upper = "" if most is None else f" and at most {most}"
+        raise InvalidInput(f"{name} is {number}; give a whole number of at least {least}{upper}.")
+    return number

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, whole_number
 from rbue.metrics import _checks
 
 __all__ = ["SimulatedVariance", "drop_relu", "drop_relu_paper", "dropout", "rrelu", "simulate"]
@@ -155,8 +155,8 @@ def simulate(x: Tensor, kind: Kind, *, samples: int = 10_000, seed: int = 0, **p
         True
     """
     x = _checks.finite_rows(x).detach().double()
-    _checks.whole_number(samples, "samples", least=2)
-    _checks.whole_number(seed, "seed", least=0)
+    whole_number(samples, "samples", least=2)
+    whole_number(seed, "seed", least=0)
     draw = _drawer(kind, parameters)
     generator = torch.Generator(device=x.device).manual_seed(seed)
     at_once = max(1, _WORK_ELEMENTS // x.numel())

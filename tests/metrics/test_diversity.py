@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import hamming, jensenshannon
 
-from rbue.metrics import disagreement, diversity, jsd, max_pairwise, mean_pairwise
+from rbue.metrics import disagreement, jsd, max_pairwise, mean_pairwise, uncertainty
 
 
 def test_jsd_equals_scipy(make_samples):
@@ -30,14 +30,14 @@ def test_jsd_handles_zero_probabilities():
 def test_jsd_in_small_blocks_is_the_same(make_samples, monkeypatch):
     samples = make_samples(images=53)
     whole = jsd(samples)
-    monkeypatch.setattr(diversity, "_WORK_ELEMENTS", 4 * 5 * 10)
+    monkeypatch.setattr(uncertainty, "_WORK_ELEMENTS", 4 * 5 * 10)
     torch.testing.assert_close(jsd(samples), whole, rtol=0, atol=1e-14)
-    monkeypatch.setattr(diversity, "_WORK_ELEMENTS", 1)
+    monkeypatch.setattr(uncertainty, "_WORK_ELEMENTS", 1)
     torch.testing.assert_close(jsd(samples), whole, rtol=0, atol=1e-14)
 
 
 def test_jsd_work_space_does_not_grow_with_the_images(make_samples, monkeypatch):
-    monkeypatch.setattr(diversity, "_WORK_ELEMENTS", 4 * 5 * 10)
+    monkeypatch.setattr(uncertainty, "_WORK_ELEMENTS", 4 * 5 * 10)
     sizes = []
     entr = torch.special.entr
     monkeypatch.setattr(torch.special, "entr", lambda block: sizes.append(block.numel()) or entr(block))

@@ -9,6 +9,7 @@ from scipy import stats
 import rbue
 from rbue.errors import InvalidInput
 from rbue.prediction import RunningStatistics
+from rbue.sampling.adaptive import student_quantile
 
 
 def simulate(draw, rule, limit, images=600):
@@ -180,5 +181,12 @@ def test_bad_settings(settings, message):
 
 @pytest.mark.parametrize(("name", "value"), [("tolerance", "a"), ("confidence", None), ("first", 8.5)])
 def test_settings_that_are_no_numbers_are_named(name, value):
-    with pytest.raises(rbue.InvalidInput, match=f"{name} must be .*, not {value!r}"):
+    with pytest.raises(rbue.InvalidInput, match=f"{name}.* {value!r}"):
         rbue.Adaptive(**{name: value})
+
+
+@pytest.mark.parametrize("degrees", [3, 4, 15, 16, 31, 63, 100, 999, 2000])
+def test_quantiles_of_students_distribution_are_scipys(degrees):
+    for probability in (0.5, 0.9, 0.975, 0.99, 0.99375, 0.9999, 0.05):
+        found, expected = student_quantile(degrees, probability), stats.t.ppf(probability, degrees)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)

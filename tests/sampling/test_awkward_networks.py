@@ -8,9 +8,9 @@ from networks import drawn_one_by_one
 from torch import nn
 
 import rbue
-from rbue.call_sites.nested import row_numbers
 from rbue.errors import RbueWarning
-from rbue.sampling.outputs import agree
+from rbue.sampling.plans import agree
+from rbue.sampling.shared_prefix import row_numbers
 
 COMPANY = "depend on the batch"
 

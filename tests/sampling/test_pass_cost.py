@@ -9,12 +9,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import rbue
-from rbue.call_sites import postponing
-from rbue.call_sites.live_rows import LiveRows
 from rbue.lab.models.resnet18 import ResNet18
-from rbue.sampling.passes import GPU_BUDGET, StackedPasses, _default_budget
+from rbue.sampling import fusing
 from rbue.sampling.plans import shared_work
-from rbue.sampling.products import Products
+from rbue.sampling.stacking import GPU_BUDGET, StackedPasses, _default_budget
+from rbue.sampling.watching import LiveRows, Products
 
 
 class Attention(nn.Module):
@@ -76,7 +75,7 @@ def test_the_estimate_is_near(network, make, where):
 
 @pytest.mark.parametrize("pool", [nn.AdaptiveAvgPool2d(1), nn.AdaptiveMaxPool2d(1)], ids=["mean", "maximum"])
 def test_samples_count_unless_they_are_pooled_as_they_are_made(monkeypatch, pool):
-    monkeypatch.setattr(postponing, "can_be_pooled", lambda x: x.dim() == 4)
+    monkeypatch.setattr(fusing, "can_be_pooled", lambda x: x.dim() == 4)
     network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), pool, nn.Flatten(), nn.Linear(16, 10))
     model = rbue.convert(network.eval(), rbue.DropReLU(0.9), example=images(2))
     map_bytes = 4 * 16 * 32 * 32

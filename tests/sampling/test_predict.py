@@ -2,6 +2,7 @@
 
 import copy
 import operator
+import sys
 import threading
 import time
 from collections import UserDict
@@ -20,10 +21,9 @@ import rbue
 from rbue import metrics
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
 from rbue.sampling.collect import probabilities
-from rbue.sampling.outputs import class_scores
-from rbue.sampling.pass_runner import PassRunner
-from rbue.sampling.passes import Piece, StackedPasses
+from rbue.sampling.passes import PassRunner, class_scores
 from rbue.sampling.plans import uncompiled
+from rbue.sampling.stacking import Piece, StackedPasses
 
 OUTPUT_TOLERANCE = 2e-6
 """Network outputs differ between batch sizes by the rounding of other convolution kernels; masks do not."""
@@ -121,8 +121,8 @@ def test_what_is_shared_may_be_changed_in_place_by_what_is_not(write):
 def test_networks_that_defeat_sharing_are_noticed(name):
     network, x = build(name)
     rbue.convert(network, rbue.DropReLU(0.5), example=x)
-    in_company = pytest.warns(RbueWarning, match="the batch it is in") if name == "time-first" else nullcontext()
-    with in_company:
+    said = pytest.warns(RbueWarning, match="the batch it is in") if name == "time-first" else nullcontext()
+    with said:
         found = rbue.predict(network, x, samples=5, return_samples=True)
     (plan,) = network._rbue_conversion.plans.values()
     assert not plan.share
@@ -154,14 +154,14 @@ def test_scores_of_impossible_classes_do_not_hide_what_sharing_does_to_the_other
 
 
 @pytest.mark.parametrize("score", [-1e9, -float("inf")])
-def test_scores_of_impossible_classes_do_not_hide_company(score):
+def test_scores_of_impossible_classes_do_not_hide_batch_dependence(score):
     inner, x = build("time-first")
     network = rbue.convert(Masked(inner, score), rbue.DropReLU(0.5), example=x)
     with pytest.warns(RbueWarning, match="the batch it is in"):
         rbue.predict(network, x, samples=2)
 
 
-def test_company_is_looked_at_when_there_is_some():
+def test_batch_dependence_is_looked_at_when_there_are_several_images():
     network, x = build("time-first")
     rbue.convert(network, rbue.DropReLU(0.5), example=x)
     rbue.predict(network, x[:1], samples=2)
@@ -666,6 +666,14 @@ def test_progress_does_not_change_the_result(capsys):
     loud = rbue.predict(network, x, samples=4, progress=True, adaptive=rbue.Adaptive(first=4))
     assert torch.equal(quiet.probs, loud.probs)
     assert capsys.readouterr().out == ""
+
+
+def test_a_progress_bar_without_rich_is_told_how(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    network, x = build("statement")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    with pytest.raises(RbueError, match="pip install rich"):
+        rbue.predict(network, x, samples=2, progress=True)
 
 
 def test_stream_version_and_seed_are_written_into_the_result():

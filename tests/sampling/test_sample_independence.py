@@ -13,7 +13,7 @@ import rbue
 from rbue.call_sites import Draw, conversion_of
 from rbue.errors import InvalidInput, RbueWarning
 from rbue.lab import models
-from rbue.sampling.passes import StackedPasses
+from rbue.sampling.stacking import StackedPasses
 
 
 class OfWeights(nn.Module):

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rbue import random_stream
-from rbue.activations import Activation, Randomness, RandomSlope, SiteCall
+from rbue.activations import Activation, Randomness, SiteCall
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.own_backward import function_around
-from rbue.call_sites.postponing import Postponing
-from rbue.call_sites.prefix import SharingMode, is_unsampled
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
 from rbue.kernels import keys_at, random_relu, site_function
@@ -42,7 +40,7 @@ class Conversion:
         self.positions = {(site.path, site.call): site.index for site in sites}
         self.inputs = 1  # how many arguments the example had
         self.warned: set[tuple[str, int]] = set()
-        self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes
+        self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes; copies begin anew
 
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run the network's own ``forward`` with its call sites made random."""
@@ -56,21 +54,19 @@ class Conversion:
         if x is not None:
             draws.leave_meta(network, x.device, self.numbers, self.seed)
         place = scope.Scope(network, self.token)
-        mode: SiteMode
+        hook = None if given is None else given.hook
         if how == "mean":
             mode = SiteMode(place, self.activation, self._mean)
         else:
-            draw = self._direct_draw(network, x) if given is None else given
-            if draw.repeat > 1:
-                postponing = Postponing(active=draw.hold and isinstance(self.activation, RandomSlope))
-                handler = _RandomSites(self, network, draw, postponing.relu)
-                mode = SharingMode(place, self.activation, handler, draw, (args, kwargs), postponing)
+            handler = _RandomSites(self, network, self._direct_draw(network, x) if given is None else given)
+            if hook is None:
+                mode = SiteMode(place, self.activation, handler)
             else:
-                mode = SiteMode(place, self.activation, _RandomSites(self, network, draw))
+                mode = hook.mode(place, self.activation, handler, (args, kwargs))
         with scope.suspended(outer), mode:
             out = forward(network, *args, **kwargs)
-        if isinstance(mode, SharingMode):
-            mode.postponing.finish()
+        if hook is not None:
+            hook.finish()
         if outer is not None:
             outer.holds_converted = True
         if not place.counts and not place.holds_converted and not self.sites:
@@ -81,7 +77,8 @@ class Conversion:
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"mode": "random"}  # a block that set another mode ends for the original alone
+        # A block that set another mode ends for the original alone; plans are cheap to make and of one machine.
+        return self.__dict__ | {"mode": "random", "plans": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -145,32 +142,27 @@ def _warn_unreached(noun: str, path: str, call: int) -> None:
 class _RandomSites:
     """The handler of one pass: every chosen site with the keys of its rows."""
 
-    def __init__(
-        self, conversion: Conversion, network: nn.Module, draw: draws.Draw, relu: Callable[..., Tensor] = random_relu
-    ) -> None:
+    def __init__(self, conversion: Conversion, network: nn.Module, draw: draws.Draw) -> None:
         self.conversion = conversion
         self.draw = draw
-        self.relu = relu
+        self.relu = random_relu if draw.hook is None else draw.hook.relu
         self.known = draw.site_keys(network.get_buffer(draws.SITES))
 
     def __call__(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         if not self.conversion.is_random(path, number) or call.x.numel() == 0:
             return proceed()
         out = self._drawn(call, path, number, proceed)
-        if self.draw.reads is not None:
-            self.draw.reads.follow(out)
+        if self.draw.hook is not None:
+            self.draw.hook.after_site(out)
         return out
 
     def _drawn(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         x = call.x
         if self.draw.rows == 0:
             raise InvalidInput("the first tensor given to a converted network must have the batch, but it has no rows.")
-        if self.draw.seen is not None:
-            self.draw.seen.append(x.shape[0])
         self.conversion.warn_of_own_backward(x, path, number)
-        keys, repeat = self._keys(path, number), 1
-        if self.draw.repeat > 1 and is_unsampled(x):
-            repeat = self.draw.repeat
+        keys = self._keys(path, number)
+        repeat = 1 if self.draw.hook is None else self.draw.hook.before_site(x)
         if x.shape[0] % (self.draw.rows // repeat):
             if self.draw.samples.shape[0] > 1:
                 raise NotFoldable(path)

@@ -5,19 +5,43 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rbue import random_stream
-from rbue.call_sites.host_reads import HostReads
-from rbue.call_sites.live_rows import LiveRows
 from rbue.kernels import row_states, site_keys
 from rbue.torch_internals import is_exporting, writing
 
+if TYPE_CHECKING:
+    from rbue.activations import Randomness
+    from rbue.call_sites.interception import SiteHandler, SiteMode
+    from rbue.call_sites.scope import Scope
+
 SEED, STEP, SITES = "_rbue_seed", "_rbue_step", "_rbue_sites"
 """Non-persistent buffers of a converted network: seed lanes, calls so far, site numbers."""
+
+
+class PassHook(Protocol):
+    """What a sampler does in a pass besides numbering its rows, as :class:`rbue.sampling.shared_prefix.SampledPass`."""
+
+    def mode(self, scope: Scope, activation: Randomness, handler: SiteHandler, inputs: Any) -> SiteMode:
+        """The mode in which the network runs on ``inputs``."""
+
+    def before_site(self, x: Tensor) -> int:
+        """How many samples each row of ``x``, the input of a random site, is still to become; mostly 1."""
+
+    def relu(
+        self, x: Tensor, activation: Any, keys: Tensor, *, repeat: int, cap: float | None, inplace: bool
+    ) -> Tensor:
+        """The random activation of a site, as :func:`rbue.kernels.random_relu`."""
+
+    def after_site(self, out: Any) -> None:
+        """What a random site has made."""
+
+    def finish(self) -> None:
+        """The network's forward has returned."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +52,17 @@ class Draw:
         state: seed lanes, ``int32`` of shape ``(2,)``.
         samples: sample number of each row, shape ``(rows,)`` or ``(1,)``.
         images: image number of each row, shape ``(rows,)``.
-        repeat: how many samples share each input row until the first random site (1: none do).
-        live: where a pass that shares rows notes the tensors it holds.
-        hold: whether such a pass may hold calls back, to run them with the next.
-        seen: where the random sites of a pass note how many rows they have, in the order they run.
-        reads: what follows the results of the random sites.
+        hook: what else a sampler does in this pass.
     """
 
     state: Tensor
     samples: Tensor
     images: Tensor
-    repeat: int = 1
-    live: LiveRows | None = None
-    hold: bool = True
-    seen: list[int] | None = None
-    reads: HostReads | None = None
+    hook: PassHook | None = None
 
     @property
     def rows(self) -> int:
-        """How many rows the pass has after its first random site."""
+        """How many rows the pass has, after its first random site at the latest."""
         return self.images.shape[0]
 
     def row_states(self) -> Tensor:
@@ -172,6 +188,19 @@ def set_seed(network: nn.Module, seed: int) -> None:
     with writing(state):
         state.copy_(random_stream.seed_state(seed, state.device))
         step.zero_()
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in nested arguments."""
+    if isinstance(value, Tensor):
+        return [value]
+    found: list[Tensor] = []
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ():
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list, dict)):  # asked here, as this is done at every call of a pass
+            found += tensors_in(item)
+    return found
 
 
 def first_tensor(values: Any) -> Tensor | None:

@@ -14,8 +14,8 @@ from rbue.activations import DropReLU, Randomness, RandomSlope, SiteCall
 from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS
 from rbue.call_sites import following
 from rbue.call_sites import scope as scopes
+from rbue.call_sites.draws import tensors_in
 from rbue.call_sites.interception import SiteMode
-from rbue.call_sites.nested import tensors_in
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
 from rbue.errors import ConversionError, InvalidInput

@@ -15,21 +15,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rbue.metrics.calibration_error import Reliability, adaptive_ece, ece, mce, reliability
-from rbue.metrics.classification import accuracy, top_k_accuracy
-from rbue.metrics.detection import aupr, auroc, fpr95
-from rbue.metrics.diversity import disagreement, jsd, max_pairwise, mean_pairwise
-from rbue.metrics.information import entropy, expected_entropy, mutual_information
-from rbue.metrics.proper_scores import brier, nll
-from rbue.metrics.selective import RiskCoverage, aurc, risk_coverage
+from rbue.metrics.classification import accuracy, brier, nll, top_k_accuracy
+from rbue.metrics.ranking import RiskCoverage, aupr, aurc, auroc, fpr95, risk_coverage
+from rbue.metrics.uncertainty import (
+    disagreement,
+    entropy,
+    expected_entropy,
+    jsd,
+    max_pairwise,
+    mean_pairwise,
+    mutual_information,
+)
 
 if TYPE_CHECKING:
-    from rbue.metrics.streaming_scores import AUPR, AURC, AUROC, FPR95, AdaptiveECE
-    from rbue.metrics.streaming_sums import (
+    from rbue.metrics.streaming import (
+        AUPR,
+        AURC,
+        AUROC,
         ECE,
+        FPR95,
         JSD,
         MCE,
         NLL,
         Accuracy,
+        AdaptiveECE,
         Brier,
         Disagreement,
         MutualInformation,
@@ -45,20 +54,15 @@ __all__ = [
     "reliability", "risk_coverage", "top_k_accuracy",
 ]  # fmt: skip
 
-_SCORE_CLASSES = ("AUPR", "AURC", "AUROC", "AdaptiveECE", "FPR95")
-_CLASS_HOMES = {
-    name: "rbue.metrics.streaming_scores" if name in _SCORE_CLASSES else "rbue.metrics.streaming_sums"
-    for name in __all__
-    if name not in globals()
-}
+_CLASSES = {name for name in __all__ if name not in globals()}
 
 
 def __getattr__(name: str) -> object:
     """Import the torchmetrics classes when they are first asked for."""
-    if name not in _CLASS_HOMES:
+    if name not in _CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found: object = getattr(import_module(_CLASS_HOMES[name]), name)
+        found: object = getattr(import_module("rbue.metrics.streaming"), name)
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             f"rbue.metrics.{name} needs torchmetrics, which cannot be imported here ({error}); mend that "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import torch
 from torch import Tensor
 
@@ -11,17 +9,6 @@ from rbue.errors import InvalidInput
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def whole_number(value: object, name: str, *, least: int = 1, most: int | None = None) -> int:
-    """Return ``value`` as an int between ``least`` and ``most``."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidInput(f"{name} is {value!r}; give a whole number of at least {least}.")
-    number = int(value)
-    if number < least or (most is not None and number > most):
-        upper = "" if most is None else f" and at most {most}"
-        raise InvalidInput(f"{name} is {number}; give a whole number of at least {least}{upper}.")
-    return number
 
 
 def sum_tolerance(dtype: torch.dtype) -> float:

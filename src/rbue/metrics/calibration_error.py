@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rbue.errors import whole_number
 from rbue.metrics import _checks
-from rbue.metrics._ties import descending_with_tied_means
+from rbue.metrics.ranking import descending_with_tied_means
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +142,7 @@ def top_label(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def bin_sums(probs: Tensor, labels: Tensor, bins: int) -> BinSums:
     """Add up counts, confidences and right predictions over the bins ``((m-1)/M, m/M]``."""
-    _checks.whole_number(bins, "bins")
+    whole_number(bins, "bins")
     confidence, correct = top_label(probs, labels)
     inner_edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
     place = torch.bucketize(confidence, inner_edges.to(confidence.dtype), right=False)
@@ -154,7 +155,7 @@ def bin_sums(probs: Tensor, labels: Tensor, bins: int) -> BinSums:
 
 def equal_mass_error(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
     """``adaptive_ece`` from confidences and right-or-wrong flags."""
-    _checks.whole_number(bins, "bins")
+    whole_number(bins, "bins")
     confidence, accuracy = descending_with_tied_means(confidence, correct)
     runs = (confidence.double() - accuracy).tensor_split(bins)
     return torch.stack([run.sum().abs() for run in runs]).sum() / len(confidence)

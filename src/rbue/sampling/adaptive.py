@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from functools import cache
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, whole_number
 from rbue.prediction import RunningStatistics
 
 
@@ -19,7 +21,7 @@ class Adaptive:
     It has settled when, with probability ``confidence``, its label would not change with more samples and its
     mean probabilities are within ``tolerance`` of their limit.
 
-    With ``n`` samples, class means ``m`` and sample deviations ``s``, the first holds when
+    With ``n`` samples, class means ``m`` and sample standard deviations ``s``, the first holds when
     ``m_top - m_j > t (s_top + s_j) / sqrt(n)`` for every other class (whatever the correlation of the two),
     the second when ``t s_j / sqrt(n) <= tolerance`` for every class. ``t`` is the two-sided Student quantile
     with ``n - 1`` degrees of freedom; the risk ``1 - confidence`` is divided by the number of looks, so that
@@ -35,19 +37,14 @@ class Adaptive:
     first: int = 16
 
     def __post_init__(self) -> None:
-        for name, kind, words in (
-            ("tolerance", Real, "a number"),
-            ("confidence", Real, "a number"),
-            ("first", Integral, "an integer"),
-        ):
-            if not isinstance(getattr(self, name), kind):
-                raise InvalidInput(f"{name} must be {words}, not {getattr(self, name)!r}.")
+        for name in ("tolerance", "confidence"):
+            if not isinstance(getattr(self, name), Real):
+                raise InvalidInput(f"{name} must be a number, not {getattr(self, name)!r}.")
         if not 0 < self.tolerance < 1:
             raise InvalidInput(f"tolerance must lie in (0, 1), not {self.tolerance}.")
         if not 0 < self.confidence < 1:
             raise InvalidInput(f"confidence must lie in (0, 1), not {self.confidence}.")
-        if self.first < 4:
-            raise InvalidInput(f"first is the size of the first round and must be at least 4, not {self.first}.")
+        whole_number(self.first, "first, the size of the first round,", least=4)
 
     def rounds(self, samples: int) -> list[int]:
         """The numbers of samples after each round, at most ``samples``.
@@ -64,14 +61,38 @@ class Adaptive:
 
     def settled(self, statistics: RunningStatistics, rows: Tensor, looks: int) -> Tensor:
         """For each image of ``rows``, whether it needs no more samples."""
-        from scipy.special import stdtrit  # type: ignore[import-untyped]
-
         n = int(statistics.count[rows[0]])
         mean, squares = statistics.mean[rows], statistics.squares[rows]
-        t = float(stdtrit(n - 1, 1 - (1 - self.confidence) / looks / 2))
+        t = student_quantile(n - 1, 1 - (1 - self.confidence) / looks / 2)
         half_width = t * torch.sqrt(squares / (n - 1) / n)
         precise = half_width.amax(1) <= self.tolerance
         top = mean.argmax(1, keepdim=True)
         lead = mean.gather(1, top) - mean
         safe = (lead > half_width.gather(1, top) + half_width).sum(1) == mean.shape[1] - 1
         return (precise & safe).flatten(1).all(1) if precise.dim() > 1 else precise & safe
+
+
+@cache
+def student_quantile(degrees: int, probability: float) -> float:
+    """The ``t`` below which Student's distribution with ``degrees`` degrees of freedom has this probability.
+
+    With ``θ = arctan(t / √degrees)`` the distribution function is a finite sum (Abramowitz and Stegun, 26.7.3 and
+    26.7.4). It rises with ``θ``, so bisection finds ``θ``.
+    """
+    low, high = 0.0, math.pi / 2
+    tail = 2 * abs(probability - 0.5)  # P(|T| <= t)
+    for _ in range(60):  # halves the interval to less than the last digit of a float64
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(degrees, middle) < tail else (low, middle)
+    return math.copysign(math.tan((low + high) / 2) * math.sqrt(degrees), probability - 0.5)
+
+
+def _within(degrees: int, angle: float) -> float:
+    """``P(|T| <= √degrees tan(angle))``: for odd degrees ``2/π (θ + sin θ (cos θ + 2/3 cos³θ + ...))``, else a like."""
+    odd = degrees % 2
+    term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
+    for k in range(odd + 1, degrees, 2):  # the last power of the cosine is degrees - 2
+        total += term
+        term *= k / (k + 1) * math.cos(angle) ** 2
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rbue.errors import InvalidInput, warn
+from rbue.errors import InvalidInput, RbueError, warn
 from rbue.prediction import Prediction, RunningStatistics
 from rbue.sampling.adaptive import Adaptive
-from rbue.sampling.progress import SampleProgress
 
 _SUM_ROUNDING = 1e-5
 """Sums of ``float32`` probabilities are closer to one than this."""
@@ -22,6 +22,33 @@ class SampleStream(Protocol):
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
+
+
+class SampleProgress:
+    """Counts drawn samples in a progress bar on standard error; plain silence where that is not a terminal."""
+
+    def __init__(self, samples: int, images: int | None) -> None:
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        except ImportError as error:
+            raise RbueError("progress=True needs rich; pip install rich, or leave progress out.") from error
+        columns = (TextColumn("sampling"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("sampling", total=None if images is None else samples * images)
+
+    def advance(self, drawn: int) -> None:
+        """Note samples drawn, or found not to be needed."""
+        self._progress.advance(self._task, drawn)
+
+    def __enter__(self) -> SampleProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
 
 
 class _Drawing:

@@ -1,181 +1,134 @@
-"""Run many samples of many images through a converted network in few passes.
-
-Samples are stacked along the batch, as many rows as the memory budget allows. Images are split before samples, so that
-what comes before the first random site runs once for an image, however many samples. The pieces of a split are of one
-size, and a compiled network gets the last one filled up, so that a batch needs no more than one compilation.
-"""
+"""One pass of a converted network: some samples of some images, stacked along the batch (samples first)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rbue.call_sites import NotFoldable
-from rbue.call_sites.prefix import repeat_rows
-from rbue.sampling.pass_runner import PassRunner
-from rbue.sampling.plans import PassPlan, make_plan, warn_of_company
-
-CPU_BUDGET = 256 << 20
-GPU_BUDGET, GPU_SHARE = 8 << 30, 0.25
-"""Enough rows that a large GPU takes longer for them than Python for starting their operations; more would only be held
-in memory. Never more than a share of what is free."""
+from rbue import random_stream
+from rbue.call_sites import Draw, conversion_of, innermost, running
+from rbue.errors import RbueError
+from rbue.sampling.shared_prefix import SampledPass, repeat_rows
+from rbue.sampling.watching import HostReads, LiveRows
+from rbue.torch_internals import compiled_network
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some samples of some images, to be run in one pass.
+class PassRunner:
+    """Runs passes of one network with one seed.
 
     Attributes:
-        batch: which images.
-        stack: which samples.
-        size: how many images the pass has room for; the last piece of a split may not fill it.
+        model: what is called for a pass.
+        compiled: whether that is compiled code.
+        network: the converted network in it, as it is written.
+        conversion: its conversion.
     """
 
-    batch: slice
-    stack: slice
-    size: int
+    def __init__(self, model: nn.Module, seed: int, device: torch.device) -> None:
+        self.model: Callable[[Tensor], Any]
+        self.model, self.compiled = _in_this_thread(model)
+        self.network = innermost(model)
+        self.conversion = conversion_of(self.network)
+        self.state = random_stream.seed_state(seed, device)
 
-    @property
-    def samples(self) -> int:
-        """How many samples."""
-        return self.stack.stop - self.stack.start
+    def leave_compiled_code(self) -> None:
+        """Run the network as it is written from now on."""
+        if self.compiled:
+            self.model, self.compiled = self.network._call_impl, False
 
-    def with_samples(self, start: int, stop: int) -> Piece:
-        """The same images, some of the samples."""
-        return Piece(self.batch, slice(start, stop), self.size)
+    def run(self, x: Tensor, samples: Tensor, images: Tensor, share: bool, **options: Any) -> Tensor:
+        """The outputs ``(s, b, ...)`` of ``s`` samples and ``b`` images with these numbers; ``x`` is ``(b, ...)``.
 
-    def one_by_one(self) -> list[Piece]:
-        """The same images, each sample in a piece of its own, the first one last."""
-        return [self.with_samples(k, k + 1) for k in reversed(range(self.stack.start, self.stack.stop))]
-
-    def with_fewer_images(self, most: int) -> list[Piece]:
-        """As few pieces as ``most`` images in each allow, all with room for the same number."""
-        start, stop = self.batch.start, self.batch.stop
-        pieces = math.ceil(self.size / min(most, self.size - 1))
-        size = math.ceil(self.size / pieces)
-        return [Piece(slice(at, min(at + size, stop)), self.stack, size) for at in range(start, stop, size)]
-
-
-def _filled(rows: Tensor, size: int) -> Tensor:
-    """At least ``size`` rows: the last one again until there are."""
-    missing = size - len(rows)
-    return rows if missing <= 0 else torch.cat([rows, repeat_rows(rows[-1:], missing)])
-
-
-class StackedPasses:
-    """Stochastic passes of one network on inputs of one shape."""
-
-    def __init__(self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None) -> None:
-        self.runner = PassRunner(model, seed, x.device)
-        self.plans = self.runner.conversion.plans
-        several = len(x) > 1  # an image alone does not show whether others would change its samples
-        form = _form(self.runner.network)
-        self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several, form)
-        known: PassPlan | None = self.plans.get(self.key)
-        self.plan = known if known is not None and known.telling else make_plan(self.runner, x, known)
-        if self.plan.share:
-            self.runner.leave_compiled_code()
-        self.budget = _default_budget(x.device) if memory is None else memory
-
-    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
-        work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
-        while work:
-            piece = work.pop()
-            if not self.plan.stack and piece.samples > 1:
-                work += piece.one_by_one()
-                continue
-            cost = self.plan.cost(piece.size, piece.samples)
-            single = piece.size * piece.samples == 1
-            if cost > self.budget and not single:
-                work += reversed(self._split(piece))
-                continue
-            batch, stack, out = piece.batch, piece.stack, None
-            fill = piece.size if self.runner.compiled else 0
-            try:
-                rows, numbers = _filled(x[batch], fill), _filled(images[batch], fill)
-                out = self.runner.run(rows, samples[stack], numbers, self.plan.share, hold=self.plan.hold)
-            except NotFoldable:
-                if piece.samples == 1:
-                    raise
-                if len(x) > 1:
-                    self._note_company()
-                work += piece.one_by_one()
-                continue
-            except Exception as error:
-                if not _is_out_of_memory(error):
-                    if not self.plan.share or piece.samples == 1:
-                        raise
-                    self._stop_sharing()  # these images go another way than the two that the plan was made with
-                    work.append(piece)
-                    continue
-                if single:
-                    raise
-            if out is None:  # here the error, and with it what the failed pass held, is gone
-                self.budget = min(self.budget, cost) / 2
-                _release_cached(x.device)
-                work.append(piece)
-            else:
-                yield batch, stack, out[:, : batch.stop - batch.start]
-        # Not before: what images that the network fails for have shown is no plan for others.
-        self.plans[self.key] = self.plan
-
-    def _note_company(self) -> None:
-        """Warn, once, of a site whose rows are not the images, as where only some images take a branch.
-
-        The two images that the plan is made with may take the same one.
+        ``share`` runs what comes before the first random site once for all samples; ``fuse`` lets it fuse calls,
+        ``live`` notes the memory it holds. ``seen`` is given the rows of each random site, ``reads`` follows their
+        results. ``model`` is called in the place of the usual one.
         """
-        if not self.plan.company_matters:
-            self.plan = replace(self.plan, company_matters=True)
-            warn_of_company()
+        try:
+            return self._stacked(x, samples, images, share, **options)
+        except Exception:
+            if len(x) * len(samples) > 1:
+                raise
+            with suppress(Exception):  # a squeeze() takes a batch of one for none; beside a copy of itself it is one
+                return self._stacked(repeat_rows(x, 2), samples, images.repeat(2), share, **options)[:, :1]
+            raise
 
-    def _stop_sharing(self) -> None:
-        for_row = self.plan.for_image + self.plan.for_row
-        self.plan = replace(self.plan, share=False, for_image=0, for_row=for_row)
-
-    def _split(self, piece: Piece) -> list[Piece]:
-        """Smaller pieces of work: fewer images, or fewer samples of one."""
-        if piece.size > 1:
-            return piece.with_fewer_images(max(1, int(self.budget // self.plan.cost(1, piece.samples))))
-        start, stop = piece.stack.start, piece.stack.stop
-        middle = start + piece.samples // 2
-        return [piece.with_samples(start, middle), piece.with_samples(middle, stop)]
-
-
-def _form(network: nn.Module) -> int:
-    """A number that changes with what could make a plan outdated: modules, their switches and hooks, lost statistics.
-
-    Switches are attributes such as ``training`` that hold a truth value or a text; numbers may count the calls.
-    """
-    return hash(
-        tuple(
-            (
-                type(module),
-                *((name, value) for name, value in vars(module).items() if isinstance(value, (bool, str))),
-                len(module._forward_hooks),
-                len(module._forward_pre_hooks),
-                *(buffer is None for buffer in module._buffers.values()),
+    def _stacked(
+        self,
+        x: Tensor,
+        samples: Tensor,
+        images: Tensor,
+        share: bool,
+        model: Callable[[Tensor], Any] | None = None,
+        fuse: bool = True,
+        live: LiveRows | None = None,
+        seen: list[int] | None = None,
+        reads: HostReads | None = None,
+    ) -> Tensor:
+        stack, batch = len(samples), len(x)
+        repeat = stack if share else 1
+        watched = seen is not None or reads is not None
+        hook = SampledPass(batch, repeat, fuse, live, seen, reads) if repeat > 1 or watched else None
+        # The numbers of the stack * batch rows that come out, samples first; one sample needs its number once.
+        draw = Draw(self.state, samples if stack == 1 else samples.repeat_interleave(batch), images.repeat(stack), hook)
+        # The network gets rows of its own: one that works in place must not change the caller's tensor.
+        rows = x.clone() if repeat > 1 else repeat_rows(x, stack)
+        before, running.draws = running.draws, (self.conversion.token, draw)
+        try:
+            with torch.no_grad(), nullcontext() if reads is None else reads:
+                out = class_scores((self.model if model is None else model)(rows))
+        finally:
+            running.draws = before
+        if not out.is_floating_point():
+            raise RbueError(
+                f"the network returned {out.dtype}; rbue needs scores of the classes in floating point, before any "
+                "argmax or comparison."
             )
-            for module in network.modules()
+        if out.dim() == 0:
+            raise RbueError(
+                "the network returned one number for the whole batch; rbue needs outputs of shape (B, C, ...), before "
+                "any loss or mean over the images."
+            )
+        if out.numel() == 0:
+            raise RbueError(f"the network returned an output of shape {tuple(out.shape)}, which has no class scores.")
+        if out.shape[0] != stack * batch:
+            raise RbueError(
+                f"the network returned {out.shape[0]} rows for {stack * batch} inputs; rbue needs one row for each."
+            )
+        return out.unflatten(0, (stack, batch))
+
+
+def class_scores(output: Any) -> Tensor:
+    """The tensor of class scores in a network's output: itself, its ``.logits``, or its ``"logits"``/``"out"``."""
+    for name in ("logits", "out"):
+        if isinstance(output, dict) and name in output:
+            output = output[name]
+        elif not isinstance(output, Tensor) and hasattr(output, name):
+            output = getattr(output, name)
+    if not isinstance(output, Tensor):
+        raise RbueError(
+            f"the network returned {type(output).__name__}; rbue needs a tensor, or an object or dict with 'logits' or "
+            "'out'; wrap the network in a module that returns its class scores alone, and convert that."
         )
-    )
+    return output
 
 
-def _default_budget(device: torch.device) -> float:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return min(GPU_BUDGET, GPU_SHARE * free)
-    return CPU_BUDGET
+def _in_this_thread(model: nn.Module) -> tuple[nn.Module, bool]:
+    """What to call for a pass on one device, and whether it is compiled.
 
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
-
-
-def _release_cached(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    It lies inside ``DataParallel``, whose threads do not know the draw of this one, and inside
+    ``DistributedDataParallel``, which would wait for other processes.
+    """
+    found, compiled = model, False
+    while True:
+        compiled |= model._compiled_call_impl is not None
+        inner = compiled_network(model)
+        if inner is not None:
+            compiled, model = True, inner
+        elif innermost(model) is not model:
+            model = model.module  # type: ignore[assignment]
+            found, compiled = model, False
+        else:
+            return found, compiled

@@ -1,7 +1,13 @@
-"""What is found out about a network's passes before many of them are run."""
+"""What is found out about a network before many of its passes are run.
+
+Samples may be stacked along the batch, and share what comes before the first random site, only where each comes out as
+it would alone. Most networks show that in two small passes (:func:`_quick_plan`). Whatever looks odd there is looked at
+one question at a time, in a dozen passes (:func:`_thorough_plan`).
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 from collections.abc import Iterator
@@ -11,23 +17,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from rbue.call_sites import NotFoldable
-from rbue.call_sites.host_reads import HostReads
-from rbue.call_sites.live_rows import LiveRows
-from rbue.call_sites.prefix import repeat_rows
 from rbue.errors import warn
 from rbue.kernels import kept_tables
 from rbue.kernels.triton_support import by_formula
-from rbue.sampling.outputs import agree
-from rbue.sampling.pass_runner import PassRunner
-from rbue.sampling.products import Products
+from rbue.sampling.passes import PassRunner
+from rbue.sampling.shared_prefix import UNSHAREABLE, repeat_rows
+from rbue.sampling.watching import HostReads, LargestTensor, LiveRows, Products
 
 _LIVE_TENSORS = 4
 """A pass holds about this many tensors of the largest size at once, where they cannot be followed."""
 _UNSEEN = 1.5
 """How many times the memory that a pass can be seen to hold it takes: libraries work in memory of their own."""
+_SMALL = 1 << 20
+"""Bytes of an image of which one more in a first pass costs nothing to speak of."""
+_NEVER = 9e3
+"""Networks give a class that is impossible a score at least this far from 0: often -1e4, which is -9984 in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -38,36 +44,109 @@ class PassPlan:
         share: whether what comes before the first random site runs once for all samples.
         for_image: bytes that a pass takes for each image.
         for_row: bytes that it takes for each sample of each image.
-        hold: whether calls may be held back (:mod:`rbue.call_sites.postponing`).
-        company_matters: whether an image's samples were seen to depend on the batch it is in.
+        fuse: whether calls may be fused (:mod:`rbue.sampling.fusing`).
+        alone: whether an image alone was looked at too.
+        batch_dependent: whether an image's samples were seen to depend on the batch it is in.
         stack: whether samples may share a pass. Not where one of them comes out differently alone: one mask of a ReLU
             of what was made from weights would serve all samples of a pass, and what is computed of the whole batch
             would be computed of all samples. Nor where the network's code looks at what random sites made.
         telling: whether the samples it was made with were different. If not, as before a last layer of zeros is
             trained, the next time may tell more.
+        random: whether they met a random site.
     """
 
     share: bool
     for_image: float
     for_row: float
-    hold: bool = True
-    company_matters: bool = False
+    fuse: bool = True
+    alone: bool = True
+    batch_dependent: bool = False
     stack: bool = True
     telling: bool = True
+    random: bool = True
 
     def cost(self, images: int, samples: int) -> float:
         """Bytes of activations that a pass holds at once, roughly."""
         return images * self.for_image + images * samples * self.for_row
 
 
-def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None) -> PassPlan:
-    """Find out from two images whether samples may share a pass and what comes before its first random site.
+def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None, sharing: bool = True) -> PassPlan:
+    """Find out whether samples may share a pass and what comes before its first random site, and warn of what is odd.
 
-    What an ``earlier`` plan has warned of is not said again.
+    What an ``earlier`` plan has warned of is not said again. Without ``sharing`` they share no more than the pass.
+    """
+    plan = None
+    if sharing and not runner.compiled:
+        with suppress(Exception):  # what it is, the thorough way shows, or the passes themselves
+            plan = _quick_plan(runner, x)
+    plan = plan or _thorough_plan(runner, x, sharing)
+    if plan.batch_dependent and not (earlier is not None and earlier.batch_dependent):
+        warn_of_batch_dependence()
+    if earlier is None and not plan.random and not plan.telling:
+        warn(
+            "the network ran without meeting a random site, so its samples are all the same; if modules were replaced "
+            "after rbue.convert, convert the network again."
+        )
+    return replace(plan, batch_dependent=True) if earlier is not None and earlier.batch_dependent else plan
+
+
+def _quick_plan(runner: PassRunner, x: Tensor) -> PassPlan | None:
+    """The plan of an ordinary network; None if it may not be one.
+
+    Sample 1 of images ``[3, 2, 1]`` is run as it would be by itself, and so are samples 0 and 1 of images
+    ``[0, 1, 2, 3]`` in one pass that shares its prefix: ``(4, ...)`` rows become ``(2 * 4, ...)``. Sample 1 must come
+    out the same, and then
+
+    - neighbours, places and the size of a batch do not matter: all of them are others, before and after the first
+      random site, for each image;
+    - what is shared may be shared.
+
+    Besides, the rows at each random site grow with those of the pass, or they are not rows of images; and no number
+    that depends on random ones is read. Large images are 3. One that comes alone is never with others: ``(1, ...)``
+    rows become ``(3, ...)``, and its sample is the second of three.
+
+    The two passes use other kernels, which round in other ways. Where they differ by more than :func:`agree` takes for
+    nothing, yet by as little as rounding can make of half precision or TF32, a third pass has the shapes of the second,
+    and image 1 has other neighbours. There the same kernels have to give the same bits.
+    """
+    several = len(x) > 1
+    count = (4 if x[:1].nbytes <= _SMALL else 3) if several else 1
+    images = x[:count] if len(x) >= count else repeat_rows(x, 2)[:count]
+    numbers = torch.arange(count, dtype=torch.int32, device=x.device)
+    samples = torch.arange(2 if several else 3, dtype=torch.int32, device=x.device)
+    some = numbers[1:].flip(0) if several else numbers
+    few: list[int] = []
+    many: list[int] = []
+    reads, live = HostReads(), LiveRows()
+    with by_formula():  # Triton would compile kernels for rows that no other pass has
+        apart = _output(runner, images[some], samples[1:2], some, seen=few, reads=reads)
+    together = runner.run(images, samples, numbers, share=True, live=live, seen=many).clone()
+    if reads.found or [len(some) * rows for rows in many] != [len(samples) * count * rows for rows in few]:
+        return None
+    found = together[1:2, some]
+    if not agree(found, apart, slack=0.01, among=together):
+        if not agree(found, apart, among=together):
+            return None
+        place = min(1, count - 1)
+        others = repeat_rows(images[place : place + 1], count)
+        other_numbers, other_samples = numbers + 8, samples + 8
+        other_numbers[place], other_samples[1] = numbers[place], samples[1]
+        again = runner.run(others, other_samples, other_numbers, share=True, live=LiveRows())
+        if not torch.equal(again[1, place], together[1, place]):
+            return None
+    telling = not torch.equal(together[0], together[1])
+    for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
+    return PassPlan(True, for_image, for_row, alone=not several, telling=telling, random=bool(few))
+
+
+def _thorough_plan(runner: PassRunner, x: Tensor, sharing: bool) -> PassPlan:
+    """The plan of a network that may be batch-dependent, draw random numbers of its own or look at those of others.
+
+    Two images show it, or one that is there twice.
     """
     two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
     numbers = torch.arange(2, dtype=torch.int32, device=x.device)
-    company_matters, shared = False, None
+    batch_dependent, shared = False, None
     stacking = _Stacking()
     # Forms of the kernels that the passes to come may have no use for are not compiled for the first of these; tables
     # for compiled code are kept where kernels run.
@@ -76,25 +155,27 @@ def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None) ->
         # Whatever a network's code says to rows that multiply on the way, or to being watched, the plain way remains;
         # an error of its own shows again there.
         with suppress(Exception), first():
-            company_matters = len(x) > 1 and _depends_on_company(runner, two, numbers)
+            batch_dependent = len(x) > 1 and _depends_on_the_batch(runner, two, numbers)
         with suppress(Exception):
             with first():
                 stacked, stacking = _stack(runner, x[:2], two, numbers)
-            shared = _plan_of_sharing(runner, two, numbers, stacked) if stacking.possible else None
-    company_matters |= len(x) > 1 and not stacking.by_image
-    warned = earlier is not None and earlier.company_matters
-    if company_matters and not warned:
-        warn_of_company()
-    company_matters |= warned
+            if sharing and stacking.possible:
+                shared = _plan_of_sharing(runner, two, numbers, stacked)
     if shared is None:
-        meter = _Meter()
-        with uncompiled(), meter:
+        largest = LargestTensor()
+        with uncompiled(), largest:
             runner.run(x[:1], numbers[:1], numbers[:1], share=False, model=runner.network)
-        shared = PassPlan(False, 0, _LIVE_TENSORS * max(meter.largest, x[:1].nbytes))
-    return replace(shared, company_matters=company_matters, stack=stacking.possible, telling=stacking.telling)
+        shared = PassPlan(False, 0, _LIVE_TENSORS * max(largest.nbytes, x[:1].nbytes))
+    return replace(
+        shared,
+        batch_dependent=batch_dependent or (len(x) > 1 and not stacking.by_image),
+        stack=stacking.possible,
+        telling=stacking.telling,
+        random=stacking.random,
+    )
 
 
-def _depends_on_company(runner: PassRunner, x: Tensor, numbers: Tensor) -> bool:
+def _depends_on_the_batch(runner: PassRunner, x: Tensor, numbers: Tensor) -> bool:
     """Whether a sample of one of two images is another one without the other image beside it."""
     beside = _output(runner, x, numbers[:1], numbers)
     alone = [_output(runner, x[k : k + 1], numbers[:1], numbers[k : k + 1]) for k in (0, 1)]
@@ -108,11 +189,13 @@ class _Stacking(NamedTuple):
         possible: whether they are those of passes of their own.
         telling: whether they were different at all.
         by_image: whether the rows of every random site are those of images.
+        random: whether there was a random site.
     """
 
     possible: bool = False
     telling: bool = True
     by_image: bool = True
+    random: bool = True
 
 
 def _stack(runner: PassRunner, x: Tensor, two: Tensor, numbers: Tensor) -> tuple[Tensor, _Stacking]:
@@ -127,7 +210,7 @@ def _stack(runner: PassRunner, x: Tensor, two: Tensor, numbers: Tensor) -> tuple
     those of images: two samples may have the same mask there, and others not.
     """
     try:
-        stacked = _output(runner, two, numbers, numbers)
+        stacked = _output(runner, two, numbers, numbers)  # rows: sample 0 of image 0 and 1, sample 1 of image 0 and 1
     except NotFoldable:
         return two, _Stacking(by_image=False)
     twice, images = repeat_rows(two, 2), numbers.repeat(2)
@@ -143,15 +226,16 @@ def _stack(runner: PassRunner, x: Tensor, two: Tensor, numbers: Tensor) -> tuple
         for k, seen in ((0, many), (0, None), (1, None))
     )
     telling = not torch.equal(first, second) and not bool(first.isnan().any())
+    known = _Stacking(False, telling, random=bool(few))
     if any(map(operator.eq, few, many)):
-        return stacked, _Stacking(False, telling, by_image=False)
+        return stacked, known._replace(by_image=False)
     if reads.found:
-        return stacked, _Stacking(False, telling)
+        return stacked, known
     if not agree(again, first, slack=0.1):
-        return stacked, _Stacking(True, telling)
+        return stacked, known._replace(possible=True)
     alone, slack = torch.cat([first, second]), 0.01 if torch.equal(first, again) else 1
     same = agree(stacked, alone, slack) and agree(stacked[:, : len(x)], torch.cat(plain), slack=10)
-    return stacked, _Stacking(same, telling)
+    return stacked, known._replace(possible=same)
 
 
 def _output(runner: PassRunner, x: Tensor, samples: Tensor, images: Tensor, **options: Any) -> Tensor:
@@ -165,25 +249,40 @@ def _plan_of_sharing(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Te
     Compiled code does not share. It is given up where sharing saves more: where most of the work comes before the first
     random site.
     """
-    hold = next((hold for hold in (True, False) if _shares(runner, x, numbers, stacked, hold)), None)
-    if hold is None:
+    fuse = next((fuse for fuse in (True, False) if _shares(runner, x, numbers, stacked, fuse)), None)
+    if fuse is None:
         return None
     if runner.compiled and shared_work(runner, x, numbers) < 0.5:
         return None
     live = LiveRows()
-    runner.run(x, numbers, numbers, share=True, live=live, hold=hold)
+    runner.run(x, numbers, numbers, share=True, live=live, fuse=fuse)
     for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
-    return PassPlan(True, for_image, for_row, hold)
+    return PassPlan(True, for_image, for_row, fuse)
 
 
-def _shares(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor, hold: bool) -> bool:
-    """Whether sharing gives what stacking gave; code that torch does not show can read what is held back.
+def _shares(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor, fuse: bool) -> bool:
+    """Whether sharing gives what stacking gave; code that torch does not show can read what is deferred.
 
     An image alone is looked at too: where it has one row, a ``squeeze()`` takes it for none.
     """
+    seen: list[int] = []
     with suppress(Exception):
-        found = [runner.run(x[:images], numbers, numbers[:images], share=True, hold=hold) for images in (2, 1)]
-        return all(agree(part, stacked[:, : part.shape[1]]) for part in found)
+        for images in {len(x), 1}:
+            found = runner.run(x[:images], numbers, numbers[:images], share=True, fuse=fuse, seen=seen)
+            if UNSHAREABLE in seen or not agree(found, stacked[:, :images]):
+                return False
+        return True
+    return False
+
+
+def shares_alone(runner: PassRunner, x: Tensor, fuse: bool) -> bool:
+    """Whether sharing works, and batches do not matter, for an image alone too, which is one row before any site."""
+    numbers = torch.arange(2, dtype=torch.int32, device=x.device)
+    with suppress(Exception):
+        stacked = _output(runner, x[:1], numbers, numbers[:1])
+        return not _depends_on_the_batch(runner, repeat_rows(x[:1], 2), numbers) and _shares(
+            runner, x[:1], numbers, stacked, fuse
+        )
     return False
 
 
@@ -198,26 +297,38 @@ def shared_work(runner: PassRunner, x: Tensor, numbers: Tensor) -> float:
     return 2 * (1 - done[True] / done[False]) if len(done) == 2 and done[False] else 0
 
 
-def warn_of_company() -> None:
+def agree(found: Tensor, expected: Tensor, slack: float = 1, among: Tensor | None = None) -> bool:
+    """Whether two outputs ``(s, b, ...)`` are equal but for the rounding of other kernels.
+
+    A score that is the same everywhere ``among`` the outputs, by default the expected ones, is a constant. It says
+    nothing about how exactly the others are computed.
+    """
+    if found.shape != expected.shape:
+        return False
+    precision = slack * (1e-3 if expected.dtype in (torch.float32, torch.float64) else 3e-2)
+    off = (found - expected).abs().masked_fill(found == expected, 0)
+    among = expected if among is None else among
+    several = among.shape[0] * among.shape[1] > 1
+    constant = (among == among[:1, :1]).all(0, keepdim=True).all(1, keepdim=True) & several
+    return float(off.max()) <= precision * _largest_score(found, expected, constant) < math.inf
+
+
+def _largest_score(found: Tensor, expected: Tensor, constant: Tensor) -> float:
+    """The largest score expected, as a measure of rounding; not one that stands for "never", such as -1e9 or -inf.
+
+    Such a one is far from the others, whatever they are, and always exactly the same. Nor one that is ``constant``.
+    """
+    sizes = expected.abs()
+    given = (found == expected) & ((sizes >= _NEVER) | constant)
+    return float(sizes.masked_fill(given, 0).max())
+
+
+def warn_of_batch_dependence() -> None:
     """Say that samples depend on the batch."""
     warn(
         "an image's samples depend on the batch it is in: the network mixes the rows of its images before a random "
         "site, or draws random numbers of its own."
     )
-
-
-class _Meter(TorchFunctionMode):
-    """Notes the largest tensor that any call returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor):
-            self.largest = max(self.largest, out.nbytes)
-        return out
 
 
 _stance = threading.RLock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,11 @@ from torch.utils.data import Dataset
 
 from rbue import random_stream
 from rbue.call_sites import conversion_of, evaluating, innermost
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, whole_number
 from rbue.prediction import Prediction, concatenate
 from rbue.sampling.adaptive import Adaptive
-from rbue.sampling.collect import collect, refuse_infinite_images
-from rbue.sampling.passes import StackedPasses
-from rbue.sampling.progress import SampleProgress
+from rbue.sampling.collect import SampleProgress, collect, refuse_infinite_images
+from rbue.sampling.stacking import StackedPasses
 
 
 def predict(
@@ -51,7 +50,7 @@ def predict(
             dict with ``logits``. A single logit is a two-class problem and goes through the sigmoid.
         adaptive: stop early for images whose answer has settled.
         return_samples: keep the raw probabilities ``(S, B, C, ...)`` in ``prediction.samples``.
-        progress: show a progress bar.
+        progress: show a progress bar; needs rich.
         memory: budget in bytes for activations. Default: 256 MiB on a CPU; on a GPU 8 GiB or a quarter of the
             free memory, whichever is less; less after an out-of-memory error.
 
@@ -62,8 +61,8 @@ def predict(
     >>> prediction.probs.shape, prediction.label.shape, int(prediction.samples_used[0])
     (torch.Size([5, 3]), torch.Size([5]), 20)
     """
-    _check_settings(samples, outputs, adaptive, return_samples, memory)
-    samples, seed = int(samples), random_stream.check_seed(seed)
+    samples, seed = whole_number(samples, "samples"), random_stream.check_seed(seed)
+    _check_settings(outputs, adaptive, return_samples, memory)
     network = innermost(model)
     _check_inputs(x, conversion_of(network).inputs)
     parts: list[Prediction] = []
@@ -162,11 +161,7 @@ def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool)
     return random_stream.to_int32(part.to(batch.device))
 
 
-def _check_settings(
-    samples: int, outputs: str, adaptive: Adaptive | None, return_samples: bool, memory: int | None
-) -> None:
-    if isinstance(samples, bool) or not isinstance(samples, Integral) or samples < 1:
-        raise InvalidInput(f"samples must be a positive integer, not {samples!r}.")
+def _check_settings(outputs: str, adaptive: Adaptive | None, return_samples: bool, memory: int | None) -> None:
     if outputs not in ("logits", "probs"):
         raise InvalidInput(f"outputs must be 'logits' or 'probs', not {outputs!r}.")
     if adaptive is not None and not isinstance(adaptive, Adaptive):

@@ -27,8 +27,8 @@ from rbue.call_sites import convert
 from rbue.errors import InvalidInput
 from rbue.lab.models.registry import find_own
 from rbue.sampling.collect import SampleStream
-from rbue.sampling.outputs import class_scores
-from rbue.sampling.passes import StackedPasses
+from rbue.sampling.passes import class_scores
+from rbue.sampling.stacking import StackedPasses
 
 PASS_PIXELS = {"cpu": 500 << 10, "cuda": 2000 << 10}
 """Pixels of the images in one pass of a whole network: 2,000 of CIFAR's on a GPU, or 40 photographs of 224x224."""

@@ -13,7 +13,7 @@ from rbue.call_sites import evaluating, unchanged
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.data import ImageSet
 from rbue.lab.training.checkpoint import can_be_saved
-from rbue.sampling.outputs import class_scores
+from rbue.sampling.passes import class_scores
 
 
 def check_fits(network: nn.Module, name: str, shape: tuple[int, int, int], images: ImageSet, batch: int = 2) -> None:

@@ -1,10 +1,14 @@
-"""Hold a call of a pass back until the next one is known, since both may run as one.
+"""Fuse calls of a pass: defer one until the next is known, because both may run as one kernel.
 
-BatchNorm waits for a sum or a ReLU, the sum for a ReLU, and the ReLU that makes samples of images for the mean over
-their pixels (:mod:`rbue.kernels.fused`). What waits is a tensor of the right shape whose numbers are not there yet;
-the next call of the pass, whichever it is, has them computed first. Only convolutions, which write into nothing, and
-another BatchNorm with its ReLU let a BatchNorm wait on: one of the two may be that of a skip connection, and both run
-with the ReLU of their sum.
+Between its convolutions a pass is bound by memory: BatchNorm, a skip connection and a ReLU each read and write the same
+map ``(rows, channels, pixels...)``, and the mean over the pixels reads it again. Fused they read it once
+(:mod:`rbue.kernels.fused`). So BatchNorm waits for a sum or a ReLU, the sum for a ReLU, and the ReLU that makes
+``(samples * images, ...)`` of ``(images, ...)`` waits for the mean, which then never has the large map in memory.
+
+A deferred result is a tensor of the right shape whose numbers are not there yet. The next call of the pass, whichever
+it is, has them computed first, unless they wait for it. Two kinds let a BatchNorm wait on: convolutions,
+which write into nothing, and another BatchNorm with its ReLU. One of two BatchNorms may be that of a skip connection,
+and both run with the ReLU of their sum.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from rbue.errors import RbueError
 from rbue.kernels import random_relu
 from rbue.kernels.fused import Normalised, can_be_fused, can_be_pooled, normalised_relu, pooled_relu
 
-_MARK = "_rbue_postponed"
+_MARK = "_rbue_deferred"
 _LOOKS = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")),
     *(Tensor.dim, Tensor.size, Tensor.ndimension, Tensor.is_floating_point, Tensor.numel, Tensor.__len__),
@@ -59,8 +63,8 @@ class SampledRelu:
 Work = Union[Normalised, SampledRelu]  # noqa: UP007 (isinstance reads it at run time)
 
 
-class _Held(NamedTuple):
-    """A call that is held back, how often its inputs had been changed by then, and where it would have been run."""
+class _Deferred(NamedTuple):
+    """A deferred call, how often its inputs had been changed by then, and the stream it would have run on."""
 
     work: Work
     versions: list[int]
@@ -72,13 +76,13 @@ def is_look(func: Callable) -> bool:
     return func in _LOOKS
 
 
-class Postponing:
-    """The calls of one pass that have been held back.
+class DeferredCalls:
+    """The calls of one pass that have been deferred.
 
     A call that is run with the next one stays known, for the rare network that needs its result again.
 
     Attributes:
-        active: whether calls are held back.
+        active: whether calls are deferred.
         waiting: the tensor whose numbers the next call may compute.
         beside: what an earlier BatchNorm makes, to be added to what waits.
         when_filled: called with each tensor that has been given its numbers after all.
@@ -89,16 +93,16 @@ class Postponing:
         self.waiting: Tensor | None = None
         self.beside: Tensor | None = None
         self.when_filled: Callable[[Tensor], None] = lambda x: None
-        self._held: list[weakref.ref[Tensor]] = []
+        self._deferred: list[weakref.ref[Tensor]] = []
 
     def settle(self, tensors: Iterable[Tensor] = ()) -> None:
         """Compute what waits, and what was run with another call among ``tensors``."""
         waiting = [x for x in (self.beside, self.waiting) if x is not None]
         self.beside = self.waiting = None
         for x in (*tensors, *waiting):
-            held = getattr(x, _MARK, None)
-            if held is not None:
-                _fill(x, held)
+            deferred = getattr(x, _MARK, None)
+            if deferred is not None:
+                _fill(x, deferred)
                 self.when_filled(x)
 
     def prepare(self, func: Callable, tensors: list[Tensor]) -> None:
@@ -108,15 +112,15 @@ class Postponing:
 
     def finish(self) -> None:
         """Compute whatever of this pass outlives it: what the network returns, or keeps, or a hook does."""
-        self.settle([x for x in (held() for held in self._held) if x is not None])
-        self._held.clear()
+        self.settle([x for x in (reference() for reference in self._deferred) if x is not None])
+        self._deferred.clear()
 
     def work_for(self, x: Tensor | None) -> Work | None:
         """What ``x`` waits for; None if its numbers are there, or another stream of the GPU is to have them."""
         if x is None or (x is not self.waiting and x is not self.beside):
             return None
-        held: _Held | None = getattr(x, _MARK, None)
-        return None if held is None or held.stream != _stream(x) else held.work
+        deferred: _Deferred | None = getattr(x, _MARK, None)
+        return None if deferred is None or deferred.stream != _stream(x) else deferred.work
 
     def waits_for_relu(self, x: Tensor) -> bool:
         """Whether ``x`` is computed with a ReLU of it."""
@@ -129,22 +133,24 @@ class Postponing:
         work = self.work_for(x)
         if repeat > 1 and self.active and can_be_pooled(x):
             self.settle()
-            source, held = (_alias(x), x) if inplace else (x, x.new_empty(0))
-            held.set_(source.new_empty(1).expand(repeat * len(source), *source.shape[1:]))  # type: ignore[call-overload]
-            return self._hold(held, SampledRelu(source, activation, keys, repeat, cap))
+            # In place, x itself becomes the (repeat * images, ...) result; an alias keeps the (images, ...) input.
+            source, deferred = (_alias(x), x) if inplace else (x, x.new_empty(0))
+            # The right shape with the memory of one number, until somebody asks for the others.
+            deferred.set_(source.new_empty(1).expand(repeat * len(source), *source.shape[1:]))  # type: ignore[call-overload]
+            return self._defer(deferred, SampledRelu(source, activation, keys, repeat, cap))
         if isinstance(work, Normalised):
-            return self._landed(x, normalised_relu(work, activation, keys, repeat=repeat, cap=cap), inplace)
+            return self._result(x, normalised_relu(work, activation, keys, repeat=repeat, cap=cap), inplace)
         if repeat == 1:
             return random_relu(x, activation, keys, cap=cap, inplace=inplace)
-        return self._landed(x, random_relu(x, activation, keys, repeat=repeat, cap=cap), inplace)
+        return self._result(x, random_relu(x, activation, keys, repeat=repeat, cap=cap), inplace)
 
     def plain_relu(self, call: SiteCall) -> Tensor:
         """A plain ReLU of what waits."""
         work = self.work_for(call.x)
         assert isinstance(work, Normalised)
-        return self._landed(call.x, normalised_relu(work, cap=call.cap), call.inplace)
+        return self._result(call.x, normalised_relu(work, cap=call.cap), call.inplace)
 
-    def _landed(self, x: Tensor, out: Tensor, inplace: bool) -> Tensor:
+    def _result(self, x: Tensor, out: Tensor, inplace: bool) -> Tensor:
         """The result of a call on ``x`` that has been run; in place, the old name sees it too."""
         if x is self.beside:
             self.beside = None
@@ -157,7 +163,7 @@ class Postponing:
         return x.set_(out)  # type: ignore[call-overload]
 
     def take(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
-        """The result of a call that is held back, or that was run with what waited; None if it is neither."""
+        """The result of a call that is deferred, or that was run with what waited; None if it is neither."""
         if not self.active or torch.is_grad_enabled():  # a network may want gradients inside
             return None
         if func is F.batch_norm:
@@ -187,7 +193,7 @@ class Postponing:
         self._step_aside(input)
         if not can_be_fused(input):
             return None
-        return self._hold(_alias(input), Normalised(input, running_mean, running_var, weight, bias, eps))
+        return self._defer(_alias(input), Normalised(input, running_mean, running_var, weight, bias, eps))
 
     def _step_aside(self, input: Tensor) -> None:
         """Let a BatchNorm that waits wait beside one of ``input``; compute whatever else there is."""
@@ -202,15 +208,15 @@ class Postponing:
     def _sum(self, work: Normalised, in_place: bool, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
         if kwargs or len(args) != 2 or work.residual is not None:
             return None
-        held: Tensor
-        held, other = args if args[0] is self.waiting else args[::-1]
-        if held is not self.waiting or not isinstance(other, Tensor):
+        deferred: Tensor
+        deferred, other = args if args[0] is self.waiting else args[::-1]
+        if deferred is not self.waiting or not isinstance(other, Tensor):
             return None
         alike = (other.shape, other.stride(), other.dtype) == (work.x.shape, work.x.stride(), work.x.dtype)
         if not alike or other.device != work.x.device or not can_be_fused(other):
             return None
         added = self.work_for(other) if other is self.beside else None
-        if added is None and in_place and held is args[1]:
+        if added is None and in_place and deferred is args[1]:
             return None
         self.waiting = None
         if isinstance(added, Normalised):
@@ -218,7 +224,7 @@ class Postponing:
         else:
             self.settle([other])
         residual = added if isinstance(added, Normalised) else other
-        return self._hold(args[0] if in_place else _alias(work.x), work._replace(residual=residual))
+        return self._defer(args[0] if in_place else _alias(work.x), work._replace(residual=residual))
 
     def _mean(self, work: SampledRelu, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
         assert self.waiting is not None
@@ -230,9 +236,9 @@ class Postponing:
         found = pooled_relu(work.x, work.activation, work.keys, repeat=work.repeat, cap=work.cap)
         return found.view(rows, channels, *[1] * len(sizes)) if keep else found
 
-    def _hold(self, out: Tensor, work: Work) -> Tensor:
-        setattr(out, _MARK, _Held(work, _versions(work), _stream(out)))
-        self._held.append(weakref.ref(out))
+    def _defer(self, out: Tensor, work: Work) -> Tensor:
+        setattr(out, _MARK, _Deferred(work, _versions(work), _stream(out)))
+        self._deferred.append(weakref.ref(out))
         self.waiting = out
         return out
 
@@ -251,13 +257,13 @@ def _stream(x: Tensor) -> torch.cuda.Stream | None:
     return torch.cuda.current_stream(x.device) if x.is_cuda else None
 
 
-def _fill(x: Tensor, held: _Held) -> None:
+def _fill(x: Tensor, deferred: _Deferred) -> None:
     """Give a tensor the numbers it stands for, in the stream and the mode in which the call would have been run."""
-    if _versions(held.work) != held.versions:
-        raise RbueError("the network changed a tensor in place that a call which was held back reads.")
+    if _versions(deferred.work) != deferred.versions:
+        raise RbueError("the network changed a tensor in place that a deferred call reads.")
     delattr(x, _MARK)
-    with torch.inference_mode() if x.is_inference() else nullcontext(), torch.cuda.stream(held.stream):
-        x.set_(held.work.compute())  # type: ignore[call-overload]
+    with torch.inference_mode() if x.is_inference() else nullcontext(), torch.cuda.stream(deferred.stream):
+        x.set_(deferred.work.compute())  # type: ignore[call-overload]
 
 
 def _pools_everything(func: Callable, x: Tensor, args: tuple, kwargs: dict[str, Any]) -> bool | None:

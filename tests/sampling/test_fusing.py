@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import rbue
-from rbue.call_sites import conversion_of, postponing
+from rbue.call_sites import conversion_of
 from rbue.errors import RbueError
 from rbue.kernels import fused
 from rbue.lab.models import create
+from rbue.sampling import fusing
 
 SAMPLES = 6
 
@@ -282,10 +283,10 @@ def held(monkeypatch):
 
         return noting
 
-    monkeypatch.setattr(postponing, "can_be_fused", lambda x: x.dim() > 1)
-    monkeypatch.setattr(postponing, "can_be_pooled", lambda x: x.dim() > 2)
+    monkeypatch.setattr(fusing, "can_be_fused", lambda x: x.dim() > 1)
+    monkeypatch.setattr(fusing, "can_be_pooled", lambda x: x.dim() > 2)
     for name in ("normalised_relu", "pooled_relu"):
-        monkeypatch.setattr(postponing, name, noted(name))
+        monkeypatch.setattr(fusing, name, noted(name))
     return ran
 
 
@@ -296,7 +297,7 @@ def test_samples_are_those_of_separate_calls(end, activation, where, held, monke
     x = 5 * torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     with monkeypatch.context() as plain:
         for question in ("can_be_fused", "can_be_pooled"):
-            plain.setattr(postponing, question, lambda x: False)
+            plain.setattr(fusing, question, lambda x: False)
         expected = rbue.predict(network(end, activation, where), x, samples=SAMPLES, return_samples=True)
     assert held == []
     net = network(end, activation, where)
@@ -305,7 +306,7 @@ def test_samples_are_those_of_separate_calls(end, activation, where, held, monke
     relus = not isinstance(activation, rbue.Dropout)
     given_up = end is input_written_after_use and relus and where != "last"
     assert plan.share
-    assert plan.hold is not given_up  # or a wrong result would have been noticed, and nothing held back
+    assert plan.fuse is not given_up  # or a wrong result would have been noticed, and nothing held back
     torch.testing.assert_close(found.samples, expected.samples, rtol=1e-5, atol=5e-6)
     assert found.samples.std(0).max() > 1e-4
 
@@ -357,7 +358,7 @@ def test_the_networks_of_the_paper(name, held, monkeypatch):
         torch.manual_seed(0)
         net = create(name, classes=10, width=0.125).eval()
         rbue.convert(net, rbue.DropReLU(0.8), example=x)
-        monkeypatch.setattr(postponing, "can_be_fused", lambda x, holds=holds: holds and x.dim() > 1)
+        monkeypatch.setattr(fusing, "can_be_fused", lambda x, holds=holds: holds and x.dim() > 1)
         found.append(rbue.predict(net, x, samples=3).probs)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
     sites = {"vgg13": 8, "resnet18": 16, "densenet121": 120}
@@ -371,7 +372,7 @@ def test_results_that_are_kept_have_their_numbers(where, held, monkeypatch):
     x, kept = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1)), []
     for holds in (True, False):
         for question, most in (("can_be_fused", 1), ("can_be_pooled", 2)):
-            monkeypatch.setattr(postponing, question, lambda x, most=most, holds=holds: holds and x.dim() > most)
+            monkeypatch.setattr(fusing, question, lambda x, most=most, holds=holds: holds and x.dim() > most)
         torch.manual_seed(0)
         layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]
         net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
@@ -423,7 +424,7 @@ def test_code_that_torch_does_not_show(held):
     rbue.predict(net, torch.randn(4, 3, 6, 6), samples=SAMPLES)
     (plan,) = conversion_of(net).plans.values()
     assert plan.share
-    assert not plan.hold
+    assert not plan.fuse
 
 
 def test_training_statistics_are_not_held_back(held):
@@ -442,7 +443,7 @@ def test_training_statistics_are_not_held_back(held):
 )
 @torch.no_grad()
 def test_sums_with_other_tensors_are_not_held_back(other, held):
-    calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
+    calls, norm, x = fusing.DeferredCalls(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
     out = calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {})
     assert out is calls.waiting
     assert calls.take(torch.add, (out, other), {}) is None
@@ -456,8 +457,8 @@ def test_sums_with_tensors_of_another_class_are_not_held_back(monkeypatch):
     class Other(torch.Tensor):
         pass
 
-    monkeypatch.setattr(postponing, "can_be_fused", lambda x: type(x) is torch.Tensor)
-    calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
+    monkeypatch.setattr(fusing, "can_be_fused", lambda x: type(x) is torch.Tensor)
+    calls, norm, x = fusing.DeferredCalls(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
     out = calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {})
     assert calls.take(torch.add, (out, torch.ones_like(x).as_subclass(Other)), {}) is None
 
@@ -465,10 +466,10 @@ def test_sums_with_tensors_of_another_class_are_not_held_back(monkeypatch):
 @torch.no_grad()
 def test_what_waits_on_one_stream_is_not_run_on_another(held, monkeypatch):
     """That stream may be told to wait for the first one only after this call."""
-    calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
+    calls, norm, x = fusing.DeferredCalls(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
     out = calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {})
     assert calls.waits_for_relu(out)
-    monkeypatch.setattr(postponing, "_stream", lambda x: "another")
+    monkeypatch.setattr(fusing, "_stream", lambda x: "another")
     assert not calls.waits_for_relu(out)
     assert calls.take(torch.add, (out, torch.ones_like(x)), {}) is None
     calls.settle()
@@ -477,13 +478,13 @@ def test_what_waits_on_one_stream_is_not_run_on_another(held, monkeypatch):
 
 @torch.no_grad()
 def test_batch_norm_that_learns_is_not_held_back(held):
-    calls, norm, x = postponing.Postponing(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
+    calls, norm, x = fusing.DeferredCalls(), nn.BatchNorm2d(3).eval(), torch.randn(2, 3, 4, 4)
     assert calls.take(F.batch_norm, (x, norm.running_mean, norm.running_var), {"training": True}) is None
 
 
 def test_what_waits_for_numbers_that_are_gone_is_an_error(held):
     x, ones = torch.randn(2, 4, 3, 3), torch.ones(4)
-    calls = postponing.Postponing()
+    calls = fusing.DeferredCalls()
     with torch.no_grad():
         out = calls.take(F.batch_norm, (x, ones, ones), {})
         x.add_(1)

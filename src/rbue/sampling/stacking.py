@@ -1,0 +1,198 @@
+"""Run many samples of many images through a converted network in few passes.
+
+Samples are stacked along the batch, as many rows as the memory budget allows. Images are split before samples, so that
+what comes before the first random site runs once for an image, however many samples. The pieces of a split are of one
+size, and a compiled network gets the last one filled up, so that a batch needs no more than one compilation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from rbue.call_sites import NotFoldable
+from rbue.sampling.passes import PassRunner
+from rbue.sampling.plans import PassPlan, make_plan, shares_alone, warn_of_batch_dependence
+from rbue.sampling.shared_prefix import repeat_rows
+
+CPU_BUDGET = 256 << 20
+GPU_BUDGET, GPU_SHARE = 8 << 30, 0.25
+"""Enough rows that a large GPU takes longer for them than Python for starting their operations; more would only be held
+in memory. Never more than a share of what is free."""
+_MOST_PLANS = 32
+"""Plans that a network keeps: inputs may be of any number of shapes."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some samples of some images, to be run in one pass.
+
+    Attributes:
+        batch: which images.
+        stack: which samples.
+        size: how many images the pass has room for; the last piece of a split may not fill it.
+    """
+
+    batch: slice
+    stack: slice
+    size: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples."""
+        return self.stack.stop - self.stack.start
+
+    def with_samples(self, start: int, stop: int) -> Piece:
+        """The same images, some of the samples."""
+        return Piece(self.batch, slice(start, stop), self.size)
+
+    def one_by_one(self) -> list[Piece]:
+        """The same images, each sample in a piece of its own, the first one last."""
+        return [self.with_samples(k, k + 1) for k in reversed(range(self.stack.start, self.stack.stop))]
+
+    def with_fewer_images(self, most: int) -> list[Piece]:
+        """As few pieces as ``most`` images in each allow, all with room for the same number."""
+        start, stop = self.batch.start, self.batch.stop
+        pieces = math.ceil(self.size / min(most, self.size - 1))
+        size = math.ceil(self.size / pieces)
+        return [Piece(slice(at, min(at + size, stop)), self.stack, size) for at in range(start, stop, size)]
+
+
+def _filled(rows: Tensor, size: int) -> Tensor:
+    """At least ``size`` rows: the last one again until there are."""
+    missing = size - len(rows)
+    return rows if missing <= 0 else torch.cat([rows, repeat_rows(rows[-1:], missing)])
+
+
+class StackedPasses:
+    """Stochastic passes of one network on inputs of one shape."""
+
+    def __init__(self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None) -> None:
+        self.runner = PassRunner(model, seed, x.device)
+        several = len(x) > 1  # an image alone does not show whether others would change its samples
+        form = _form(self.runner.network)
+        self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several, form)
+        known: PassPlan | None = self.runner.conversion.plans.get(self.key)
+        self.plan = known if known is not None and known.telling else make_plan(self.runner, x, known)
+        if self.plan.share:
+            self.runner.leave_compiled_code()
+        self.budget = _default_budget(x.device) if memory is None else memory
+
+    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
+        work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
+        while work:
+            piece = work.pop()
+            if not self.plan.stack and piece.samples > 1:
+                work += piece.one_by_one()
+                continue
+            cost = self.plan.cost(piece.size, piece.samples)
+            single = piece.size * piece.samples == 1
+            if cost > self.budget and not single:
+                work += reversed(self._split(piece))
+                continue
+            if piece.size == 1 and not self.plan.alone:
+                work.append(piece)
+                self._look_at_one_image(x)
+                continue
+            batch, stack, out = piece.batch, piece.stack, None
+            fill = piece.size if self.runner.compiled else 0
+            try:
+                rows, numbers = _filled(x[batch], fill), _filled(images[batch], fill)
+                out = self.runner.run(rows, samples[stack], numbers, self.plan.share, fuse=self.plan.fuse)
+            except NotFoldable:
+                if piece.samples == 1:
+                    raise
+                if len(x) > 1:
+                    self._note_batch_dependence()
+                work += piece.one_by_one()
+                continue
+            except Exception as error:
+                if not _is_out_of_memory(error):
+                    if not self.plan.share or piece.samples == 1:
+                        raise
+                    self._stop_sharing(x)  # these images go another way than those that the plan was made with
+                    work.append(piece)
+                    continue
+                if single:
+                    raise
+            if out is None:  # here the error, and with it what the failed pass held, is gone
+                self.budget = min(self.budget, cost) / 2
+                _release_cached(x.device)
+                work.append(piece)
+            else:
+                yield batch, stack, out[:, : batch.stop - batch.start]
+        self._keep_plan()  # not before: what images that the network fails for have shown is no plan for others
+
+    def _keep_plan(self) -> None:
+        plans = self.runner.conversion.plans
+        plans.pop(self.key, None)  # the last is the one used last
+        plans[self.key] = self.plan
+        for key in list(plans)[:-_MOST_PLANS]:
+            plans.pop(key, None)  # another thread may have been quicker
+
+    def _note_batch_dependence(self) -> None:
+        """Warn, once, of a site whose rows are not the images, as where only some images take a branch.
+
+        The images that the plan is made with may take the same one.
+        """
+        if not self.plan.batch_dependent:
+            self.plan = replace(self.plan, batch_dependent=True)
+            warn_of_batch_dependence()
+
+    def _look_at_one_image(self, x: Tensor) -> None:
+        if shares_alone(self.runner, x, self.plan.fuse):
+            self.plan = replace(self.plan, alone=True)
+        else:
+            self._stop_sharing(x)
+
+    def _stop_sharing(self, x: Tensor) -> None:
+        """Stack whole passes from now on, if that is right, which passes that shared rows need not have shown."""
+        self.plan = make_plan(self.runner, x, self.plan, sharing=False)
+
+    def _split(self, piece: Piece) -> list[Piece]:
+        """Smaller pieces of work: fewer images, or fewer samples of one."""
+        if piece.size > 1:
+            return piece.with_fewer_images(max(1, int(self.budget // self.plan.cost(1, piece.samples))))
+        start, stop = piece.stack.start, piece.stack.stop
+        middle = start + piece.samples // 2
+        return [piece.with_samples(start, middle), piece.with_samples(middle, stop)]
+
+
+def _form(network: nn.Module) -> int:
+    """A number that changes with what could make a plan outdated: modules, their switches and hooks, lost statistics.
+
+    Switches are attributes such as ``training`` that hold a truth value or a text; numbers may count the calls.
+    """
+    return hash(
+        tuple(
+            (
+                type(module),
+                *((name, value) for name, value in vars(module).items() if isinstance(value, (bool, str))),
+                len(module._forward_hooks),
+                len(module._forward_pre_hooks),
+                *(buffer is None for buffer in module._buffers.values()),
+            )
+            for module in network.modules()
+        )
+    )
+
+
+def _default_budget(device: torch.device) -> float:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return min(GPU_BUDGET, GPU_SHARE * free)
+    return CPU_BUDGET
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def _release_cached(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,140 @@
+"""What is noted while a pass runs: the memory it holds, the work it does, the random numbers that its code reads."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import flop_registry
+
+from rbue.call_sites.draws import tensors_in
+from rbue.torch_internals import TorchDispatchMode, tree_leaves
+
+_MARK = "_rbue_random"
+_serial = count()
+_OPERATORS = {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__array__"}
+_READS = _OPERATORS | {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero"}
+
+
+class LiveRows:
+    """Follows the tensors of one pass from when they are noted until nobody holds them any more.
+
+    Attributes:
+        peak: the most bytes a row that were held at once: ``peak[False]`` in tensors with one row an image,
+            ``peak[True]`` in those with one a sample and image.
+    """
+
+    def __init__(self) -> None:
+        self.peak = {False: 0.0, True: 0.0}
+        self._held = {False: 0.0, True: 0.0}
+        self._owners: Counter[tuple[bool, int]] = Counter()
+
+    def note(self, x: Tensor, rows: int, sampled: bool) -> None:
+        """Count the memory of ``x``, once for all tensors that share it."""
+        storage = x.untyped_storage()
+        owner, size = (sampled, storage.data_ptr()), storage.nbytes() / rows
+        if not self._owners[owner]:
+            self._held[sampled] += size
+            self.peak[sampled] = max(self.peak[sampled], self._held[sampled])
+        self._owners[owner] += 1
+        weakref.finalize(x, self._forget, owner, size).atexit = False
+
+    def _forget(self, owner: tuple[bool, int], size: float) -> None:
+        self._owners[owner] -= 1
+        if not self._owners[owner]:
+            self._held[owner[0]] -= size
+
+    def inside(self, inputs: Iterable[Tensor], rows: int, sampled: bool) -> TorchDispatchMode:
+        """Follow what one call makes of its inputs on the way to its result: attention, say, makes much."""
+        return _Inside(self, inputs, rows, sampled)
+
+
+class _Inside(TorchDispatchMode):
+    """Sees every operation within a call; what comes from weights alone (such as their casts) is not a row's."""
+
+    def __init__(self, live: LiveRows, inputs: Iterable[Tensor], rows: int, sampled: bool) -> None:
+        super().__init__()
+        self.live, self.rows, self.sampled = live, rows, sampled
+        self.carrying = {x.untyped_storage().data_ptr() for x in inputs}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if any(self._carries(x) for x in tree_leaves((args, kwargs))):
+            for x in tree_leaves(out):
+                if isinstance(x, Tensor):
+                    self.carrying.add(x.untyped_storage().data_ptr())
+                    self.live.note(x, self.rows, self.sampled)
+        return out
+
+    def _carries(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x.untyped_storage().data_ptr() in self.carrying
+
+
+class LargestTensor(TorchFunctionMode):
+    """Notes the bytes of the largest tensor that any call inside returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.nbytes = max(self.nbytes, out.nbytes)
+        return out
+
+
+class HostReads(TorchFunctionMode):
+    """Whether the network's code looks at what random sites made, so that samples may go different ways.
+
+    An early exit asks whether all of a batch are sure; of a batch of many samples it asks something else.
+
+    Attributes:
+        found: whether a number that depends on them became one of Python's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+        self.serial = next(_serial)
+
+    def follow(self, x: Any) -> None:
+        """What a random site made."""
+        for one in tensors_in([x]):
+            setattr(one, _MARK, self.serial)
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        random = any(getattr(x, _MARK, None) == self.serial for x in tensors_in([args, kwargs]))
+        self.found |= random and getattr(func, "__name__", "") in _READS
+        out = func(*args, **kwargs)
+        if random:
+            self.follow(out)
+        return out
+
+
+class Products(TorchDispatchMode):
+    """Counts the operations in products inside, as :class:`torch.utils.flop_counter.FlopCounterMode` does.
+
+    That one also follows modules, by hooks that other threads and compiled networks would notice.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        words = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:  # in inference mode operators arrive whole, and a product is a part of one
+                out = func.decompose(*args, **words)
+            return func(*args, **words) if out is NotImplemented else out
+        out = func(*args, **words)
+        self.count += formula(*args, **words, out_val=out)
+        return out
