@@ -16,12 +16,10 @@ from rbue.errors import RbueError
 from rbue.lab import data
 from rbue.lab.report.of_runs import answers
 from rbue.lab.report.of_runs.reading import read_records
-from rbue.lab.runs import calibrating
-from rbue.lab.runs.calibrating import at_a_bound, calibrate_run, lacks_calibration
-from rbue.lab.runs.evaluation import evaluate_run
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.stored_probs import read_probs, write_probs
-from rbue.lab.runs.training_runs import train_run
+from rbue.lab.runs import measuring as calibrating
+from rbue.lab.runs.folders import RunConfig, RunFolder, read_probs, write_probs
+from rbue.lab.runs.measuring import at_a_bound, calibrate_run, evaluate_run, lacks_calibration
+from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 
 CPU = torch.device("cpu")

@@ -12,9 +12,8 @@ import pytest
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab import data
 from rbue.lab.methods import parse
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.stored_probs import read_probs, write_probs
-from rbue.lab.runs.training_runs import missing_networks, training_images
+from rbue.lab.runs.folders import RunConfig, RunFolder, read_probs, write_probs
+from rbue.lab.runs.training import missing_networks, training_images
 from rbue.lab.training import Recipe
 
 SETTINGS = {"data": "cifar10", "model": "vgg13", "method": "svi", "seed": 1, "width": 0.5}

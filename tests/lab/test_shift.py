@@ -19,25 +19,15 @@ from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.corruptions import CORRUPTIONS, corrupt, frost, generated
 from rbue.lab.paper.shift_results import shift_is_done, shift_rows
-from rbue.lab.runs.evaluation import evaluate_run
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.measuring import predict_images
+from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to
+from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
-from rbue.lab.runs.stored_probs import belong_to
-from rbue.lab.runs.training_runs import train_run
-from rbue.lab.shift import (
-    Setting,
-    ShiftStore,
-    by_severity,
-    clean_result,
-    helper,
-    preparing,
-    shift_run,
-    shift_runs,
-    summarise,
-    together,
-)
-from rbue.lab.shift.preparing import prepared
+from rbue.lab.runs.training import train_run
+from rbue.lab.shift import Setting, ShiftStore, by_severity, clean_result, shift_run, shift_runs, summarise
+from rbue.lab.shift import corrupted_sets as helper
+from rbue.lab.shift import corrupted_sets as preparing
+from rbue.lab.shift import measuring as together
+from rbue.lab.shift.corrupted_sets import prepared
 from rbue.lab.shift.rows import Cell
 from rbue.lab.training import recipe_for
 from rbue.sampling.adaptive import Adaptive

@@ -22,7 +22,7 @@ from rbue.lab.cli import train as training
 from rbue.lab.cli.predict import read_image
 from rbue.lab.data import ImageSet
 from rbue.lab.methods import list_methods
-from rbue.lab.runs.training_runs import train_run
+from rbue.lab.runs.training import train_run
 
 
 def test_train_then_say_it_is_done(command):

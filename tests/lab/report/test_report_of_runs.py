@@ -236,8 +236,8 @@ def test_samples_are_drawn_against_what_they_bring(made_runs):
 
 
 def test_several_settings_get_a_section_each(own_runs):
-    from rbue.lab.runs.evaluation import evaluate_run
-    from rbue.lab.runs.training_runs import train_run
+    from rbue.lab.runs.measuring import evaluate_run
+    from rbue.lab.runs.training import train_run
 
     longer = config("single", epochs=2)
     train_run(longer, own_runs, CPU)

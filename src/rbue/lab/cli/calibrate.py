@@ -12,8 +12,8 @@ from rbue.lab.cli.options import RunsFolder
 from rbue.lab.cli.output import AsJson, percent, print_json, remark, say, table
 from rbue.lab.cli.progress import working
 from rbue.lab.cli.shift import labels_for
-from rbue.lab.runs.calibrating import at_a_bound, calibrate_run
 from rbue.lab.runs.folders import RunFolder
+from rbue.lab.runs.measuring import at_a_bound, calibrate_run
 
 EXAMPLE = "Example: rbue calibrate runs/digits/small_cnn/*\n\nExample: rbue calibrate 4f9d2c1a 0b1e55d2"
 SCORES = {"ECE": "ece", "NLL": "nll", "Brier": "brier"}

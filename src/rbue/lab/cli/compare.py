@@ -36,8 +36,8 @@ from rbue.lab.cli.progress import working
 from rbue.lab.cli.runs import is_readable
 from rbue.lab.cli.train import trained
 from rbue.lab.methods import list_methods
-from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.folders import RunFolder
+from rbue.lab.runs.measuring import evaluate_run
 
 EXAMPLE = (
     "Example: rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4 -o table.md\n\n"

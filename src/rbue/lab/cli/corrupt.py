@@ -18,7 +18,7 @@ from rbue.lab.cli.progress import working
 from rbue.lab.corruptions import contact_sheet, severity_strip
 from rbue.lab.corruptions.registry import find
 from rbue.lab.data.images import Bytes
-from rbue.lab.shift.preparing import check_size
+from rbue.lab.shift.corrupted_sets import check_size
 
 EXAMPLE = (
     "Example: rbue corrupt 7 --data cifar10 -o sheet.png\n\n"

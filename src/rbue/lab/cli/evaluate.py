@@ -11,8 +11,8 @@ from rbue.lab.cli.finding import HELP, find_run, settings_and_root
 from rbue.lab.cli.options import MethodName, Samples, Selection, device_named, given_settings, takes_selection
 from rbue.lab.cli.output import AsJson, duration, facts, number, percent, print_json, say
 from rbue.lab.cli.progress import working
-from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.folders import RunFolder
+from rbue.lab.runs.measuring import evaluate_run
 
 EXAMPLE = (
     "Example: rbue evaluate --data digits --method mc-droprelu:0.9 --samples 100\n\n"

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rbue.lab import data
 from rbue.lab.cli.output import duration, remark, stderr
 from rbue.lab.runs.folders import RunConfig
-from rbue.lab.runs.training_runs import Report
+from rbue.lab.runs.training import Report
 from rbue.lab.training import EpochReport
 
 SECONDS_BETWEEN_LINES = 5.0

@@ -13,7 +13,7 @@ from rbue.lab.cli.options import MethodName, Selection, check_engine, device_nam
 from rbue.lab.cli.output import AsJson, duration, number, percent, print_json, say, table
 from rbue.lab.cli.progress import training_progress
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.training_runs import train_run
+from rbue.lab.runs.training import train_run
 from rbue.lab.training.distribution import is_first
 from rbue.lab.training.engines import ENGINES
 

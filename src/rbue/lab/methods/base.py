@@ -8,7 +8,6 @@ and its fields in order: ``single``, ``mc-dropout:0.2``, ``deep-ensemble:4``, ``
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_che
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, did_you_mean
 from rbue.sampling.collect import SampleStream
 from rbue.sampling.outputs import class_scores
 
@@ -108,9 +107,8 @@ def parse(spec: str) -> Method:
     name, _, rest = spec.strip().partition(":")
     kind = _methods.get(name)
     if kind is None:
-        close = difflib.get_close_matches(name, _methods, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(list_methods())}."
-        raise InvalidInput(f"there is no method {name!r}: {hint}")
+        hint = did_you_mean(name, _methods)
+        raise InvalidInput(f"there is no method {name!r}{hint}; there are {', '.join(list_methods())}.")
     fields, hints = dataclasses.fields(kind), get_type_hints(kind)
     texts = [text.strip() for text in rest.split(",")] if rest else []
     if len(texts) > len(fields):

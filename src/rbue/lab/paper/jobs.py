@@ -11,8 +11,8 @@ from rbue.lab import data
 from rbue.lab.paper.definitions import Experiment
 from rbue.lab.paper.settings import Settings
 from rbue.lab.paper.shift_results import shift_is_done
-from rbue.lab.runs.calibrating import lacks_calibration
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
+from rbue.lab.runs.measuring import lacks_calibration
 
 StepKind = Literal["train", "clean", "shift"]
 STEPS: tuple[StepKind, ...] = ("train", "clean", "shift")

@@ -11,8 +11,8 @@ from typing import Any
 from rbue.lab.paper.experiments import get
 from rbue.lab.paper.settings import Settings, spread
 from rbue.lab.paper.shift_results import CORRUPTION_COUNT, Row, shift_rows
-from rbue.lab.runs.calibrating import is_calibration_of
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
+from rbue.lab.runs.measuring import is_calibration_of
 
 BySeverity = dict[int, dict[str, float]]
 """severity -> corruption -> value"""

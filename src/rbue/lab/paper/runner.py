@@ -18,9 +18,8 @@ from rbue.lab.paper.illustrations import is_illustrated, write_illustration
 from rbue.lab.paper.jobs import STEPS, Job, Step, is_trained, jobs_for
 from rbue.lab.paper.settings import Settings
 from rbue.lab.paper.shift_results import measure_shift
-from rbue.lab.runs.calibrating import calibrate_run
-from rbue.lab.runs.evaluation import evaluate_run
-from rbue.lab.runs.training_runs import Report, train_runs
+from rbue.lab.runs.measuring import calibrate_run, evaluate_run
+from rbue.lab.runs.training import Report, train_runs
 from rbue.lab.training import Diverged
 
 Tell = Callable[[str], None]

@@ -5,7 +5,6 @@ Names are those of the network itself, whatever wrapper it trains in.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from rbue.call_sites import innermost
 from rbue.errors import RbueError
-from rbue.files import write_bytes
+from rbue.files import read_safetensors, safetensors_bytes, write_bytes
 from rbue.lab.training.weights import apart, put_weights
 
-_WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
+_WEIGHTS, _MOMENTUM = "weights.", "momentum."
 _LARGEST_PIECE = 64 << 20
 """Bytes of tensors that are copied together: as much memory has to be free on the GPU."""
 
@@ -87,11 +85,11 @@ class CheckpointWriter:
     def start(self, tensors: dict[str, Tensor], progress: dict) -> None:
         """Begin to write a snapshot and the progress it belongs to, once the one before it is written."""
         self.finish()
-        self._writing = self._thread.submit(self._write, tensors, json.dumps(progress))
+        self._writing = self._thread.submit(self._write, tensors, dict(progress))
 
-    def _write(self, tensors: dict[str, Tensor], note: str) -> None:
+    def _write(self, tensors: dict[str, Tensor], progress: dict) -> None:
         start = time.perf_counter()
-        write_bytes(self.path, save(apart(tensors), {_META: note}))
+        write_bytes(self.path, safetensors_bytes(apart(tensors), progress))
         self.seconds = time.perf_counter() - start
 
     def finish(self) -> None:
@@ -141,10 +139,9 @@ def _refuse_other_settings(path: Path, noted: Mapping[str, Any], settings: Mappi
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
     """The tensors and the progress note of a file; nothing in it is ever executed."""
     try:
-        with safe_open(path, "pt") as file:
-            note = json.loads((file.metadata() or {}).get(_META, "null"))
+        tensors, note = read_safetensors(path)
         if not isinstance(note, dict) or not isinstance(note.get("epoch"), int):
             raise ValueError("it does not note an epoch")
-        return load_file(path), note
+        return tensors, note
     except (SafetensorError, OSError, ValueError) as error:
         raise RbueError(f"{path} is not a readable checkpoint ({error}); remove it to start again.") from error

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rbue.files import append_text, write_bytes
+from rbue.files import append_text, parse_json, write_bytes
 from rbue.lab.training.trainer import EpochReport
 
 
@@ -61,7 +61,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     entries: dict[int, dict[str, Any]] = {}
     for line in path.read_bytes().splitlines():
         try:
-            entry = json.loads(line.decode())
+            entry = parse_json(line.decode())
         except ValueError:  # neither UTF-8 nor JSON
             break
         if not (isinstance(entry, dict) and isinstance(entry.get("epoch"), int)):

@@ -1,7 +1,7 @@
 """The weights of a trained network: one safetensors file, or shards of at most a given size with an index.
 
 ``weights.safetensors``, or ``weights-00001-of-00003.safetensors`` ... and ``weights.index.json``, which names the file
-of every tensor. Nothing in these files is ever executed.
+of every tensor. Each file of weights carries its checksum. Nothing in these files is ever executed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rbue.call_sites import innermost
 from rbue.errors import InvalidInput, RbueError
-from rbue.files import read_json, write_bytes, write_json
+from rbue.files import read_json, read_safetensors, safetensors_bytes, write_bytes, write_json
 
 ONE_FILE, INDEX = "weights.safetensors", "weights.index.json"
 
@@ -27,11 +27,11 @@ def save_weights(folder: Path, network: nn.Module, shard_mib: int | None = None)
     tensors = apart(innermost(network).state_dict())
     shards = _divide(tensors, None if shard_mib is None else shard_mib << 20)
     if len(shards) == 1:
-        write_bytes(folder / ONE_FILE, save(tensors))
+        write_bytes(folder / ONE_FILE, safetensors_bytes(tensors))
         return
     files = [f"weights-{place:05}-of-{len(shards):05}.safetensors" for place in range(1, len(shards) + 1)]
     for file, shard in zip(files, shards, strict=True):
-        write_bytes(folder / file, save(shard))
+        write_bytes(folder / file, safetensors_bytes(shard))
     places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
     write_json(folder / INDEX, {"weight_map": places})
 
@@ -100,6 +100,6 @@ def _divide(tensors: dict[str, Tensor], limit: int | None) -> list[dict[str, Ten
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
+        return read_safetensors(path)[0]
+    except (SafetensorError, OSError, ValueError) as error:
         raise RbueError(f"{path} cannot be read ({error}); remove {path.parent} and train it again.") from error

@@ -14,7 +14,7 @@ from rbue import metrics
 from rbue.errors import RbueError
 from rbue.lab import data
 from rbue.lab.report.of_runs.reading import Record
-from rbue.lab.runs.stored_probs import belong_to, read_probs
+from rbue.lab.runs.folders import belong_to, read_probs
 
 
 @dataclass(frozen=True)
