@@ -3,7 +3,6 @@
 import sys
 import warnings
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 
 _BETWEEN = ("rbue", "torch", "contextlib", "importlib")
 """Packages whose lines may lie between the user's and the one that warns."""
@@ -51,6 +50,8 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 def _likeness(given: str, known: str) -> tuple[float, float]:
     """How alike a word is to another or a part of it, from 0 to 1; then to all of it."""
+    from difflib import SequenceMatcher  # only for this
+
     one, other = (word.lower().replace("-", "").replace("_", "") for word in (given, known))
     lengths = (len(one) - 1, len(one), len(one) + 1, len(other))
     ratios = [SequenceMatcher(None, one, other[:length]).ratio() for length in lengths if length > 0]

@@ -86,7 +86,7 @@ def test_sites(command, as_json, fails):
 def test_demo(command, monkeypatch, tmp_path):
     """Both parts, with less to train; the last line names the table that was written."""
     monkeypatch.setattr("rbue.lab.demo.main", lambda: print("shown"))
-    monkeypatch.setattr("rbue.lab.cli.demo.Selection", partial(Selection, epochs=1, batch=128, width=0.25))
+    monkeypatch.setattr("rbue.lab.cli.train.Selection", partial(Selection, epochs=1, batch=128, width=0.25))
     lines = command("demo", "--runs", tmp_path / "runs").stdout.splitlines()
     assert lines[0] == "shown"
     assert Path(lines[-1]) == tmp_path / "runs" / "comparison.md"

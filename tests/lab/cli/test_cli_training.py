@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from rbue.errors import InvalidInput
 from rbue.lab.cli import app
-from rbue.lab.cli import compare as comparing
+from rbue.lab.cli import train as comparing
 from rbue.lab.cli import train as training
-from rbue.lab.cli.predict import read_image
+from rbue.lab.cli.measure import read_image
 from rbue.lab.data import ImageSet
 from rbue.lab.methods import list_methods
 from rbue.lab.runs.training import train_run

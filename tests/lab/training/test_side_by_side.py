@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from rbue.lab.cli.progress import training_progress
+from rbue.lab.cli.output import training_progress
 from rbue.lab.runs import training as experiment
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import load_networks
