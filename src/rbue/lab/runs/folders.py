@@ -211,10 +211,10 @@ class RunFolder:
         path = self.path / f"{name}.json"
         if not path.exists():
             return None
-        self._refuse_damage(path)
         content = read_json(path)
         if not (isinstance(content, dict) and _ALWAYS_THERE.get(name, set()) <= content.keys()):
             raise RbueError(f"{path} has another form; remove it to have it made again.")
+        self._refuse_damage(path)
         return content
 
     def entries(self, name: str) -> dict[str, dict[str, Any]]:
@@ -254,8 +254,8 @@ class RunFolder:
                 return
             seen = noted  # to look again, as another process may just have written both files
         raise RbueError(
-            f"{path} is damaged, for it does not have the checksum that {self._noted.name} notes; remove it to have it "
-            f"made again, or remove {self._noted} if it was changed on purpose."
+            f"{path} cannot be read (it does not have the checksum that {self._noted.name} notes); remove it to have "
+            f"it made again, or {self._noted} if it was changed on purpose."
         )
 
 
