@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]
 
 from rbue.lab.corruptions import linear
 from rbue.lab.corruptions.batch import Batch, Floats, to_bytes
@@ -43,6 +42,8 @@ def zoom_blur(batch: Batch, largest: float) -> Bytes:
 
 def smooth(images: Floats, deviation: float) -> Floats:
     """A Gaussian over height and width of ``(B, H, W, ...)``; the border is repeated."""
+    from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]  # slow to load
+
     deviations = (0.0, deviation, deviation, *[0.0] * (images.ndim - 3))
     result: Floats = gaussian_filter(images, deviations, mode="nearest", truncate=4.0)
     return result

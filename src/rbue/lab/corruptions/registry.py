@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, did_you_mean
 from rbue.lab.data.images import Bytes
-from rbue.lab.data.problems import did_you_mean
 
 # The published files carry these names. A corruption's place in this list is part of its random key: only append.
 CORRUPTIONS = (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,14 +16,6 @@ class DataError(RbueError, RuntimeError):
 
 class CannotWrite(DataError):
     """A place that data cannot be written to: no room, no permission, something in the way."""
-
-
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'cifar10'?)`` when a known word is close to the given one, otherwise nothing."""
-    by_plain = {word.lower().replace("-", "").replace("_", ""): word for word in known}
-    plain = given.lower().replace("-", "").replace("_", "")
-    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.5)
-    return f" (did you mean {by_plain[close[0]]!r}?)" if close else ""
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, did_you_mean
 from rbue.lab.data.images import OFFICIAL, Bytes
-from rbue.lab.data.problems import did_you_mean
 from rbue.lab.data.progress import Progress
 from rbue.lab.data.sources import Source
 
