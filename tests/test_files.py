@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -130,7 +131,7 @@ def test_a_killed_process_has_nothing(tmp_path, monkeypatch):
     assert path.read_text().startswith(f"{process.pid} ")
     left = path.read_bytes()
     with locked(path):
-        pass
+        assert path.read_text().split() == [str(os.getpid()), platform.node()]
     path.write_bytes(left)
     monkeypatch.setattr(files.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
     with locked(path):  # its process can be seen to be gone

@@ -207,7 +207,7 @@ def _take(path: Path) -> int:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            file, is_new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), True
+            file, is_new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
         except FileExistsError:
             try:
                 file, is_new = os.open(path, os.O_RDWR), False
@@ -217,6 +217,7 @@ def _take(path: Path) -> int:
             in_use = _holder(path, file, is_new)
             # Its last owner may have removed it after it was opened here, and another one may have made it anew.
             if in_use is None and _is_at(path, file):
+                os.lseek(file, 0, os.SEEK_SET)
                 os.ftruncate(file, 0)
                 os.write(file, f"{os.getpid()} {platform.node()}\n".encode())
                 return file

@@ -66,8 +66,8 @@ def train(
     """
     check_engine(engine)
     config = selection.config(method)
-    way = Way(engine, together, shard_mib)
-    networks = trained(config, selection.runs, device_named(selection.device), way)
+    device = device_named(selection.device)
+    networks = trained(config, selection.runs, device, engine=engine, together=together, shard_mib=shard_mib)
     if not is_first():
         return
     run = RunFolder.of(config, selection.runs).path
@@ -87,15 +87,6 @@ def train(
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a run is trained; none of it changes what is trained."""
-
-    engine: str = "auto"
-    together: int = 1
-    shard_mib: int | None = None
-
-
-@dataclass(frozen=True)
 class Trained:
     """One network of a run: where it is, what training came to, and whether that happened now."""
 
@@ -105,15 +96,12 @@ class Trained:
     training: dict[str, Any]
 
 
-def trained(config: RunConfig, root: Path, device: torch.device, way: Way | None = None) -> list[Trained]:
-    """Train what is missing of a run and say what happened to each of its networks."""
-    way = way or Way()
+def trained(config: RunConfig, root: Path, device: torch.device, **how: Any) -> list[Trained]:
+    """Train what is missing of a run, as :func:`train_run` does, and say what happened to each of its networks."""
     members = config.members()
     before = [_outcome(RunFolder.of(member, root)) for member in members]
     with training_progress() as report:
-        folders = train_run(
-            config, root, device, report, engine=way.engine, together=way.together, shard_mib=way.shard_mib
-        )
+        folders = train_run(config, root, device, report, **how)
     if not is_first():
         return []
     return [
