@@ -27,7 +27,7 @@ import rbue
 from rbue import metrics
 from rbue.files import write_json
 from rbue.lab import data
-from rbue.lab.cli.finding import find_run, settings_and_root
+from rbue.lab.cli.options import find_run, settings_and_root
 from rbue.lab.environment import default_device, facts
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.runs.measuring import predict_images

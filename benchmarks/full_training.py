@@ -33,10 +33,10 @@ from rbue.files import write_json
 from rbue.lab import data
 from rbue.lab.environment import default_device, facts
 from rbue.lab.models.resnet18 import ResNet18
-from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.measuring import evaluate_run
 from rbue.lab.runs.networks import fresh_network
-from rbue.lab.runs.training_runs import batches_for, train_run, training_images
+from rbue.lab.runs.training import batches_for, train_run, training_images
 from rbue.lab.training import Recipe
 from rbue.lab.training.engines import engine_for
 from rbue.lab.training.step import TrainingStep

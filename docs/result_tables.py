@@ -13,8 +13,8 @@ from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.paper.experiments import METHODS
 from rbue.lab.paper.numbers import as_printed, paper_value
 from rbue.lab.paper.settings import Settings
-from rbue.lab.runs.evaluation import SAMPLE_COUNTS
 from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
+from rbue.lab.runs.measuring import SAMPLE_COUNTS
 from rbue.lab.training.trainer import read_log
 
 ROOT = Path(__file__).parent.parent

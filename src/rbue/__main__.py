@@ -1,6 +1,7 @@
 """``python -m rbue`` is the command ``rbue``."""
 
 import sys
+from collections.abc import Callable
 
 from rbue._version import __version__
 
@@ -11,12 +12,20 @@ def main() -> None:
         print(__version__)
         return
     try:
-        from rbue.lab.cli import main as command
+        _command()()
+    except KeyboardInterrupt:  # while torch is loaded; a verb says itself that it was stopped
+        print("rbue: stopped.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _command() -> Callable[[], None]:
+    try:
+        from rbue.lab.cli import main
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("rbue"):
             raise
         sys.exit(f"rbue: the command needs the package {error.name}; run pip install 'rbue[lab]'.")
-    command()
+    return main
 
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 import sys
 import warnings
+from collections.abc import Iterable
 from numbers import Integral
 
 _BETWEEN = ("rbue", "torch", "contextlib", "importlib")
 """Packages whose lines may lie between the user's and the one that warns."""
+
+_ALIKE = 0.6
+"""Words less alike than this, from 0 to 1, are no suggestion."""
 
 
 class RbueError(Exception):
@@ -44,3 +48,24 @@ def whole_number(value: object, name: str, *, least: int = 1, most: int | None =
         upper = "" if most is None else f" and at most {most}"
         raise InvalidInput(f"{name} is {number}; give a whole number of at least {least}{upper}.")
     return number
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'cifar10'?)`` if a known word is much like the given one, or begins so, or holds it; or nothing.
+
+    >>> did_you_mean("cifr10", ["digits", "cifar10", "cifar100"])
+    " (did you mean 'cifar10'?)"
+    """
+    closest = max(known, key=lambda word: _likeness(given, word), default="")
+    return f" (did you mean {closest!r}?)" if closest and _likeness(given, closest)[0] >= _ALIKE else ""
+
+
+def _likeness(given: str, known: str) -> tuple[float, float]:
+    """How alike a word is to another or a part of it, from 0 to 1; then to all of it."""
+    from difflib import SequenceMatcher  # only for this
+
+    one, other = (word.lower().replace("-", "").replace("_", "") for word in (given, known))
+    lengths = (len(one) - 1, len(one), len(one) + 1, len(other))
+    ratios = [SequenceMatcher(None, one, other[:length]).ratio() for length in lengths if length > 0]
+    held = float(len(one) > 2 and one in other)
+    return max(held, *ratios), SequenceMatcher(None, one, other).ratio()

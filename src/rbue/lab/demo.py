@@ -72,10 +72,10 @@ class SmallResNet(nn.Module):
         return self.head(F.avg_pool2d(x, 2).flatten(1))
 
 
-def train(network: nn.Module, data: Digits, epochs: int, rate: float) -> None:
+def train(network: nn.Module, data: Digits, epochs: int, learning_rate: float) -> None:
     """A plain training loop; nothing in it knows about random ReLUs."""
     network.train()
-    optimiser = torch.optim.Adam(network.parameters(), lr=rate)
+    optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
     for _ in range(epochs):
         for batch in torch.randperm(len(data.train_x)).split(64):
@@ -105,7 +105,7 @@ def conversion_table(plain: nn.Module, data: Digits) -> tuple[Table, nn.Module]:
     for heading in ("activation", "where", "converted only", "after fine-tuning"):
         table.add_column(heading, justify="left" if heading in ("activation", "where") else "right")
     longer = copy.deepcopy(plain)
-    train(longer, data, epochs=5, rate=1e-3)
+    train(longer, data, epochs=5, learning_rate=1e-3)
     table.add_row(
         "plain ReLU",
         "",
@@ -119,7 +119,7 @@ def conversion_table(plain: nn.Module, data: Digits) -> tuple[Table, nn.Module]:
         for where in ("all", "last"):
             network = rbue.convert(copy.deepcopy(plain), activation, where=where, example=data.test_x[:1])
             before = rbue.predict(network, data.test_x, samples=SAMPLES)
-            train(network, data, epochs=5, rate=1e-3)
+            train(network, data, epochs=5, learning_rate=1e-3)
             after = rbue.predict(network, data.test_x, samples=SAMPLES)
             table.add_row(name, where, score(before.probs, data.test_y), score(after.probs, data.test_y))
             if activation == rbue.DropReLU(0.9) and where == "all":
@@ -150,7 +150,7 @@ def main() -> None:
     data = Digits.load()
     plain = SmallResNet()
     with console.status("training a plain network on digits ..."):
-        train(plain, data, epochs=15, rate=3e-3)
+        train(plain, data, epochs=15, learning_rate=3e-3)
     console.print(f"Plain network: accuracy and ECE {score(plain_probs(plain, data.test_x), data.test_y)}\n")
     console.print("Its ReLU call sites, found by running it once:")
     console.print(f"{rbue.sites(plain, data.test_x[:1])}\n", highlight=False)

@@ -61,6 +61,7 @@ def test_a_bound_is_remarked(runs, command):
     entries = json.loads(file.read_text())
     entries["samples=4,seed=0"]["temperatures"][1] = 100.0
     file.write_text(json.dumps(entries))
+    file.with_name("checksums.json").unlink()
     result = command("calibrate", runs["single"])
     assert "no temperature from 0.01 to 100 is best for single" in result.stderr
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from rbue.errors import InvalidInput
 from rbue.lab import data, models
-from rbue.lab.runs.fitting import check_fits
+from rbue.lab.runs.networks import check_fits
 
 NETWORKS = """
 from torch import nn

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from rbue.lab.cli import app
 from rbue.lab.cli import shift as shifting
+from rbue.lab.cli.options import labels_for
 from rbue.lab.corruptions import corrupt, frost
 from rbue.lab.runs.folders import RunConfig
 
@@ -55,6 +56,13 @@ def shifted(shifted_once, tmp_path):
     return {method: copy / Path(folder).relative_to(root) for method, folder in folders.items()}
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    """As if there were no matplotlib, which draws for seconds."""
+    usual = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "matplotlib" else usual(name))
+
+
 def test_table_figures_and_progress(shifted, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     result = command("shift", *shifted.values(), *FEW, "-o", "out")
@@ -77,7 +85,7 @@ def test_table_figures_and_progress(shifted, command, monkeypatch):
     assert again.stdout == result.stdout
 
 
-def test_json_has_everything(shifted, as_json):
+def test_json_has_everything(shifted, as_json, no_figures):
     content = as_json("shift", shifted["mc-droprelu:0.9"], *FEW, "--adaptive", "--sample-seed", 2, "--no-cache")
     (run,) = content["runs"]
     assert (content["samples"], content["adaptive"], content["seed"]) == (4, True, 2)
@@ -97,7 +105,7 @@ def test_json_has_everything(shifted, as_json):
     assert as_json("shift", shifted["mc-droprelu:0.9"], *FEW)["runs"][0]["clean"]["samples"] == 4
 
 
-def test_runs_are_named_by_id_and_once(shifted, as_json):
+def test_runs_are_named_by_id_and_once(shifted, as_json, no_figures):
     identity = shifted["single"].name.rpartition("-")[2]
     content = as_json("shift", identity, shifted["single"], "--runs", "runs", *FEW)
     assert [run["label"] for run in content["runs"]] == ["single"]
@@ -121,7 +129,7 @@ def test_clean_results_are_the_start_of_the_curves(shifted, command, monkeypatch
 
 
 @pytest.mark.filterwarnings("always::rbue.errors.RbueWarning")
-def test_runs_on_different_images_are_not_shown_as_if_they_compared(shifted, command, as_json):
+def test_runs_on_different_images_are_not_shown_as_if_they_compared(shifted, command, no_figures):
     words = [shifted["single"], shifted["mc-droprelu:0.9"], "--corruptions", "fog,frost", "--severities", 1]
     result = command("shift", *words, "--samples", 4)
     assert "under 2 corruptions (generated, frost: drawn ice)" in result.stdout
@@ -135,6 +143,7 @@ def test_runs_on_different_images_are_not_shown_as_if_they_compared(shifted, com
     ):
         changed = [{**one, "variant": other} if one is row else one for one in content["rows"]]
         path.write_text(json.dumps({**content, "rows": changed}))
+        path.with_name("checksums.json").unlink(missing_ok=True)
         result = command("shift", *words, "--samples", 4)
         (said,) = (line for line in result.stderr.splitlines() if line.startswith("note:"))
         assert "single and mc-droprelu:0.9 were not measured on the same damaged images" in said
@@ -143,8 +152,8 @@ def test_runs_on_different_images_are_not_shown_as_if_they_compared(shifted, com
     assert "(generated, frost: drawn ice and photographs)" in result.stdout
 
 
-@pytest.mark.parametrize("columns", [40, 50, 60, 80, 120])
-def test_names_and_numbers_stay_whole_in_narrow_terminals(shifted, command, monkeypatch, columns):
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_names_and_numbers_stay_whole_in_narrow_terminals(shifted, command, monkeypatch, no_figures, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     words = ["shift", *shifted.values(), "--corruptions", "elastic_transform", "--severities", "1,5", "--samples", 4]
     shown = command(*words).stdout.splitlines()
@@ -153,18 +162,16 @@ def test_names_and_numbers_stay_whole_in_narrow_terminals(shifted, command, monk
     assert {"single", "deep-ensemble:2", "mc-droprelu:0.9"} <= {row[0] for row in rows if row}
     assert not any("…" in line for line in table)
     assert max(len(line) for line in table if not line.startswith("no room")) <= columns
-    left_out = {40: "hardest, worst", 50: "hardest, worst", 60: "hardest"}.get(columns)
+    left_out = {40: "hardest, worst", 60: "hardest"}.get(columns)
     assert [line for line in table if "no room" in line] == (
         [f"no room for {left_out}; --json has everything"] if left_out else []
     )
     assert any("hardest" in row for row in rows if "method" in row) == (columns >= 80)
 
 
-def test_without_matplotlib(shifted, command, monkeypatch):
-    usual = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "matplotlib" else usual(name))
+def test_without_matplotlib(shifted, command, no_figures):
     result = command("shift", shifted["single"], *FEW)
-    assert "pip install rbue[report]" in result.stderr
+    assert "pip install rbue[lab]" in result.stderr
     assert "single" in result.stdout
     assert not Path("shift").exists()
 
@@ -194,12 +201,12 @@ def test_labels_tell_runs_apart():
     def named(**changes):
         return RunConfig("digits", **{"method": "single", **changes})
 
-    assert shifting.labels_for([named(), named(method="svi")]) == ["single", "svi"]
-    assert shifting.labels_for([named(), named(model="vgg13")]) == ["single (small_cnn)", "single (vgg13)"]
-    assert shifting.labels_for([named(), named(seed=1)])[1] == "single (small_cnn, seed 1)"
-    wide = shifting.labels_for([named(), named(width=2.0)])
+    assert labels_for([named(), named(method="svi")]) == ["single", "svi"]
+    assert labels_for([named(), named(model="vgg13")]) == ["single (small_cnn)", "single (vgg13)"]
+    assert labels_for([named(), named(seed=1)])[1] == "single (small_cnn, seed 1)"
+    wide = labels_for([named(), named(width=2.0)])
     assert wide[0] != wide[1]
-    assert shifting.labels_for([named(), named()])[1].endswith(", 2)")
+    assert labels_for([named(), named()])[1].endswith(", 2)")
 
 
 def test_a_sheet_and_a_strip_of_a_file(command, fails):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import io
 import json
 import re
@@ -12,11 +14,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tiny_runs import TINY
 
+import rbue
 from rbue._version import __version__
 from rbue.lab.cli import output
 from rbue.lab.cli.app import main
@@ -86,7 +90,7 @@ def test_sites(command, as_json, fails):
 def test_demo(command, monkeypatch, tmp_path):
     """Both parts, with less to train; the last line names the table that was written."""
     monkeypatch.setattr("rbue.lab.demo.main", lambda: print("shown"))
-    monkeypatch.setattr("rbue.lab.cli.demo.Selection", partial(Selection, epochs=1, batch=128, width=0.25))
+    monkeypatch.setattr("rbue.lab.cli.train.Selection", partial(Selection, epochs=1, batch=128, width=0.25))
     lines = command("demo", "--runs", tmp_path / "runs").stdout.splitlines()
     assert lines[0] == "shown"
     assert Path(lines[-1]) == tmp_path / "runs" / "comparison.md"
@@ -199,6 +203,9 @@ def test_runs_without_weights_are_marked(command, as_json):
 
 
 def test_runs_that_are_none(fails, as_json):
+    Path("file").write_text("no folder")
+    for words in (["runs", "list"], ["runs", "show", "abc"], ["runs", "list", "--json"]):
+        assert "file is a file; give the folder that holds the runs" in fails(*words, "--runs", "file", code=2)
     assert as_json("runs", "list", "--runs", "nowhere") == {"runs": []}
     assert "there is no run 'abc'" in fails("runs", "show", "abc", code=2)
     project = Path("project")
@@ -254,11 +261,59 @@ def test_durations():
 
 
 def test_as_a_module(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "rbue.__main__", raising=False)
     monkeypatch.setattr(sys, "argv", ["rbue", "--version"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module("rbue", run_name="__main__")
-    assert end.value.code == 0
+    runpy.run_module("rbue", run_name="__main__")
     assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_a_stop_while_torch_is_loaded_is_one_line(monkeypatch, capsys):
+    def stop(name, *_):
+        if name == "rbue.lab.cli":
+            raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "rbue.lab.cli")
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=stop), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module("rbue.__main__").main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "rbue: stopped.\n"
+
+
+def test_the_command_loads_nothing_heavy_that_it_does_not_need():
+    """What takes a second to load is imported where it is used; the demonstration is a verb's only import."""
+    heavy = {"matplotlib", "scipy", "sklearn", "skimage", "pandas", "tensorboard"}
+    folder = Path(rbue.__file__).parent
+    for path in set(folder.rglob("*.py")) - {folder / "lab" / "demo.py"}:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            named = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition(".")[0] for name in named} & heavy, path
+
+
+def test_names_send_nothing_to_the_terminal(trained_once, command, fails, as_json, digit, tmp_path):
+    """A file or folder may be called anything."""
+    wild = "a\x1b[2J\x9b1m\u202e[bold]b\nc"
+    seen = "a\\x1b[2J\\x9b1m\\u202e[bold]b\\nc"
+    image = shutil.copy(digit, tmp_path / f"{wild}.png")
+    root = shutil.copytree(Path(trained_once).parents[2], tmp_path / wild)
+    run = root / Path(trained_once).relative_to(Path(trained_once).parents[2])
+    results = [
+        command("predict", trained_once, image),
+        command("runs", "list", "--runs", root),
+        command("runs", "show", run),
+        command("evaluate", run, "--samples", 4),
+    ]
+    for result in results:
+        assert seen in result.stdout
+    lines = [fails("runs", "show", wild, code=2), fails("runs", "remove", run, code=2)]
+    lines += [fails("predict", trained_once, tmp_path / f"{wild}.jpg", code=2)]
+    assert all("a\\x1b[2J" in line for line in lines)
+    for text in (*(result.output for result in results), *lines):
+        assert not set(text) & set("\x1b\x9b\u202e")
+    text = command("predict", trained_once, image, "--json").stdout
+    assert not set(text) & set("\x1b\x9b\u202e")
+    assert json.loads(text)["predictions"][0]["image"] == str(image)
 
 
 @pytest.mark.parametrize("words", [["train"], ["calibrate"], ["paper", "run"]])

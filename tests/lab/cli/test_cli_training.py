@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from tiny_runs import TINY
 from typer.testing import CliRunner
 
 from rbue.errors import InvalidInput
+from rbue.files import locked
 from rbue.lab.cli import app
-from rbue.lab.cli import compare as comparing
-from rbue.lab.cli import train as training
-from rbue.lab.cli.predict import read_image
+from rbue.lab.cli import train as verbs
+from rbue.lab.cli.measure import read_image
 from rbue.lab.data import ImageSet
 from rbue.lab.methods import list_methods
-from rbue.lab.runs.training_runs import train_run
+from rbue.lab.runs.training import train_run
 
 
 def test_train_then_say_it_is_done(command):
@@ -52,7 +53,7 @@ def test_how_to_train_reaches_the_training(command, monkeypatch):
         ways.append(way)
         return train_run(*words, **way)
 
-    monkeypatch.setattr(training, "train_run", noted)
+    monkeypatch.setattr(verbs, "train_run", noted)
     command("train", "--engine", "plain", "--together", 3, "--shard-mib", 7, *TINY)
     assert ways == [{"engine": "plain", "together": 3, "shard_mib": 7}]
 
@@ -168,23 +169,23 @@ def test_compare_refuses_before_training(fails):
 
 
 def test_lists_of_methods():
-    assert comparing.split_methods(None) == list_methods()
-    assert comparing.split_methods("single,mc-droprelu:0.9,last,svi") == ["single", "mc-droprelu:0.9,last", "svi"]
-    assert comparing.split_methods("mc-rrelu:0.1,0.2 single;svi") == ["mc-rrelu:0.1,0.2", "single", "svi"]
-    assert comparing.split_methods("mc-droprelu:0.9,mc-rrelus") == ["mc-droprelu:0.9", "mc-rrelus"]
+    assert verbs.split_methods(None) == list_methods()
+    assert verbs.split_methods("single,mc-droprelu:0.9,last,svi") == ["single", "mc-droprelu:0.9,last", "svi"]
+    assert verbs.split_methods("mc-rrelu:0.1,0.2 single;svi") == ["mc-rrelu:0.1,0.2", "single", "svi"]
+    assert verbs.split_methods("mc-droprelu:0.9,mc-rrelus") == ["mc-droprelu:0.9", "mc-rrelus"]
     with pytest.raises(InvalidInput, match="names no method"):
-        comparing.split_methods(" ")
+        verbs.split_methods(" ")
 
 
 def test_the_best_is_marked_where_methods_differ():
-    row = dict.fromkeys((column.key for column in comparing.COLUMNS), 1.0)
+    row = dict.fromkeys((column.key for column in verbs.COLUMNS), 1.0)
     other = {**row, "accuracy": 0.5, "ece": 0.5, "mean_jsd": None}
-    assert comparing.best_values([row, other]) == {"accuracy": 1.0, "ece": 0.5}
+    assert verbs.best_values([row, other]) == {"accuracy": 1.0, "ece": 0.5}
 
 
 def test_more_accuracy_and_diversity_are_better_and_less_of_all_else():
-    rows = [{column.key: value for column in comparing.COLUMNS} for value in (math.nan, 1.0, 0.5)]
-    best = comparing.best_values(rows)
+    rows = [{column.key: value for column in verbs.COLUMNS} for value in (math.nan, 1.0, 0.5)]
+    best = verbs.best_values(rows)
     assert {key for key, value in best.items() if value == 1.0} == {"accuracy", "mean_jsd", "mean_dis"}
     assert {key for key, value in best.items() if value == 0.5} == {"ece", "nll", "parameters", "training_seconds"}
 
@@ -311,6 +312,38 @@ def test_a_folder_without_test_images_is_refused_before_training(fails):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("name", ["weights.safetensors", "state.safetensors", "results.json"])
+def test_a_flipped_byte_is_noticed(name, as_json, fails, command):
+    run = Path(as_json("train", *TINY)["run"])
+    command("evaluate", run)
+    path = run / name
+    content = bytearray(path.read_bytes())
+    place = len(content) - 10 if path.suffix == ".safetensors" else content.index(b"0.") + 3
+    content[place] ^= 1
+    path.write_bytes(content)
+    if name == "state.safetensors":
+        (run / "training.json").unlink()  # to be continued
+    else:
+        (run / "probs.npy").unlink()  # to be measured again
+    words = ["train", *TINY] if name == "state.safetensors" else ["evaluate", run]
+    said = fails(*words, code=1)
+    assert str(path) in said
+    assert "checksum" in said
+    assert "; remove " in said
+
+
+def test_two_processes_on_one_run(as_json, fails, command):
+    run = Path(as_json("train", *TINY)["run"])
+    log = (run / "log.jsonl").read_bytes()
+    (run / "training.json").unlink()
+    with locked(run / ".lock"):
+        for words in (["train", *TINY], ["runs", "remove", run, "--yes"]):
+            assert f"{run} is in use by process {os.getpid()}; wait until that has ended." in fails(*words, code=1)
+    assert (run / "log.jsonl").read_bytes() == log
+    command("train", *TINY)
+    assert len((run / "log.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_file_where_the_runs_should_be(fails):
     Path("runs").write_text("in the way")
     assert "could not be written" in fails("train", *TINY, code=1)
@@ -334,7 +367,7 @@ def test_interruption(command, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "train_run", stop)
+    monkeypatch.setattr(verbs, "train_run", stop)
     result = command("train", *TINY, code=130)
     assert "the same command continues" in result.stderr
     assert result.stdout == ""

@@ -14,11 +14,10 @@ from rbue.call_sites import convert, seed
 from rbue.errors import InvalidInput
 from rbue.lab import data, methods
 from rbue.lab.methods import base
-from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.measuring import predict_images
+from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
-from rbue.lab.runs.training_runs import train_run
+from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 from rbue.sampling.collect import collect
 

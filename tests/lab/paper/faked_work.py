@@ -12,7 +12,7 @@ from rbue.lab.runs.folders import RunFolder
 
 
 class FakeWork:
-    """Stands in for `rbue.lab.runs.training_runs` and `rbue.lab.shift`, and counts what is done."""
+    """Stands in for `rbue.lab.runs.training` and `rbue.lab.shift`, and counts what is done."""
 
     def __init__(self, monkeypatch, seconds=60.0):
         self.now, self.seconds = 0.0, seconds

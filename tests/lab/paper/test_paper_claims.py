@@ -288,8 +288,8 @@ def test_coverage_and_single_runs_stand_with_a_verdict(tmp_path, monkeypatch):
     FakeWork(monkeypatch)
     settings = Settings(models=("resnet18",), methods=RATES)
     run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
-    path = RunFolder.of(settings.config("cifar10", "resnet18", RATES[0], 0), tmp_path).path / "results.json"
-    path.write_text(path.read_text().replace('"accuracy": 0.9,', '"accuracy": 0.99,'))
+    folder = RunFolder.of(settings.config("cifar10", "resnet18", RATES[0], 0), tmp_path)
+    folder.write("results", {key: {**one, "accuracy": 0.99} for key, one in folder.read("results").items()})
 
     judged = judge(BY_ID["best-q-resnet-densenet"], Measured(tmp_path, settings))
     assert judged.measured.covered_word == "false, 6 of 24 cases"

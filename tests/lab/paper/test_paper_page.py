@@ -245,7 +245,7 @@ def test_corruptions_that_are_missing_are_counted(tmp_path):
     assert gather(wanted[0], settings, tmp_path).missing == ()
     (path,) = tmp_path.rglob("shift.json")
     content = read_json(path)
-    write_json(path, {**content, "rows": content["rows"][:1]})
+    RunFolder(path.parent).write("shift", {**content, "rows": content["rows"][:1]})
     assert gather(wanted[0], settings, tmp_path).missing == ("densenet121 single under corruptions: 94 of 95",)
     assert "94 of 95" in page_of(tmp_path, settings, wanted)
 

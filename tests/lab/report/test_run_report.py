@@ -150,6 +150,7 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(own_runs, name, content
     path.unlink()
     if content is not None:
         path.write_bytes(content)
+        path.with_name("checksums.json").unlink()
     report = report_on(records_of(own_runs), device=CPU, pictures=name == "probs.npy")
     assert sum(said in one and "single" in one for one in report.missing) == 1
     assert "mc-droprelu:0.9" in report.page.markdown()
@@ -161,6 +162,7 @@ def test_other_test_images_are_not_drawn(own_runs):
     for entry in content.values():
         entry["data"]["sha256"]["images"] = "0" * 64
     path.write_text(json.dumps(content))
+    path.with_name("checksums.json").unlink()
     report = report_on(records_of(own_runs), device=CPU)
     assert any("other test images" in one for one in report.missing)
 
@@ -234,8 +236,8 @@ def test_samples_are_drawn_against_what_they_bring(made_runs):
 
 
 def test_several_settings_get_a_section_each(own_runs):
-    from rbue.lab.runs.evaluation import evaluate_run
-    from rbue.lab.runs.training_runs import train_run
+    from rbue.lab.runs.measuring import evaluate_run
+    from rbue.lab.runs.training import train_run
 
     longer = config("single", epochs=2)
     train_run(longer, own_runs, CPU)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rbue.lab.environment import facts
-from rbue.lab.runs.evaluation import evaluate_run
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.training_runs import train_run
+from rbue.lab.runs.measuring import evaluate_run
+from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 
 CPU = "cpu"

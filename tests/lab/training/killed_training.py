@@ -17,7 +17,7 @@ from torch.utils import tensorboard  # noqa: F401 (what is slow happens once, be
 
 from rbue.lab import data, environment
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.training_runs import train_run
+from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 
 torch.set_num_threads(1)  # a forked process must not wait for threads that stayed with its parent

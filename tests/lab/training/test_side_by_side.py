@@ -6,11 +6,11 @@ import weakref
 import pytest
 import torch
 
-from rbue.lab.cli.progress import training_progress
-from rbue.lab.runs import training_runs as experiment
+from rbue.lab.cli.output import training_progress
+from rbue.lab.runs import training as experiment
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import load_networks
-from rbue.lab.runs.training_runs import train_runs
+from rbue.lab.runs.training import train_runs
 from rbue.lab.training import Diverged, EpochReport, recipe_for
 
 CPU = torch.device("cpu")

@@ -19,23 +19,9 @@ import typer
 
 from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.lab.cli import (
-    calibrate,
-    compare,
-    corrupt,
-    data,
-    demo,
-    evaluate,
-    paper,
-    predict,
-    report,
-    runs,
-    shift,
-    show,
-    train,
-)
-from rbue.lab.cli.output import complain, remark
-from rbue.lab.cli.paragraphs import Flowing
+from rbue.lab.cli import inventory, measure, paper, runs, shift, train
+from rbue.lab.cli.options import takes_selection
+from rbue.lab.cli.output import Flowing, complain, remark
 
 DEBUG = "--debug"
 
@@ -75,9 +61,50 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4",
 )
-for verb in (demo, train, evaluate, compare, calibrate, shift, predict, report, corrupt, show):
-    verb.add_to(app)
-app.add_typer(data.app, name="data")
+_VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
+    (train.demo, ("rbue demo",)),
+    (takes_selection(train.train), ("rbue train --data digits --model small_cnn --method mc-droprelu:0.9",)),
+    (
+        takes_selection(measure.evaluate),
+        (
+            "rbue evaluate --data digits --method mc-droprelu:0.9 --samples 100",
+            "rbue evaluate runs/digits/small_cnn/single-seed0-4f9d2c1a",
+        ),
+    ),
+    (
+        takes_selection(train.compare),
+        (
+            "rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4 -o table.md",
+            "rbue compare --methods 'mc-droprelu:0.9,all mc-droprelu:0.9,last'",
+        ),
+    ),
+    (measure.calibrate, ("rbue calibrate runs/digits/small_cnn/*", "rbue calibrate 4f9d2c1a 0b1e55d2")),
+    (
+        shift.shift,
+        (
+            "rbue shift runs/cifar10/resnet18/* -o figures",
+            "rbue shift 4f9d2c1a 0b1e55d2 --corruptions shot_noise,fog --severities 1,5",
+        ),
+    ),
+    (
+        measure.predict,
+        ("rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png",),
+    ),
+    (runs.report, ("rbue report runs -o report.html", "rbue report runs/digits/small_cnn -o table.tex")),
+    (
+        shift.corrupt,
+        ("rbue corrupt 7 --data cifar10 -o sheet.png", "rbue corrupt cat.png --corruption shot_noise -o strip.png"),
+    ),
+    (inventory.models, ("rbue models",)),
+    (inventory.methods, ("rbue methods",)),
+    (inventory.sites, ("rbue sites resnet18 --shape 3,64,64",)),
+    (inventory.env, ("rbue env",)),
+)
+"""The verbs that stand alone, in the order of the help, with examples."""
+
+for verb, examples in _VERBS:
+    app.command(epilog="\n\n".join(f"Example: {example}" for example in examples))(verb)
+app.add_typer(inventory.app, name="data")
 app.add_typer(runs.app, name="runs")
 app.add_typer(paper.app, name="paper")
 

@@ -1,22 +1,25 @@
-"""The settings that say which run is meant, shared by the verbs that train and measure."""
+"""What users type: the settings of a run or the run itself, a device, an image file."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
 import typer
+from PIL import Image
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, RbueError
 from rbue.lab.environment import default_device
-from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs
 from rbue.lab.training import recipe_for
 from rbue.lab.training.engines import ENGINES
 
+RUN_HELP = "A run folder, or the eight-digit id at its end."
 RECIPE = "Recipe (what is left out follows the data set)"
 DATA = "Data"
 
@@ -133,3 +136,75 @@ def _fractions(text: str | None) -> tuple[float, ...] | None:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise InvalidInput(f"--milestones must be numbers with commas, such as 0.45,0.9, not {text!r}.") from None
+
+
+def find_run(text: str, root: Path) -> RunFolder:
+    """The one run that a text names."""
+    path = Path(text).expanduser()
+    if (path / "config.json").is_file():
+        return RunFolder(path)
+    found = [run for run in find_runs(root) if text and run.path.name.endswith(f"-{text}")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InvalidInput(f"{text!r} names {len(found)} runs in {root}; give the folder of one of them.")
+    raise InvalidInput(f"there is no run {text!r}, neither as a folder nor as an id in {root}; see `rbue runs list`.")
+
+
+def settings_and_root(run: RunFolder) -> tuple[RunConfig, Path]:
+    """The settings of a run and the folder of all runs it lies in, where members of an ensemble lie too."""
+    config = run.config()
+    path = run.path.resolve()
+    root = path.parents[2] if len(path.parents) > 2 else path
+    expected = RunFolder.of(config, root).path
+    if path != expected:
+        raise RbueError(
+            f"{run.path} was renamed or its config.json changed: these settings belong into "
+            f".../{expected.relative_to(root)}; move it there."
+        )
+    return config, _as_typed(root, run.path)
+
+
+def _as_typed(root: Path, path: Path) -> Path:
+    """The root relative to here if the run was given so."""
+    return root if path.is_absolute() or not root.is_relative_to(Path.cwd()) else root.relative_to(Path.cwd())
+
+
+def find_all(texts: Sequence[str], runs: Path) -> list[tuple[RunConfig, Path]]:
+    """The settings and roots of the runs that some texts name, each once; a root is as it was typed first."""
+    named = [settings_and_root(find_run(text, runs)) for text in texts]
+    roots = {root.resolve(): root for _, root in reversed(named)}
+    return list(dict.fromkeys((config, roots[root.resolve()]) for config, root in named))
+
+
+def labels_for(configs: Sequence[RunConfig]) -> list[str]:
+    """A name for each run: its method, and as much more as it takes to tell the runs of one data set apart."""
+    parts = [(config.model, f"seed {config.seed}", config.id) for config in configs]
+    for count in range(4):  # from none of the three to all
+        labels = [
+            config.method + (f" ({', '.join(more[:count])})" if count else "")
+            for config, more in zip(configs, parts, strict=True)
+        ]
+        if len({(config.data, label) for config, label in zip(configs, labels, strict=True)}) == len(configs):
+            return labels
+    return [f"{label[:-1]}, {place})" for place, label in enumerate(labels, 1)]  # the same run in two roots
+
+
+@contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """An image file with 8 bits a channel and no transparency, or a sentence about what is wrong with it."""
+    try:
+        with Image.open(path) as image:
+            if image.mode not in ("1", "L", "P", "RGB") or "transparency" in image.info:
+                raise InvalidInput(
+                    f"{path} is an image of mode {image.mode} or has transparency; save it as 8-bit grey or RGB."
+                )
+            yield image
+    except InvalidInput:
+        raise
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no file {path}.") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        unknown = "cannot identify" in str(error)
+        reason = "unknown format" if unknown else getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(f"{path} is not an image that can be read ({reason}).") from error

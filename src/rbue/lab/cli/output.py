@@ -1,12 +1,19 @@
-"""What is shown: tables or one JSON document on stdout; remarks and complaints on stderr."""
+"""What is shown: tables or one JSON document on stdout; remarks, complaints and progress on stderr.
+
+Text goes to a terminal, and some of it was not written here: names of files, runs and classes. :func:`visible` shows
+its control characters instead of sending them.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -15,12 +22,20 @@ from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
+from typer.core import TyperGroup
+
+from rbue.lab import data
+from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.training import Report
+from rbue.lab.training import EpochReport
 
 PIPE_WIDTH = 200
 """Width of tables that go into a file or a pipe, so that no cell is cut."""
 
 SECONDS_OF_A_DAY = 86_400
+SECONDS_BETWEEN_LINES = 5.0
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
@@ -40,19 +55,39 @@ def _console(file: TextIO) -> Console:
     return Console(file=file, width=wide, highlight=False)
 
 
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What a terminal obeys, or by which it turns text around; not the line feed."""
+
+
+def visible(text: str) -> str:
+    r"""Text with its control characters as Python writes them.
+
+    >>> print(visible("a\x1b[2Jb\n"))
+    a\x1b[2Jb\n
+    """
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text).replace("\n", "\\n")
+
+
+def as_markup(text: str) -> str:
+    """Text to be shown as it is by rich."""
+    return escape(visible(text))
+
+
 def say(text: str) -> None:
-    """Print a line as it is, never broken; a path can be copied from it."""
-    stdout().print(escape(text), soft_wrap=True)
+    """Print a line as it is, never broken; a path can be copied from it. Line feeds may stand around it."""
+    inside = text.strip("\n")
+    before, _, after = text.partition(inside) if inside else ("", "", text)
+    stdout().print(f"{before}{as_markup(inside)}{after}", soft_wrap=True)
 
 
 def remark(text: str) -> None:
     """Say something beside the result."""
-    stderr().print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
+    stderr().print(f"[dim]{as_markup(text)}[/dim]", soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """Say what went wrong."""
-    stderr().print(f"[bold red]error:[/bold red] {escape(text)}", soft_wrap=True)
+    stderr().print(f"[bold red]error:[/bold red] {as_markup(text)}", soft_wrap=True)
 
 
 def print_json(content: Any) -> None:
@@ -62,7 +97,8 @@ def print_json(content: Any) -> None:
 
 def as_json(content: Any) -> str:
     """Readable JSON; paths become text, and numbers that JSON does not know (NaN, infinity) become null."""
-    return json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
 def _plain(value: Any) -> Any:
@@ -83,7 +119,7 @@ _GAP = 2  # between columns, one of which is their border
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Print a table; columns named in ``right`` hold numbers. Cells are shown as they are, without markup."""
-    console, rows = stdout(), [tuple(row) for row in rows]
+    console, rows = stdout(), [tuple(map(visible, row)) for row in rows]
     widths = _whole_words(headings, rows, console.width - _GAP * (len(headings) - 1))
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
     for heading, width in zip(headings, widths, strict=True):
@@ -92,7 +128,7 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], ri
         shown.add_column(heading, justify=side, overflow="fold", no_wrap=first, width=width)  # type: ignore[arg-type]
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
-    console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
+    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
     console.print(shown)
 
 
@@ -148,7 +184,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> None:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in pairs:
-        grid.add_row(name, escape(value))
+        grid.add_row(as_markup(name), as_markup(value))
     stdout().print(grid)
 
 
@@ -172,3 +208,95 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+@contextmanager
+def training_progress() -> Iterator[Report]:
+    """A function to tell of every epoch: loss, accuracy and time left."""
+    console = stderr()
+    if not console.is_terminal:
+        yield lambda config, epoch: remark(f"{_name(config)}: {_state(config, epoch)}")
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+        waiting = bars.add_task("first epoch", total=None, state="")
+
+        def report(config: RunConfig, epoch: EpochReport) -> None:
+            bars.update(waiting, visible=False)
+            total = config.recipe.epochs
+            task = tasks.setdefault(config.id, TaskID(-1))
+            if task == -1:
+                task = tasks[config.id] = bars.add_task(as_markup(_name(config)), total=total, state="")
+            bars.update(task, completed=epoch.epoch + 1, state=_state(config, epoch))
+
+        try:
+            yield report
+        finally:
+            bars.update(waiting, visible=False)
+
+
+def _name(config: RunConfig) -> str:
+    return f"{config.method} seed {config.seed}"
+
+
+def _state(config: RunConfig, epoch: EpochReport) -> str:
+    done, total = epoch.epoch + 1, config.recipe.epochs
+    text = f"epoch {done}/{total}, loss {epoch.loss:.4f}, accuracy {100 * epoch.accuracy:.2f} %"
+    left = (total - done) * epoch.seconds * epoch.side_by_side
+    return text if done == total else f"{text}, {duration(left)} left"
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something without steps is going on."""
+    console = stderr()
+    if console.is_terminal:
+        with console.status(as_markup(what)):
+            yield
+    else:
+        remark(what)
+        yield
+
+
+@contextmanager
+def data_progress() -> Iterator[data.Progress]:
+    """A function to tell of bytes and images done."""
+    console = stderr()
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(as_markup(what), total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield report
+
+
+class _Lines:
+    """A line when something begins or ends, and every few seconds between."""
+
+    def __init__(self) -> None:
+        self._what, self._time = "", 0.0
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if what != self._what or done == total or now - self._time > SECONDS_BETWEEN_LINES:
+            self._what, self._time = what, now
+            remark(f"{what}: {done:,}" + (f" of {total:,}" if total is not None else ""))
+
+
+class Flowing(TyperGroup):
+    """A group of verbs; typer keeps the line breaks of a docstring but in its first paragraph, here none is kept."""
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """The verb, with each paragraph of its help in one line."""
+        verb = super().get_command(ctx, name)
+        if verb is not None and verb.help:
+            verb.help = "\n\n".join(" ".join(part.split()) for part in verb.help.split("\n\n"))
+        return verb

@@ -10,11 +10,22 @@ from typing import Annotated
 import typer
 
 from rbue.errors import InvalidInput
-from rbue.lab.cli.compare import split_methods
 from rbue.lab.cli.options import DeviceName, RunsFolder, check_engine, device_named, was_typed
-from rbue.lab.cli.output import AsJson, complain, duration, print_json, remark, say, stdout, table
-from rbue.lab.cli.paragraphs import Flowing
-from rbue.lab.cli.progress import data_progress, training_progress, working
+from rbue.lab.cli.output import (
+    AsJson,
+    Flowing,
+    complain,
+    data_progress,
+    duration,
+    print_json,
+    remark,
+    say,
+    stdout,
+    table,
+    training_progress,
+    working,
+)
+from rbue.lab.cli.train import split_methods
 from rbue.lab.paper.claims import judge_all
 from rbue.lab.paper.experiments import EXPERIMENTS, MODELS, Experiment, chosen
 from rbue.lab.paper.illustrations import is_illustrated

@@ -1,4 +1,4 @@
-"""``rbue shift``: trained runs on damaged test images."""
+"""``rbue shift`` and ``rbue corrupt``: trained runs on damaged test images, and a picture of the damage."""
 
 from __future__ import annotations
 
@@ -9,35 +9,52 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
-from rich.markup import escape
 
 from rbue.errors import InvalidInput, warn
 from rbue.files import write_bytes
-from rbue.lab.cli.finding import HELP, find_run, settings_and_root
-from rbue.lab.cli.options import DeviceName, RunsFolder, Samples, device_named
-from rbue.lab.cli.output import AsJson, methods_table, number, percent, print_json, print_methods, remark, say, stdout
-from rbue.lab.cli.progress import data_progress
-from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
+from rbue.lab import data
+from rbue.lab.cli.options import (
+    RUN_HELP,
+    DeviceName,
+    RunsFolder,
+    Samples,
+    device_named,
+    find_all,
+    labels_for,
+    open_image,
+)
+from rbue.lab.cli.output import (
+    AsJson,
+    as_markup,
+    data_progress,
+    methods_table,
+    number,
+    percent,
+    print_json,
+    print_methods,
+    remark,
+    say,
+    stdout,
+    working,
+)
+from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES, contact_sheet, severity_strip
+from rbue.lab.corruptions.corrupting import find
+from rbue.lab.data.images import Bytes
 from rbue.lab.report.figure_style import svg
 from rbue.lab.report.figures import severity_boxes, severity_medians
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.shift import Row, Setting, by_severity, clean_result, shift_runs, summarise
+from rbue.lab.shift.corrupted_sets import check_size
 from rbue.sampling.adaptive import Adaptive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-EXAMPLE = (
-    "Example: rbue shift runs/cifar10/resnet18/* -o figures\n\n"
-    "Example: rbue shift 4f9d2c1a 0b1e55d2 --corruptions shot_noise,fog --severities 1,5"
-)
 DOTS_PER_INCH = 200
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog=EXAMPLE)(shift)
+SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+LONGEST_SIDE = 512
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,7 @@ class Measured:
 
 
 def shift(
-    where: Annotated[list[str], typer.Argument(metavar="RUN...", help=HELP)],
+    where: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN_HELP)],
     corruptions: Annotated[
         str | None, typer.Option(help="Names with commas.", show_default=f"all {len(CORRUPTIONS)}")
     ] = None,
@@ -76,9 +93,7 @@ def shift(
     names, levels = names_in(corruptions), levels_in(severities)
     setting = Setting(samples, sample_seed, Adaptive() if adaptive else None)
     place = device_named(device)
-    named = [settings_and_root(find_run(text, runs)) for text in where]
-    roots = {root.resolve(): root for _, root in reversed(named)}
-    found = list(dict.fromkeys((config, roots[root.resolve()]) for config, root in named))
+    found = find_all(where, runs)
     rows: dict[tuple[RunConfig, Path], list[Row]] = {}
     with data_progress() as progress:
         for root in dict.fromkeys(root for _, root in found):
@@ -123,19 +138,6 @@ def levels_in(text: str) -> list[int]:
             "`rbue evaluate` measures the clean images, which are severity 0."
         )
     return [int(part) for part in parts]
-
-
-def labels_for(configs: Sequence[RunConfig]) -> list[str]:
-    """A name for each run: its method, and as much more as it takes to tell the runs of one data set apart."""
-    parts = [(config.model, f"seed {config.seed}", config.id) for config in configs]
-    for count in range(4):  # from none of the three to all
-        labels = [
-            config.method + (f" ({', '.join(more[:count])})" if count else "")
-            for config, more in zip(configs, parts, strict=True)
-        ]
-        if len({(config.data, label) for config, label in zip(configs, labels, strict=True)}) == len(configs):
-            return labels
-    return [f"{label[:-1]}, {place})" for place, label in enumerate(labels, 1)]  # the same run in two roots
 
 
 def write_figures(outcome: Sequence[Measured], folder: Path) -> list[Path]:
@@ -215,7 +217,7 @@ def _show(runs: Sequence[Measured]) -> None:
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("hardest", no_wrap=True)
     for run in runs:
-        label = escape(run.label)
+        label = as_markup(run.label)
         if run.clean is not None:
             shown.add_row(label, "clean", percent(run.clean["accuracy"]), "", number(run.clean["ece"]), "", "")
             label = ""
@@ -228,6 +230,56 @@ def _show(runs: Sequence[Measured]) -> None:
     kinds = len({row["corruption"] for run in runs for row in run.rows})
     images = _made_how([row for run in runs for row in run.rows])
     title = f"{runs[0].config.data} under {kinds} corruption{'s' if kinds != 1 else ''} ({images})"
-    console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
+    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
     print_methods(console, shown, less_important=("hardest", "worst"))
     console.print("[dim]mean and worst over the corruptions; hardest: the one of lowest accuracy[/dim]", soft_wrap=True)
+
+
+def corrupt(
+    image: Annotated[str, typer.Argument(help="An image file, or the number of a test image of --data.")],
+    data_name: Annotated[str, typer.Option("--data", help="Data set of a numbered image.")] = "cifar10",
+    corruption: Annotated[
+        str | None, typer.Option(help="One corruption, in a row.", show_default="all, on a sheet")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the damage; test sets have 0.")] = 0,
+    tile: Annotated[int, typer.Option(min=16, max=1024, help="Pixels an image gets in the picture.")] = 96,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .png, .jpg or .webp.")] = Path(
+        "corruptions.png"
+    ),
+) -> None:
+    """Show one image under all 19 corruptions at severities 1 to 5, or under one at severities 0 to 5."""
+    if output.suffix.lower() not in SUFFIXES:
+        raise InvalidInput(f"the picture cannot be written to {output}; end its name in {', '.join(SUFFIXES)}.")
+    if corruption is not None:
+        find(corruption)
+    index = int(image) if image.isdecimal() else 0
+    pixels = numbered_image(data_name, index) if image.isdecimal() else small_image(Path(image))
+    with working("corrupting"):
+        if corruption is None:
+            picture = contact_sheet(pixels, seed=seed, index=index, tile=tile)
+        else:
+            picture = severity_strip(pixels, corruption, seed=seed, index=index, tile=tile)
+    content = io.BytesIO()
+    picture.save(content, SUFFIXES[output.suffix.lower()])
+    write_bytes(output, content.getvalue())
+    say(str(output))
+
+
+def numbered_image(name: str, index: int) -> Bytes:
+    """The pixels of a test image."""
+    images = data.load(name, "test")
+    check_size(images)
+    if index >= len(images):
+        raise InvalidInput(f"there is no test image {index} of {name}; its {len(images):,} are numbered from 0.")
+    return np.asarray(images.images[index])
+
+
+def small_image(path: Path) -> Bytes:
+    """The pixels of an image file, RGB."""
+    with open_image(path) as image:
+        if max(image.size) > LONGEST_SIDE:
+            raise InvalidInput(
+                f"{path} has {image.size[0]}x{image.size[1]} pixels; the corruptions are those of small images, "
+                f"make it at most {LONGEST_SIDE} pixels high and wide first."
+            )
+        return np.asarray(image.convert("RGB"))

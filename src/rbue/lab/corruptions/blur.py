@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse  # type: ignore[import-untyped]
-from scipy.ndimage import gaussian_filter, zoom  # type: ignore[import-untyped]
 
 from rbue.lab.corruptions.corrupting import Batch, Floats, corruption, to_bytes
 from rbue.lab.data.images import Bytes
+
+if TYPE_CHECKING:
+    from scipy import sparse  # type: ignore[import-untyped]
 
 # ImageMagick cuts off at 16 bits, not 8: what is this close below a grey level counts as that level.
 _ALMOST = 0.0019
@@ -58,6 +59,8 @@ def gaussian_blur(batch: Batch, std: float) -> Bytes:
 def smooth(images: Floats, std: float) -> Floats:
     """A Gaussian over height and width of ``(B, H, W, ...)``; the border is repeated."""
     stds = (0.0, std, std, *[0.0] * (images.ndim - 3))
+    from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]  # slow to load
+
     result: Floats = gaussian_filter(images, stds, mode="nearest", truncate=4.0)
     return result
 
@@ -166,6 +169,8 @@ def apply_map(matrix: sparse.csr_array, images: NDArray[Any]) -> Floats:
 @lru_cache(maxsize=64)
 def enlargement_map(height: int, width: int, factor: float) -> sparse.csr_array:
     """The middle of an image, enlarged by ``factor`` with linear interpolation and cut to the old size."""
+    from scipy import sparse
+
     return sparse.csr_array(sparse.kron(_enlarge_line(height, factor), _enlarge_line(width, factor), format="csr"))
 
 
@@ -173,6 +178,8 @@ def enlargement_map(height: int, width: int, factor: float) -> sparse.csr_array:
 def _mean_enlargement_map(height: int, width: int, largest: float, step: float = 0.01) -> sparse.csr_array:
     """The mean of an image and its enlargements by ``1, 1 + step, ...`` below ``largest``."""
     factors = np.arange(1.0, largest, step)
+    from scipy import sparse
+
     total = sparse.eye_array(height * width, format="csr")
     for factor in factors:
         total = total + enlargement_map(height, width, float(factor))
@@ -183,6 +190,9 @@ def _enlarge_line(length: int, factor: float) -> sparse.csr_array:
     """The matrix of one axis: what scipy's ``zoom`` makes of each unit vector."""
     kept = int(np.ceil(length / factor))
     first = (length - kept) // 2
+    from scipy import sparse
+    from scipy.ndimage import zoom
+
     enlarged = zoom(np.eye(length)[first : first + kept], (factor, 1.0), order=1)
     surplus = (len(enlarged) - length) // 2
     return sparse.csr_array(enlarged[surplus : surplus + length])

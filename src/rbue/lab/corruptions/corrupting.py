@@ -22,9 +22,8 @@ import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import ArrayLike, NDArray
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, did_you_mean
 from rbue.lab.data.images import Bytes
-from rbue.lab.data.registry import did_you_mean
 
 # The published files carry these names. A corruption's place in this list is part of its random key: only append.
 CORRUPTIONS = (

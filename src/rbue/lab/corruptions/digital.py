@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]
 
 from rbue.lab.corruptions.corrupting import Batch, Floats, corruption, to_bytes
 from rbue.lab.data.images import Bytes
@@ -81,6 +80,8 @@ def elastic_transform(batch: Batch, strength: float, smoothing: float, jitter: f
     noise in ±1, smoothed by a Gaussian of ``smoothing`` and times ``strength``. Values between pixels are interpolated
     linearly, each time; beyond the border the image is mirrored.
     """
+    from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]  # slow to load
+
     height, width = batch.size
     side = min(height, width)
     sources = _affine_sources(batch.uniform(-jitter * side, jitter * side, 3, 2), height, width)

@@ -20,8 +20,6 @@ from threading import Lock
 import numpy as np
 from numpy.random import Generator, Philox
 from PIL import Image
-from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]
-from scipy.spatial import cKDTree  # type: ignore[import-untyped]
 
 from rbue.lab.corruptions.corrupting import Batch, Floats, corruption
 from rbue.lab.data.images import Bytes
@@ -158,6 +156,9 @@ def ice() -> tuple[Bytes, ...]:
 
 
 def _pane(number: int, crystals: int, spacing: float, clear: float, tint: tuple[float, float, float]) -> Bytes:
+    from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]  # slow to load
+    from scipy.spatial import cKDTree  # type: ignore[import-untyped]
+
     random = Generator(Philox(key=number))
     seeds = random.random((crystals, 2)) * _ICE_SIZE
     directions = random.random(crystals) * 2 * np.pi
@@ -185,6 +186,8 @@ def _pane(number: int, crystals: int, spacing: float, clear: float, tint: tuple[
 
 def _patches(random: Generator, clear: float) -> Floats:
     """1 where ice has grown, 0 on about a share ``clear`` of the pane, with soft borders."""
+    from scipy.ndimage import gaussian_filter
+
     field = gaussian_filter(random.standard_normal(_ICE_SIZE), 25.0, mode="wrap")
     low, high = np.quantile(field, [clear * 0.6, min(1.0, clear * 1.6)])
     smooth: Floats = np.clip((field - low) / (high - low), 0.0, 1.0)

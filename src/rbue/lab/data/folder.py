@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from rbue.errors import did_you_mean
 from rbue.lab.data.images import Bytes, ImageSet, channel_statistics
-from rbue.lab.data.registry import FOLDER_PREFIX, DataError, check_split, did_you_mean
+from rbue.lab.data.registry import FOLDER_PREFIX, DataError, check_split
 
 SPLITS = ("train", "test")
 _TEST_EVERY = 5

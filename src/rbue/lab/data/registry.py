@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, did_you_mean
 from rbue.lab.data.images import OFFICIAL, Bytes
 
 if TYPE_CHECKING:
@@ -185,14 +184,6 @@ def check_split(name: str, split: str, known: Iterable[str]) -> None:
         raise InvalidInput(
             f"{name} has no split {split!r}{did_you_mean(split, known)}; it has {' and '.join(known)}{hint}."
         )
-
-
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'cifar10'?)`` when a known word is close to the given one, otherwise nothing."""
-    by_plain = {word.lower().replace("-", "").replace("_", ""): word for word in known}
-    plain = given.lower().replace("-", "").replace("_", "")
-    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.5)
-    return f" (did you mean {by_plain[close[0]]!r}?)" if close else ""
 
 
 def _discover() -> None:

@@ -180,9 +180,8 @@ def _kind(text: str, spec: str) -> tuple[str, type[Method], str]:
         return name, _methods[name], rest
     own, _, settings = rest.partition(":")
     if not all(part.isidentifier() for part in (*name.split("."), own)):
-        close = difflib.get_close_matches(name, _methods, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(list_methods())}."
-        raise InvalidInput(f"there is no method {name!r}: {hint}")
+        hint = did_you_mean(name, _methods)
+        raise InvalidInput(f"there is no method {name!r}{hint}; there are {', '.join(list_methods())}.")
     kind = find_own(name, own, spec)
     if not (isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)):
         raise InvalidInput(f"{name}:{own} is no method; it must be a frozen dataclass below rbue.lab.methods.Method.")

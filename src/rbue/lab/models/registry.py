@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from importlib import import_module
 from numbers import Integral
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, did_you_mean
 
 Factory = Callable[..., nn.Module]
 _F = TypeVar("_F", bound=Factory)
@@ -82,7 +81,7 @@ def create(name: str, classes: int = 10, channels: int = 3, width: float = 1.0) 
     if name not in _factories:
         known = list_models()
         raise InvalidInput(
-            f"there is no network called {name!r}{_did_you_mean(name, known)}; there are {', '.join(known)}, or give "
+            f"there is no network called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}, or give "
             "package.module:factory for one of your own."
         )
     return _factories[name](**wanted)
@@ -147,7 +146,7 @@ def find_own(place: str, attribute: str, spec: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError as error:
-        hint = _did_you_mean(attribute, (key for key in dir(module) if not key.startswith("_")))
+        hint = did_you_mean(attribute, (key for key in dir(module) if not key.startswith("_")))
         raise InvalidInput(
             f"module {module.__name__!r} has no {attribute!r}{hint}; {spec!r} must name something defined in "
             f"{module.__file__ or 'it'}."
@@ -179,12 +178,6 @@ def _accepted(factory: Callable[..., Any], wanted: dict[str, Any], spec: str) ->
 def _at_least_one(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise InvalidInput(f"{name} is {value!r}; give a whole number of at least 1.")
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    by_lower = {key.lower(): key for key in known}
-    near = get_close_matches(word.lower(), by_lower, n=1)
-    return f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
 
 
 def _a_kind(value: object) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
-from itertools import takewhile
 from typing import Literal
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, did_you_mean
 
 Measure = Literal["clean", "diversity", "shift"]
 
@@ -287,8 +285,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 )
 
 IDS = tuple(experiment.id for experiment in EXPERIMENTS)
-ALIKE = 0.6
-"""Names less alike than this are no suggestion."""
 
 
 def get(name: str) -> Experiment:
@@ -296,16 +292,8 @@ def get(name: str) -> Experiment:
     for experiment in EXPERIMENTS:
         if experiment.id == name:
             return experiment
-    close = max(IDS, key=lambda one: _likeness(name.lower(), one))
-    hint = f" (did you mean {close!r}?)" if _likeness(name.lower(), close)[0] >= ALIKE else ""
+    hint = did_you_mean(name, IDS)
     raise InvalidInput(f"the paper has no experiment {name!r}{hint}; `rbue paper list` shows all of them.")
-
-
-def _likeness(name: str, id_: str) -> tuple[float, int]:
-    """How alike a name is to an id or to a beginning of it, and then how many letters they begin with in common."""
-    ratios = (SequenceMatcher(None, name, id_[:length]).ratio() for length in range(1, len(id_) + 1))
-    shared = takewhile(lambda letters: letters[0] == letters[1], zip(name, id_, strict=False))
-    return max(ratios), sum(1 for _ in shared)
 
 
 def chosen(names: Iterable[str]) -> tuple[Experiment, ...]:

@@ -22,9 +22,8 @@ from rbue.lab import data
 from rbue.lab.report import figures
 from rbue.lab.report.page import Bar, Block, Card, Cards, FigureBlock, FigureGrid, Text
 from rbue.lab.report.run_records import Record
-from rbue.lab.runs.folders import other_stream
+from rbue.lab.runs.folders import belong_to, other_stream, read_probs
 from rbue.lab.runs.networks import load_networks
-from rbue.lab.runs.stored_probs import belong_to, read_probs
 from rbue.lab.training import Normalise
 from rbue.sampling.collect import collect
 

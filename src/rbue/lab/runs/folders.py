@@ -10,23 +10,32 @@
         results.json         measurements, one entry for each number of samples and seed
         probs.npy            mean probabilities of the test images, float16, of the last entry of results.json
         calibration.json     scores before and after temperature scaling, under the same names as results.json
+        shift.json, shift/   measurements on corrupted images (:mod:`rbue.lab.shift`)
+        checksums.json       of training.json, results.json, calibration.json and shift.json
+        .lock                there while a process writes
 
-Every file is written whole or not at all. The same settings lead to the same folder, so a second command continues the
-run or finds it done, and an ensemble finds members that were trained before.
+Every file is written whole or not at all, by one process at a time. The same settings lead to the same folder, so a
+second command continues the run or finds it done, and an ensemble finds members that were trained before.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError
-from rbue.files import read_json, write_json
+from rbue.files import checksum, json_bytes, locked, read_json, write_bytes, write_json
 from rbue.lab.methods import Method, parse, spec_of
 from rbue.lab.training.checkpoint import INDEX, ONE_FILE
 from rbue.lab.training.recipe import Recipe, real_number, whole_number
@@ -181,12 +190,30 @@ class RunFolder:
         if noted is None:
             write_json(self._config, config.as_json())
 
+    @contextmanager
+    def locked(self, wait: float = 30.0) -> Iterator[None]:
+        """Be the only process that writes here, or raise :class:`rbue.files.InUse`; a folder left empty goes again.
+
+        To add a result takes no time, so that is worth to wait for; a training, which takes hours, is not.
+        """
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            with locked(self.path / ".lock", wait):
+                yield
+        finally:
+            for folder in made:
+                with suppress(OSError):
+                    folder.rmdir()
+
     def read(self, name: str) -> Any:
         """The content of ``<name>.json``, or None if it is not there."""
         path = self.path / f"{name}.json"
-        content = read_json(path) if path.exists() else None
-        if content is not None and not (isinstance(content, dict) and _ALWAYS_THERE.get(name, set()) <= content.keys()):
+        if not path.exists():
+            return None
+        content = read_json(path)
+        if not (isinstance(content, dict) and _ALWAYS_THERE.get(name, set()) <= content.keys()):
             raise RbueError(f"{path} has another form; remove it to have it made again.")
+        self._refuse_damage(path)
         return content
 
     def entries(self, name: str) -> dict[str, dict[str, Any]]:
@@ -197,12 +224,44 @@ class RunFolder:
         return found
 
     def write(self, name: str, content: Any) -> None:
-        """Write ``<name>.json``."""
-        write_json(self.path / f"{name}.json", content)
+        """Write ``<name>.json``; the folder should be locked for it.
+
+        Its checksum comes first, beside that of the file it replaces: whenever this is stopped, the file has one of the
+        two.
+        """
+        path, text, noted = self.path / f"{name}.json", json_bytes(content), self._checksums()
+        here = [checksum_of(path)] if path.exists() else []
+        kept = [one for one in noted.get(path.name, here) if one in here]
+        write_json(self._noted, {**noted, path.name: [*kept, checksum(text)]})
+        write_bytes(path, text)
+
+    @property
+    def _noted(self) -> Path:
+        return self.path / "checksums.json"
+
+    def _checksums(self) -> dict[str, list[str]]:
+        """The checksums that files may have, by name; runs from before they were noted have none."""
+        content = read_json(self._noted, "remove it") if self._noted.exists() else {}
+        if not isinstance(content, dict) or not all(isinstance(sums, list) for sums in content.values()):
+            raise RbueError(f"{self._noted} has another form; remove it.")
+        return content
+
+    def _refuse_damage(self, path: Path) -> None:
+        seen: list[str] | None = []
+        while (noted := self._checksums().get(path.name)) != seen:
+            if noted is None or checksum_of(path) in noted:
+                return
+            seen = noted  # to look again, as another process may just have written both files
+        raise RbueError(
+            f"{path} cannot be read (it does not have the checksum that {self._noted.name} notes); remove it to have "
+            f"it made again, or {self._noted} if it was changed on purpose."
+        )
 
 
 def find_runs(root: Path) -> Iterator[RunFolder]:
-    """Every run folder below ``root``, in order of their names."""
+    """Every run folder below ``root``, in order of their names; none if that is not there."""
+    if root.exists() and not root.is_dir():
+        raise InvalidInput(f"{root} is a file; give the folder that holds the runs.")
     for config in sorted(root.glob("**/config.json")):
         yield RunFolder(config.parent)
 
@@ -222,3 +281,64 @@ def other_stream(config: RunConfig, measured: Mapping[str, Any]) -> str:
 
 def _as_name(text: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
+
+
+# Mean probabilities of a set of images, in ``float16``: enough for ensembles and reports without a network.
+
+SMALLEST_HALF = np.float16(2.0**-24)
+
+
+def probs_bytes(probs: NDArray[np.float32]) -> bytes:
+    """The file that keeps mean probabilities ``(N, C)``.
+
+    None becomes 0, which would make the NLL of an ensemble infinite: what is too small for ``float16`` is raised to its
+    smallest number, 6e-8.
+    """
+    buffer = io.BytesIO()
+    np.save(buffer, np.maximum(probs.astype(np.float16), SMALLEST_HALF), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def write_probs(path: Path, probs: NDArray[np.float32]) -> str:
+    """Keep mean probabilities; gives the checksum of the file, for the measurement they belong to."""
+    content = probs_bytes(probs)
+    write_bytes(path, content)
+    return checksum(content)
+
+
+def checksum_of(path: Path) -> str:
+    """The checksum of a file."""
+    return checksum(path.read_bytes())
+
+
+def belong_to(path: Path, result: Mapping[str, Any]) -> bool:
+    """Whether kept probabilities are those of a measurement: two files, between which a command may be stopped.
+
+    One from before it noted them is believed.
+    """
+    return result.get("probs_sha256") in (None, checksum_of(path))
+
+
+def read_probs(path: Path) -> NDArray[np.float32]:
+    """Mean probabilities kept earlier, summing to one again after their rounding."""
+    try:
+        with path.open("rb") as file:
+            stored = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise RbueError(f"{path} cannot be read ({error}); remove it to have it made again.") from error
+    if not isinstance(stored, np.ndarray) or stored.dtype.kind != "f":
+        what = stored.dtype if isinstance(stored, np.ndarray) else "several arrays"
+        raise RbueError(f"{path} holds {what} instead of floats; remove it to have it made again.")
+    if stored.ndim != 2:
+        raise RbueError(
+            f"{path} has shape {stored.shape} instead of (images, classes); remove it to have it made again."
+        )
+    probs = stored.astype(np.float32)
+    sums = probs.sum(1, keepdims=True)
+    wrong = np.flatnonzero(~((probs >= 0).all(1) & (sums[:, 0] > 0) & np.isfinite(sums[:, 0])))
+    if len(wrong):
+        raise RbueError(
+            f"{path} holds no probabilities in {len(wrong)} of {len(probs)} rows, the first of them row {wrong[0]}; "
+            "remove it to have it made again."
+        )
+    return probs / sums

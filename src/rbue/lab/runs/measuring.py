@@ -1,26 +1,49 @@
-"""Predict a set of images with the networks of a run, and measure the prediction."""
+"""Predict images with the networks of a run, measure the prediction, and keep what came out in the run's folder.
+
+:func:`evaluate_run` measures a trained run on its test images. :func:`calibrate_run` scales what was measured by a
+temperature, without a network.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rbue import metrics
+from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import evaluating
+from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
-from rbue.lab.runs.folders import RunConfig
+from rbue.lab.environment import facts
+from rbue.lab.runs.folders import (
+    RunConfig,
+    RunFolder,
+    belong_to,
+    checksum_of,
+    other_stream,
+    read_probs,
+    result_key,
+    write_probs,
+)
+from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
 from rbue.lab.training import Normalise
-from rbue.prediction import Prediction, concatenate
+from rbue.prediction import Prediction, concatenate, of_samples
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleStream, collect, collect_at
 
 BATCH_PIXELS = {"cpu": 500 << 10, "cuda": 10_000 << 10}
 """Pixels of the images that are predicted at once: 500 of CIFAR's on a CPU; all 10,000 on a GPU, so that one draw of
 weights serves them all. Streams make smaller passes of them."""
+SAMPLE_COUNTS = (1, 4, 10, 30)
+"""Numbers of samples at which a stochastic method is measured on the way to all of them."""
 DIVERSITY_SAMPLES = 4
 """JSD and DIS compare the first four samples, or the members of an ensemble (paper §4.4)."""
 
@@ -120,4 +143,255 @@ def diversity(first: Prediction) -> dict[str, object]:
         "max_dis": float(metrics.max_pairwise(dis)),
         "jsd": jsd.tolist(),
         "dis": dis.tolist(),
+    }
+
+
+def evaluate_run(
+    config: RunConfig, root: Path, device: torch.device, samples: int = 100, seed: int = 0
+) -> dict[str, Any]:
+    """Measure a trained run on the test images and keep the result in its folder.
+
+    What was measured before is given again, unless another version of the random stream drew it, a folder of images
+    has other test images by now, or the stored probabilities were removed. An ensemble some of whose members' weights
+    are elsewhere is combined from stored probabilities.
+    """
+    refuse_other_images(config, root)
+    warn_of_changed_code(config, root)
+    folder = RunFolder.of(config, root)
+    key = result_key(samples, seed)
+    known = folder.entries("results")
+    if key in known:
+        outdated = _outdated(config, known[key])
+        networks_here = all(RunFolder.of(member, root).has_weights for member in config.members())
+        if not outdated and (folder.probs.exists() or not networks_here):
+            return dict(known[key])
+        if not folder.has_weights and config.parsed.networks == 1:
+            raise RbueError(
+                f"{folder.path} was measured {outdated}; its weights are not kept in this folder to measure it again."
+            )
+    return _measured(config, root, device, samples, seed)
+
+
+def _outdated(config: RunConfig, result: dict[str, Any]) -> str:
+    """Why a measurement is not the one that would be made now, in words; empty if it is."""
+    streams = other_stream(config, result)
+    if streams:
+        return f"with {streams}"
+    if config.data.startswith("folder:") and _other_images(result, data.load(config.data, "test")):
+        return f"on other test images than {config.data} holds now"
+    return ""
+
+
+def _other_images(result: dict[str, Any], images: data.ImageSet) -> bool:
+    """Whether a measurement is about other test images or labels; one that does not say is taken for the same."""
+    noted = dict(result.get("data") or {}).get("sha256")
+    return noted is not None and noted != images.record()["sha256"]
+
+
+def _measured(config: RunConfig, root: Path, device: torch.device, samples: int, seed: int) -> dict[str, Any]:
+    folder = RunFolder.of(config, root)
+    images = data.load(config.data, "test")
+    labels = torch.from_numpy(images.labels).to(device)
+    stored = _from_members(config, root, device, samples, seed, images)
+    if stored is not None:
+        first, prediction = stored
+        curve: list[dict[str, float]] = []
+    else:
+        networks = load_networks(config, root, device)
+        limit = config.parsed.limit
+        counts = [*(count for count in SAMPLE_COUNTS if count < samples and limit is None), samples]
+        compared = limit or DIVERSITY_SAMPLES
+        *fewer, prediction = predict_images_at(config, networks, images, counts, seed, device, keep=compared)
+        first = prediction
+        if samples < compared:
+            first = predict_images(config, networks, images, compared, seed, device, return_samples=True)
+        curve = [{"samples": int(one.samples_used[0]), **measure(one, labels)} for one in fewer]
+    training = [RunFolder.of(member, root).read("training") for member in config.members()]
+    result = {
+        **measure(prediction, labels),
+        **diversity(first),
+        "parameters": sum(entry["parameters"] for entry in training),
+        "training_seconds": sum(entry["seconds"] for entry in training),
+        "samples": int(prediction.samples_used[0]),
+        "by_samples": curve,
+        "combined_from": "networks" if stored is None else "stored probabilities",
+        "seed": seed,
+        "device": device.type,
+        "stream_version": prediction.stream_version,
+        "data": images.record(),
+        "environment": facts(),
+    }
+    key = result_key(samples, seed)
+    with folder.locked():
+        folder.open(config, facts())
+        result["probs_sha256"] = write_probs(folder.probs, prediction.probs.cpu().numpy())
+        others = {name: one for name, one in folder.entries("results").items() if name != key}
+        folder.write("results", {**others, key: result})  # the last one is that of the stored probabilities
+    return result
+
+
+def _from_members(
+    config: RunConfig, root: Path, device: torch.device, samples: int, seed: int, images: data.ImageSet
+) -> tuple[Prediction, Prediction] | None:
+    """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
+
+    Members whose weights are here are measured first, which stores theirs.
+
+    Returns:
+        The prediction of all members, and that of as many as samples are asked for.
+
+    Raises:
+        RbueError: a member was measured on other images, and its weights to measure it again are elsewhere.
+    """
+    members = [(member, RunFolder.of(member, root)) for member in config.members()]
+    folders = [folder for _, folder in members]
+    if len(folders) == 1 or all(folder.has_weights for folder in folders):
+        return None
+    if not all(folder.has_weights or folder.probs.exists() for folder in folders):
+        return None
+    for member, folder in members:
+        if not _has_answers(folder, images):
+            if not folder.has_weights:
+                raise RbueError(
+                    f"{folder.path} was measured on other test images than {config.data} holds here, or not to the "
+                    f"end; its weights are not kept in this folder to measure it again for {config.method}."
+                )
+            _measured(member, root, device, samples, seed)
+    probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
+    return of_samples(probs), of_samples(probs[:samples])
+
+
+def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
+    """Whether the probabilities stored in a folder are those of its last measurement, on these images."""
+    if not folder.probs.exists():
+        return False
+    results = folder.entries("results")
+    last = list(results.values())[-1] if results else {}
+    if _other_images(last, images) or not belong_to(folder.probs, last):
+        return False
+    return read_probs(folder.probs).shape == (len(images), len(images.classes))
+
+
+# Temperature scaling. There is no held-out set in the paper's recipe, so the temperatures come from the test images
+# themselves, by a two-fold cross-fit: each half is scaled by the temperature that the other half asks for, and no image
+# by one that saw its label. The paper does not do this; what comes out stands apart from its rows, in calibration.json.
+
+FILE = "calibration"
+FOLDS, FOLD_SEED, BINS = 2, 0, 30
+ROUNDING = 2e-3
+"""``float16`` moves a probability by at most 2^-11 of it, and with it a Brier score by less than this."""
+
+
+def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
+    """Scale the stored probabilities of a run and keep the scores before and after in its folder.
+
+    What was made from the same probabilities before is kept as it is.
+
+    Returns:
+        The name of the measurement in ``results.json`` that the probabilities belong to, and its new entry.
+
+    Raises:
+        RbueError: in one sentence, what is missing or does not fit.
+    """
+    folder = RunFolder.of(config, root)
+    key, result = _last_result(folder)
+    if not folder.probs.is_file():
+        raise RbueError(
+            f"{folder.probs} is not there; `rbue evaluate {folder.path}` makes it again where the weights are."
+        )
+    checksum = checksum_of(folder.probs)
+    known = folder.entries(FILE)
+    if _made_from(known.get(key)) == checksum:
+        return key, known[key]
+    images = data.load(config.data, "test")
+    probs, labels = _matching(folder, result, images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RbueWarning)  # a temperature at a bound says the same, and is kept
+        scaled = cross_fitted(probs, labels, FOLDS, FOLD_SEED)
+    entry = {
+        "before": _scores(probs, labels),
+        "after": _scores(scaled.probs, labels),
+        "temperatures": list(scaled.temperatures),
+        "bounds": [Temperature.LOWEST, Temperature.HIGHEST],
+        "folds": FOLDS,
+        "fold_seed": FOLD_SEED,
+        "fitted_on": "the other half of the test images",
+        "bins": BINS,
+        "samples": result.get("samples"),
+        "seed": result.get("seed"),
+        "probs": {"file": folder.probs.name, "sha256": checksum},
+        "data": images.record(),
+        "environment": facts(),
+    }
+    with folder.locked():
+        folder.write(FILE, {**folder.entries(FILE), key: entry})
+    return key, entry
+
+
+def lacks_calibration(folder: RunFolder, key: str) -> bool:
+    """Whether a measurement could be calibrated from the stored probabilities and is not yet."""
+    results = folder.entries("results")
+    if not results or list(results)[-1] != key or not folder.probs.is_file():
+        return False
+    known = folder.entries(FILE)
+    return key not in known or _made_from(known[key]) not in (None, checksum_of(folder.probs))
+
+
+def is_calibration_of(entry: dict[str, Any], result: dict[str, Any]) -> bool:
+    """Whether an entry was made from the probabilities of a measurement, as far as both say."""
+    return _made_from(entry) is None or result.get("probs_sha256") in (None, _made_from(entry))
+
+
+def _made_from(entry: dict[str, Any] | None) -> str | None:
+    """The checksum of the probabilities that an entry was made from."""
+    return dict(dict(entry or {}).get("probs") or {}).get("sha256")
+
+
+def at_a_bound(entry: dict[str, Any]) -> bool:
+    """Whether no temperature within the bounds was best: every image right, or the answers no better than chance."""
+    return any(temperature in entry["bounds"] for temperature in entry["temperatures"])
+
+
+def _last_result(folder: RunFolder) -> tuple[str, dict[str, Any]]:
+    """The measurement the stored probabilities belong to: each one writes them anew and comes last."""
+    results = folder.entries("results")
+    if not results:
+        raise RbueError(f"{folder.path} is not measured yet; run `rbue evaluate {folder.path}` first.")
+    return list(results.items())[-1]
+
+
+def _matching(folder: RunFolder, result: dict[str, Any], images: data.ImageSet) -> tuple[Tensor, Tensor]:
+    """Stored probabilities in ``float64`` and labels, after checking that both belong to a measurement."""
+    if _other_images(result, images):
+        raise RbueError(
+            f"{folder.path} was measured on other test images of {images.name} than those on this machine; "
+            "calibrate it where it was measured."
+        )
+    stored = read_probs(folder.probs)
+    if stored.shape != (len(images), len(images.classes)):
+        raise RbueError(
+            f"{folder.probs} has shape {stored.shape}, which does not fit {images!r}; "
+            f"remove {folder.path / 'results.json'} and run `rbue evaluate {folder.path}`."
+        )
+    probs, labels = torch.from_numpy(stored).double(), torch.from_numpy(images.labels)
+    if not belong_to(folder.probs, result):
+        raise RbueError(
+            f"{folder.probs} does not have the checksum that results.json notes: it is of another measurement; remove "
+            f"{folder.path / 'results.json'} and run `rbue evaluate {folder.path}`."
+        )
+    noted, found = result.get("brier"), float(metrics.brier(probs, labels))
+    if noted is not None and not abs(noted - found) < ROUNDING:
+        raise RbueError(
+            f"{folder.probs} has a Brier score of {found:.4f}, but results.json says {noted:.4f}: it is of another "
+            f"measurement; remove {folder.path / 'results.json'} and run `rbue evaluate {folder.path}`."
+        )
+    return probs, labels
+
+
+def _scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
+    return {
+        "accuracy": float(metrics.accuracy(probs, labels)),
+        "ece": float(metrics.ece(probs, labels, BINS)),
+        "nll": float(metrics.nll(probs, labels)),
+        "brier": float(metrics.brier(probs, labels)),
     }

@@ -4,10 +4,8 @@
 damaged images. What was measured lies in the run folders; asking again continues with what is missing.
 """
 
-from rbue.lab.shift.evaluating import shift_run, shift_runs
-from rbue.lab.shift.rows import Cell, Row, ShiftStore
-from rbue.lab.shift.settings import Setting
-from rbue.lab.shift.summary import Summary, by_severity, clean_result, summarise
+from rbue.lab.shift.measuring import shift_run, shift_runs
+from rbue.lab.shift.rows import Cell, Row, Setting, ShiftStore, Summary, by_severity, clean_result, summarise
 
 __all__ = [
     "Cell",

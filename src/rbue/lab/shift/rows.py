@@ -1,6 +1,6 @@
-"""What is kept of a run under corruptions, in its folder.
+"""What is kept of a run under corruptions: one row for each corruption, severity and way of drawing samples.
 
-``shift.json`` holds ``rows``, one for each corruption, severity and setting, and the ``environments`` they come from.
+``shift.json`` in the run folder holds the ``rows`` and the ``environments`` they come from.
 ``shift/CORRUPTION-SEVERITY.npy`` holds the mean probabilities of the latest measurement, float16, one row an image,
 from which ensembles are combined. A row notes the checksums of that file (``probs_sha256``) and of the clean images and
 labels (``clean_sha256``); one from before they were noted is believed.
@@ -8,21 +8,32 @@ labels (``clean_sha256``); one from before they were noted is believed.
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rbue.errors import RbueError
+from rbue.errors import InvalidInput, RbueError, warn
+from rbue.files import checksum
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.environment import facts
-from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
-from rbue.lab.runs.stored_probs import belong_to, checksum, file_content, read_probs, write_probs
-from rbue.lab.shift.settings import Setting
+from rbue.lab.runs.folders import (
+    RunConfig,
+    RunFolder,
+    belong_to,
+    other_stream,
+    probs_bytes,
+    read_probs,
+    result_key,
+    write_probs,
+)
+from rbue.lab.runs.measuring import usable_samples
+from rbue.sampling.adaptive import Adaptive
 
 Row = dict[str, Any]
 
@@ -35,6 +46,49 @@ _NEEDED: dict[str, tuple[type, ...]] = {
     "labels_sha256": (str,),
 }
 """What every row has, and of which types."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How predictions are drawn.
+
+    Attributes:
+        samples: random passes for each image; with ``adaptive`` the most it may take.
+        seed: of the passes.
+        adaptive: when to stop earlier.
+    """
+
+    samples: int = 100
+    seed: int = 0
+    adaptive: Adaptive | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InvalidInput(f"samples must be at least 1, but is {self.samples}.")
+
+    def count(self, config: RunConfig) -> int:
+        """The passes this method can use of those asked for."""
+        return usable_samples(config, self.samples)
+
+    def facts(self, config: RunConfig) -> dict[str, int | str | None]:
+        """What was asked for, as written in a row; rows that agree in it belong together.
+
+        Both are None for a method that gave every sample it has, since nothing random is left then: it need not be
+        measured again for another number or seed. An adaptive setting is a text,
+        ``adaptive:MOST,TOLERANCE,CONFIDENCE,FIRST``.
+
+        >>> Setting(100, seed=3).facts(RunConfig(method="mc-droprelu"))
+        {'samples_asked': 100, 'seed': 3}
+        >>> Setting(100, seed=3).facts(RunConfig(method="single"))
+        {'samples_asked': None, 'seed': None}
+        """
+        limit, rule = config.parsed.limit, self.adaptive
+        if limit is not None:
+            return {"samples_asked": None if self.samples >= limit else self.samples, "seed": None}
+        if rule is None:
+            return {"samples_asked": self.samples, "seed": self.seed}
+        text = f"adaptive:{self.samples},{rule.tolerance:g},{rule.confidence:g},{rule.first}"
+        return {"samples_asked": text, "seed": self.seed}
 
 
 class Cell(NamedTuple):
@@ -95,10 +149,10 @@ class ShiftStore:
         return {Cell(row["corruption"], row["severity"]): row for row in rows}
 
     def add(self, row: Row) -> None:
-        """Keep a row, in place of an earlier one; the file is read anew, for others may write it too."""
+        """Keep a row, in place of an earlier one, in a folder that is locked."""
         content = self._content()
         here = facts()
-        name = hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()[:8]
+        name = checksum(json.dumps(here, sort_keys=True).encode())[:8]
         row = {**row, "environment": name}
         rows = [*(other for other in content["rows"] if _key(other) != _key(row)), row]
         environments = {**content["environments"], name: here}
@@ -114,8 +168,9 @@ class ShiftStore:
         The row comes first: if the command is stopped between the two files, its checksum tells that the probabilities
         are others, while an earlier row without one would be believed to have the new ones.
         """
-        self.add({**row, "probs_sha256": checksum(file_content(probs))})
-        self.save_probs(Cell(row["corruption"], row["severity"]), probs)
+        with self.folder.locked():
+            self.add({**row, "probs_sha256": checksum(probs_bytes(probs))})
+            self.save_probs(Cell(row["corruption"], row["severity"]), probs)
 
     def save_probs(self, cell: Cell, probs: NDArray[np.float32]) -> None:
         """Keep mean probabilities."""
@@ -172,3 +227,68 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 def _order(row: Row) -> tuple[Any, ...]:
     return str(row["samples_asked"]), row["seed"] or 0, CORRUPTIONS.index(row["corruption"]), row["severity"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one severity came to over its corruptions.
+
+    Attributes:
+        severity: 1 to 5.
+        corruptions: how many there are.
+        accuracy: mean over corruptions; ``worst_accuracy`` is the lowest, at ``hardest``.
+        ece: mean over corruptions; ``worst_ece`` is the highest, at ``least_calibrated``.
+    """
+
+    severity: int
+    corruptions: int
+    accuracy: float
+    worst_accuracy: float
+    hardest: str
+    ece: float
+    worst_ece: float
+    least_calibrated: str
+
+
+def summarise(rows: Sequence[Row]) -> list[Summary]:
+    """Mean and worst of every severity."""
+    return [_summary(severity, chosen) for severity, chosen in _by_severity(rows).items()]
+
+
+def by_severity(rows: Sequence[Row], measure: str, clean: dict[str, Any] | None = None) -> dict[int, list[float]]:
+    """A measure of all corruptions at each severity, as the figures take it; a clean result is severity 0."""
+    first = {} if clean is None else {0: [float(clean[measure])]}
+    return {**first, **{severity: [row[measure] for row in chosen] for severity, chosen in _by_severity(rows).items()}}
+
+
+def clean_result(config: RunConfig, folder: RunFolder, setting: Setting) -> dict[str, Any] | None:
+    """What ``rbue evaluate`` found on the undamaged test images with as many samples, if it was run."""
+    results = folder.entries("results")
+    if config.parsed.limit is not None and setting.samples >= config.parsed.limit:
+        return next((result for result in results.values() if result.get("samples") == config.parsed.limit), None)
+    found = results.get(result_key(setting.samples, setting.seed))
+    streams = "" if found is None else other_stream(config, found)
+    if streams:
+        warn(f"{folder.path} was measured on clean images with {streams}; that is left out.")
+        return None
+    return found
+
+
+def _summary(severity: int, rows: Sequence[Row]) -> Summary:
+    hardest = min(rows, key=lambda row: row["accuracy"])
+    least_calibrated = max(rows, key=lambda row: row["ece"])
+    return Summary(
+        severity,
+        len(rows),
+        fmean(row["accuracy"] for row in rows),
+        hardest["accuracy"],
+        hardest["corruption"],
+        fmean(row["ece"] for row in rows),
+        least_calibrated["ece"],
+        least_calibrated["corruption"],
+    )
+
+
+def _by_severity(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    levels = sorted({row["severity"] for row in rows})
+    return {level: [row for row in rows if row["severity"] == level] for level in levels}

@@ -8,7 +8,6 @@ those of the network itself, whatever wrapper it trains in, and nothing in these
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from rbue.call_sites import innermost
 from rbue.errors import InvalidInput, RbueError
-from rbue.files import read_json, write_bytes, write_json
+from rbue.files import read_json, read_safetensors, safetensors_bytes, write_bytes, write_json
 
 ONE_FILE, INDEX = "weights.safetensors", "weights.index.json"
-_WEIGHTS, _MOMENTUM, _META = "weights.", "momentum.", "rbue"
+_WEIGHTS, _MOMENTUM = "weights.", "momentum."
 _LARGEST_PIECE = 64 << 20
 """Bytes of tensors that are copied together: as much memory has to be free on the GPU."""
 
@@ -38,11 +37,11 @@ def save_weights(folder: Path, network: nn.Module, shard_mib: int | None = None)
     tensors = _apart(innermost(network).state_dict())
     shards = _divide(tensors, None if shard_mib is None else shard_mib << 20)
     if len(shards) == 1:
-        write_bytes(folder / ONE_FILE, save(tensors))
+        write_bytes(folder / ONE_FILE, safetensors_bytes(tensors))
         return
     files = [f"weights-{place:05}-of-{len(shards):05}.safetensors" for place in range(1, len(shards) + 1)]
     for file, shard in zip(files, shards, strict=True):
-        write_bytes(folder / file, save(shard))
+        write_bytes(folder / file, safetensors_bytes(shard))
     places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
     write_json(folder / INDEX, {"weight_map": places})
 
@@ -111,8 +110,8 @@ def _divide(tensors: dict[str, Tensor], limit: int | None) -> list[dict[str, Ten
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
+        return read_safetensors(path)[0]
+    except (SafetensorError, OSError, ValueError) as error:
         raise RbueError(f"{path} cannot be read ({error}); remove {path.parent} and train it again.") from error
 
 
@@ -175,11 +174,11 @@ class CheckpointWriter:
     def start(self, tensors: dict[str, Tensor], progress: dict) -> None:
         """Begin to write a snapshot and the progress it belongs to, once the one before it is written."""
         self.finish()
-        self._writing = self._thread.submit(self._write, tensors, json.dumps(progress))
+        self._writing = self._thread.submit(self._write, tensors, dict(progress))
 
-    def _write(self, tensors: dict[str, Tensor], note: str) -> None:
+    def _write(self, tensors: dict[str, Tensor], progress: dict) -> None:
         start = time.perf_counter()
-        write_bytes(self.path, save(_apart(tensors), {_META: note}))
+        write_bytes(self.path, safetensors_bytes(_apart(tensors), progress))
         self.seconds = time.perf_counter() - start
 
     def finish(self) -> None:
@@ -229,10 +228,9 @@ def _refuse_other_settings(path: Path, noted: Mapping[str, Any], settings: Mappi
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
     """The tensors and the progress note of a file; nothing in it is ever executed."""
     try:
-        with safe_open(path, "pt") as file:
-            note = json.loads((file.metadata() or {}).get(_META, "null"))
+        tensors, note = read_safetensors(path)
         if not isinstance(note, dict) or not isinstance(note.get("epoch"), int):
             raise ValueError("it does not note an epoch")
-        return load_file(path), note
+        return tensors, note
     except (SafetensorError, OSError, ValueError) as error:
         raise RbueError(f"{path} is not a readable checkpoint ({error}); remove it to start again.") from error

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from rbue.errors import RbueError, warn
-from rbue.files import append_text, write_bytes
+from rbue.files import append_text, parse_json, write_bytes
 from rbue.lab.methods.base import Method, spec_of
 from rbue.lab.training.batches import Batches
 from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
@@ -288,7 +288,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     entries: dict[int, dict[str, Any]] = {}
     for line in path.read_bytes().splitlines():
         try:
-            entry = json.loads(line.decode())
+            entry = parse_json(line.decode())
         except ValueError:  # neither UTF-8 nor JSON
             break
         if not (isinstance(entry, dict) and isinstance(entry.get("epoch"), int)):

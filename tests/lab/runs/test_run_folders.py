@@ -2,20 +2,23 @@
 
 import io
 import json
-import math
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from rbue import files
 from rbue.errors import InvalidInput, RbueError
+from rbue.files import InUse
 from rbue.lab import data
 from rbue.lab.methods import parse
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.stored_probs import read_probs, write_probs
-from rbue.lab.runs.training_runs import missing_networks, training_images
-from rbue.lab.training import Recipe
+from rbue.lab.runs import folders, training
+from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, read_probs, write_probs
+from rbue.lab.runs.training import missing_networks, train_run, training_images
+from rbue.lab.training import Recipe, recipe_for
 
 SETTINGS = {"data": "cifar10", "model": "vgg13", "method": "svi", "seed": 1, "width": 0.5}
 SETTINGS |= {"holdout": 10, "holdout_seed": 1, "recipe": Recipe(epochs=3)}
@@ -32,7 +35,7 @@ def test_every_setting_has_a_folder_of_its_own(tmp_path):
     assert len({RunFolder.of(one, tmp_path).path for one in (run, *changed)}) == len(changed)
 
 
-STORED = sorted((Path(__file__).parents[2] / "results").glob("**/config.json"))
+STORED = sorted((Path(__file__).parents[3] / "results").glob("**/config.json"))
 
 
 def test_every_run_that_was_kept_is_still_found():
@@ -47,13 +50,13 @@ def test_every_run_that_was_kept_is_still_found():
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        *(("seed", value, f"seed must be an integer, not {value!r}.") for value in (1.5, math.nan, True, "1", None)),
+        *(("seed", value, f"seed must be an integer, not {value!r}.") for value in (1.5, True, "1")),
         *(("seed", value, f"seed must lie in [0, 2**64), not {value}.") for value in (-1, 2**64)),
         *((name, -5, f"{name} must be at least 0, not -5.") for name in ("holdout", "holdout_seed")),
         *(
             (name, value, f"{name} must be a whole number of at least 0, not {value!r}.")
             for name in ("holdout", "holdout_seed")
-            for value in (2.5, math.nan, True, "1", None)
+            for value in (2.5, True, None)
         ),
         *(("width", value, f"width must be a number, not {value!r}.") for value in ("1", None, True)),
         *(("method", value, f"such as 'mc-droprelu:0.9', not {value!r}.") for value in (None, 1)),
@@ -183,3 +186,95 @@ def test_settings_that_are_a_list_are_written_anew_too(tmp_path):
     (folder.path / "config.json").write_text("[]")
     folder.open(config, {})
     assert folder.config() == config
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder with two files of results."""
+    found = RunFolder(tmp_path / "run")
+    found.write("results", {"samples=4,seed=0": {"accuracy": 0.5}})
+    found.write("training", {"seconds": 1.0})
+    return found
+
+
+@pytest.mark.parametrize("name", ["results", "training"])
+def test_a_flipped_byte_is_noticed(folder, name):
+    path = folder.path / f"{name}.json"
+    whole = path.read_bytes()
+    content = bytearray(whole)
+    content[whole.rindex(b".") + 1] ^= 1  # another digit
+    path.write_bytes(content)
+    with pytest.raises(
+        RbueError, match=rf"{name}.json cannot be read \(.*checksum.*\); remove it .*checksums.json if it"
+    ):
+        folder.read(name)
+    path.write_bytes(whole)
+    assert folder.read(name) is not None
+    path.write_bytes(content)
+    (folder.path / "checksums.json").unlink()  # as of runs from before
+    assert folder.read(name) is not None
+
+
+@pytest.mark.parametrize("file", ["checksums.json", "results.json"])
+def test_a_stop_between_a_file_and_its_checksum_is_no_damage(folder, monkeypatch, file):
+    before, after = folder.read("results"), {"samples=9,seed=0": {"accuracy": 0.9}}
+
+    def stop(path, content, usual=files.write_bytes):
+        if path.name == file:
+            raise KeyboardInterrupt
+        usual(path, content)
+
+    for _ in range(2):
+        for module in (files, folders):
+            monkeypatch.setattr(module, "write_bytes", stop)
+        with pytest.raises(KeyboardInterrupt):
+            folder.write("results", after)
+        monkeypatch.undo()
+        assert folder.read("results") == before
+    folder.write("results", after)
+    assert folder.read("results") == after
+    (folder.path / "results.json").unlink()
+    folder.write("results", before)
+    assert folder.read("results") == before
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"results.json": "no list"}'])
+def test_damaged_checksums_are_named(folder, content):
+    (folder.path / "checksums.json").write_text(content)
+    with pytest.raises(RbueError, match=r"checksums.json (cannot be read|has another form).*; remove it\.$"):
+        folder.read("results")
+
+
+def test_two_processes_do_not_train_one_network(tmp_path):
+    config = RunConfig(width=0.25, recipe=recipe_for("digits", epochs=1, batch=128))
+    folder, cpu = RunFolder.of(config, tmp_path / "runs"), torch.device("cpu")
+    with folder.locked():
+        with pytest.raises(InUse, match=rf"{folder.path.name} is in use by process \d+; wait until"):
+            train_run(config, tmp_path / "runs", cpu)
+        assert [path.name for path in folder.path.iterdir()] == [".lock"]
+    assert not (tmp_path / "runs").exists()
+    train_run(config, tmp_path / "runs", cpu)
+    assert not (folder.path / ".lock").exists()
+    with folder.locked():
+        train_run(config, tmp_path / "runs", cpu)  # nothing is left to do
+
+
+def test_what_another_process_trained_meanwhile_is_not_trained_again(tmp_path, monkeypatch):
+    config = RunConfig(width=0.25, recipe=recipe_for("digits", epochs=1, batch=128))
+
+    @contextmanager
+    def late(self, wait, usual=RunFolder.locked):
+        monkeypatch.undo()
+        train_run(config, tmp_path, torch.device("cpu"))
+        monkeypatch.setattr(training, "_train_networks", lambda *_: 1 / 0)
+        with usual(self, wait):
+            yield
+
+    monkeypatch.setattr(RunFolder, "locked", late)
+    train_run(config, tmp_path, torch.device("cpu"))
+
+
+def test_a_file_is_no_folder_of_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=r"file is a file; give the folder that holds the runs\.$"):
+        list(find_runs(tmp_path / "file"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,8 @@ from rbue.errors import RbueError, warn
 from rbue.lab import data, models
 from rbue.lab.environment import facts
 from rbue.lab.models.registry import source_checksum
-from rbue.lab.runs.fitting import draws_from_torch
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.networks import fresh_network
+from rbue.lab.runs.networks import draws_from_torch, fresh_network
 from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
 from rbue.lab.training.checkpoint import save_weights
 from rbue.lab.training.step import Rank, data_parallel, is_first, joined, own_device
@@ -63,6 +63,7 @@ def train_runs(
 
     Raises:
         Diverged: trainings diverged; all others were finished.
+        InUse: another process is training one of these networks.
     """
     device = own_device(device)
     missing = missing_networks(configs, root)
@@ -72,7 +73,13 @@ def train_runs(
     diverged: dict[RunConfig, Diverged] = {}
     with joined(device) as rank:
         for group in _groups(missing, together):
-            diverged |= _train_networks(group, root, device, rank, report, engine, shard_mib)
+            with ExitStack() as locks:
+                for config in group if is_first() else ():
+                    locks.enter_context(RunFolder.of(config, root).locked(wait=0))
+                # Another process may just have trained them; several that train together must not disagree on that.
+                still = missing_networks(group, root) if rank.world_size == 1 else group
+                if still:
+                    diverged |= _train_networks(still, root, device, rank, report, engine, shard_mib)
     if diverged and len(missing) == 1:
         raise diverged[missing[0]]
     if diverged:

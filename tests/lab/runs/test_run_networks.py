@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import rbue
 from rbue.errors import InvalidInput
 from rbue.lab import data
-from rbue.lab.runs.fitting import check_fits, draws_from_torch
+from rbue.lab.runs.networks import check_fits, draws_from_torch
 
 
 class Functional(nn.Module):

@@ -19,25 +19,22 @@ from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.corruptions import CORRUPTIONS, corrupt, frost, sets
 from rbue.lab.paper.results import shift_is_done, shift_rows
-from rbue.lab.runs.evaluation import evaluate_run
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.measuring import predict_images
+from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to
+from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
-from rbue.lab.runs.stored_probs import belong_to
-from rbue.lab.runs.training_runs import train_run
+from rbue.lab.runs.training import train_run
 from rbue.lab.shift import (
     Setting,
     ShiftStore,
     by_severity,
     clean_result,
-    helper,
-    preparing,
+    corrupted_sets,
+    measuring,
     shift_run,
     shift_runs,
     summarise,
-    together,
 )
-from rbue.lab.shift.preparing import prepared
+from rbue.lab.shift.corrupted_sets import prepared
 from rbue.lab.shift.rows import Cell
 from rbue.lab.training import recipe_for
 from rbue.sampling.adaptive import Adaptive
@@ -111,7 +108,7 @@ def predictions(monkeypatch):
         calls.append((config.method, config.seed, images.variant))
         return predict_images(config, networks, images, *words, **more)
 
-    monkeypatch.setattr(together, "predict_images", counted)
+    monkeypatch.setattr(measuring, "predict_images", counted)
     return calls, before
 
 
@@ -178,9 +175,11 @@ def test_a_killed_write_leaves_the_rows_before_it(runs, monkeypatch):
 def test_several_runs_share_every_set(runs, predictions, monkeypatch):
     root, config = runs
     made, loaded = [], []
-    usual, load = preparing.corrupted, together.load_networks
-    monkeypatch.setattr(preparing, "corrupted", lambda *words, **more: made.append(words[1:]) or usual(*words, **more))
-    monkeypatch.setattr(together, "load_networks", lambda *words: loaded.append(words[0]) or load(*words))
+    usual, load = corrupted_sets.corrupted, measuring.load_networks
+    monkeypatch.setattr(
+        corrupted_sets, "corrupted", lambda *words, **more: made.append(words[1:]) or usual(*words, **more)
+    )
+    monkeypatch.setattr(measuring, "load_networks", lambda *words: loaded.append(words[0]) or load(*words))
     single = replace(config, method="single")
     of_two = [config, single, ensemble_of(config)]
     rows = shift_runs(of_two, root, CPU, NAMES, LEVELS, samples=6, cache=False)
@@ -196,7 +195,7 @@ def test_an_ensemble_is_the_mean_of_its_members(runs, monkeypatch):
     root, config = runs
     whole = ensemble_of(config)
     members = [measure(member, root) for member in whole.members()]
-    monkeypatch.setattr(together, "load_networks", lambda *_: 1 / 0)
+    monkeypatch.setattr(measuring, "load_networks", lambda *_: 1 / 0)
     rows = measure(whole, root)
     labels = torch.from_numpy(data.load(config.data, "test").labels)
     for place, (row, cell) in enumerate(zip(rows, CELLS, strict=True)):
@@ -317,7 +316,7 @@ def test_a_run_without_weights_or_data_gives_its_rows(runs, monkeypatch):
     root, config = runs
     rows = measure(config, root, severities=[1])
     (RunFolder.of(config, root).path / "weights.safetensors").unlink()
-    monkeypatch.setattr(together, "is_here", lambda _: False)
+    monkeypatch.setattr(measuring, "is_here", lambda _: False)
     monkeypatch.setattr(data, "load", lambda *_: 1 / 0)
     assert measure(config, root, severities=[1]) == rows
 
@@ -452,7 +451,7 @@ def test_members_measured_on_other_clean_images_are_not_mixed(runs, monkeypatch)
     measure(whole, root, severities=[1])
     shutil.rmtree(RunFolder.of(whole, root).path)
     first, second = whole.members()
-    monkeypatch.setattr(together, "is_here", lambda _: False)  # the rows are all that tells
+    monkeypatch.setattr(measuring, "is_here", lambda _: False)  # the rows are all that tells
     known = {"images": "other", "labels": "other"}
     change(root, second, clean_sha256=known)
     with pytest.raises(RbueError, match=r"different images of fog severity 1 \(made from other test images\); remove"):
@@ -658,7 +657,7 @@ def test_what_a_helper_answers(trained, tmp_path, monkeypatch):
         start = {"clean": "clean.npy", "root": str(root), "name": images.name, "split": "test", "mean": images.mean}
         questions = [start, *({"corruption": name, "severity": 4} for name in ("fog", "contrast"))]
         out = io.StringIO()
-        helper.serve(io.StringIO("".join(json.dumps(question) + "\n" for question in questions)), out)
+        corrupted_sets.serve(io.StringIO("".join(json.dumps(question) + "\n" for question in questions)), out)
         return [json.loads(line) for line in out.getvalue().splitlines()]
 
     assert answers(tmp_path / "cache" / "rbue" / "data") == [None, None]
@@ -678,8 +677,10 @@ def test_a_dead_helper(trained, monkeypatch):
 def test_leaving_early_ends_the_work(trained, monkeypatch):
     images = data.load(trained[1].data, "test")
     begun = []
-    usual = preparing.corrupted
-    monkeypatch.setattr(preparing, "corrupted", lambda *words, **more: begun.append(words) or usual(*words, **more))
+    usual = corrupted_sets.corrupted
+    monkeypatch.setattr(
+        corrupted_sets, "corrupted", lambda *words, **more: begun.append(words) or usual(*words, **more)
+    )
     cells = [Cell(name, level) for name in CORRUPTIONS for level in (1, 2, 3, 4, 5)]
     before = set(threading.enumerate())  # torch.compile leaves threads of its own behind
     sets = prepared(images, cells, cache=False)
@@ -691,8 +692,8 @@ def test_leaving_early_ends_the_work(trained, monkeypatch):
 
 
 def test_helpers_are_for_large_work(monkeypatch):
-    monkeypatch.setattr(preparing, "usable_cores", lambda: 16)
-    assert preparing.helpers_for(950_000) == 14
-    assert preparing.helpers_for(1000) == 0
-    monkeypatch.setattr(preparing, "usable_cores", lambda: 2)
-    assert preparing.helpers_for(950_000) == 0
+    monkeypatch.setattr(corrupted_sets, "usable_cores", lambda: 16)
+    assert corrupted_sets.helpers_for(950_000) == 14
+    assert corrupted_sets.helpers_for(1000) == 0
+    monkeypatch.setattr(corrupted_sets, "usable_cores", lambda: 2)
+    assert corrupted_sets.helpers_for(950_000) == 0

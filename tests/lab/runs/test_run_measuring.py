@@ -14,12 +14,10 @@ from rbue import metrics, random_stream
 from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.runs import measuring
-from rbue.lab.runs.evaluation import evaluate_run
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.measuring import diversity, measure, predict_images, predict_images_at
+from rbue.lab.runs.folders import RunConfig, RunFolder, read_probs, write_probs
+from rbue.lab.runs.measuring import diversity, evaluate_run, measure, predict_images, predict_images_at
 from rbue.lab.runs.networks import NoWeights, load_networks
-from rbue.lab.runs.stored_probs import read_probs, write_probs
-from rbue.lab.runs.training_runs import train_run, train_runs
+from rbue.lab.runs.training import train_run, train_runs
 from rbue.lab.training import recipe_for
 from rbue.prediction import of_samples
 

@@ -1,0 +1,195 @@
+"""``rbue evaluate``, ``calibrate`` and ``predict``: what trained runs make of test images, and of a user's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from rbue.errors import InvalidInput
+from rbue.lab import data
+from rbue.lab.cli.options import (
+    RUN_HELP,
+    DeviceName,
+    MethodName,
+    RunsFolder,
+    Samples,
+    Selection,
+    device_named,
+    find_all,
+    find_run,
+    given_settings,
+    labels_for,
+    open_image,
+    settings_and_root,
+)
+from rbue.lab.cli.output import AsJson, duration, facts, number, percent, print_json, remark, say, table, working
+from rbue.lab.data.folder import middle_square, scaled_side
+from rbue.lab.data.images import Bytes
+from rbue.lab.runs.folders import RunFolder
+from rbue.lab.runs.measuring import at_a_bound, calibrate_run, evaluate_run, predict_images
+from rbue.lab.runs.networks import load_networks, trained_on
+
+SCORES = {"ECE": "ece", "NLL": "nll", "Brier": "brier"}
+
+
+def evaluate(
+    ctx: typer.Context,
+    selection: Selection,
+    run: Annotated[str | None, typer.Argument(help=f"{RUN_HELP} Or give the settings it was trained with.")] = None,
+    method: MethodName = "single",
+    samples: Samples = 100,
+    sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Measure a trained run: accuracy, calibration, proper scores, diversity. The result is kept in its folder."""
+    device = device_named(selection.device)
+    if run is None:
+        config, root = selection.config(method), selection.runs
+    else:
+        typed = given_settings(ctx)
+        if typed:
+            raise InvalidInput(
+                f"the settings of {run} are in its folder; leave out {', '.join(typed)} "
+                "(--sample-seed is the seed of the random passes)."
+            )
+        config, root = settings_and_root(find_run(run, selection.runs))
+    with working(f"evaluating {config.method} on {config.data}"):
+        result = evaluate_run(config, root, device, samples=samples, seed=sample_seed)
+    folder = RunFolder.of(config, root).path
+    if json:
+        print_json({"run": folder, "config": config.as_json(), "result": result})
+        return
+    say(f"{config.method} · {config.model} on {config.data}, {result['data']['count']:,} test images\n")
+    facts(
+        [
+            ("accuracy", percent(result["accuracy"])),
+            ("ECE", number(result["ece"])),
+            ("NLL", number(result["nll"])),
+            ("Brier score", number(result["brier"])),
+            ("AURC", number(result["aurc"])),
+            ("mean entropy", number(result["entropy"])),
+            ("mean mutual information", number(result["mutual_information"])),
+            ("Mean-JSD", number(result["mean_jsd"])),
+            ("Mean-DIS", number(result["mean_dis"])),
+            ("samples", f"{result['samples']} (seed {result['seed']})"),
+            ("parameters", f"{result['parameters']:,}"),
+            ("training time", duration(result["training_seconds"])),
+        ]
+    )
+    say(f"\n{folder}")
+
+
+def calibrate(
+    where: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN_HELP)],
+    runs: RunsFolder = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Say what one temperature would do to measured runs; no network is needed. The paper does not do this.
+
+    The log of the stored mean probabilities is divided by a temperature. Each half of the test images gets the one
+    that fits the other half best (a two-fold cross-fit), so accuracy stays as it is and no image is scaled by its own
+    label. Scores before and after are kept in the run folder.
+    """
+    found = find_all(where, runs)
+    made: list[tuple[str, dict[str, Any]]] = []
+    for config, root in found:
+        with working(f"calibrating {config.method} on {config.data}"):
+            made.append(calibrate_run(config, root))
+    files = [RunFolder.of(config, root).path / "calibration.json" for config, root in found]
+    if json:
+        documents = [
+            {"run": file.parent, "config": config.as_json(), "measurement": key, "calibration": entry}
+            for file, (config, _), (key, entry) in zip(files, found, made, strict=True)
+        ]
+        print_json({"runs": documents})
+        return
+    labels = labels_for([config for config, _ in found])
+    for name in dict.fromkeys(config.data for config, _ in found):
+        rows = [
+            _row(label, entry)
+            for (config, _), label, (_, entry) in zip(found, labels, made, strict=True)
+            if config.data == name
+        ]
+        numbers = ("temperatures", "accuracy", *SCORES)
+        title = f"{name} after temperature scaling (two-fold cross-fit on the test set; not in the paper)"
+        table(title, ("method", *numbers), rows, right=numbers)
+    for label, (_, entry) in zip(labels, made, strict=True):
+        if at_a_bound(entry):
+            low, high = entry["bounds"]
+            remark(f"note: no temperature from {low:g} to {high:g} is best for {label}; a bound is used.")
+    for file in files:
+        say(str(file))
+
+
+def _row(label: str, entry: dict[str, Any]) -> tuple[str, ...]:
+    before, after = entry["before"], entry["after"]
+    temperatures = ", ".join(f"{one:.3f}" for one in entry["temperatures"])
+    scores = (f"{before[key]:.4f} → {after[key]:.4f}" for key in SCORES.values())
+    return (label, temperatures, percent(after["accuracy"]), *scores)
+
+
+def predict(
+    run: Annotated[str, typer.Argument(help=RUN_HELP)],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of the data set's size.")],
+    samples: Samples = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    device: DeviceName = None,
+    runs: RunsFolder = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Say what is on images, and how sure that is.
+
+    Entropy (in nats) is the whole uncertainty; mutual information is the part that comes from the model not knowing.
+    """
+    config, root = settings_and_root(find_run(run, runs))
+    place = device_named(device)
+    known = trained_on(config, root)
+    pixels = np.stack([read_image(path, known) for path in images])
+    unlabelled = replace(known, images=pixels, labels=np.zeros(len(pixels), dtype=np.int64))
+    with working(f"predicting with {config.method}"):
+        networks = load_networks(config, root, place)
+        prediction = predict_images(config, networks, unlabelled, samples, seed, place)
+    rows: list[dict[str, Any]] = [
+        {
+            "image": str(path),
+            "label": known.classes[int(prediction.label[index])],
+            "confidence": float(prediction.confidence[index]),
+            "entropy": float(prediction.entropy[index]),
+            "mutual_information": float(prediction.mutual_information[index]),
+            "samples": int(prediction.samples_used[index]),
+            "probabilities": dict(zip(known.classes, prediction.probs[index].tolist(), strict=True)),
+        }
+        for index, path in enumerate(images)
+    ]
+    if json:
+        print_json({"run": run, "method": config.method, "seed": seed, "predictions": rows})
+        return
+    numbers = ("confidence", "entropy", "mutual information")
+    cells = [
+        (row["image"], row["label"], percent(row["confidence"]), number(row["entropy"]), _information(row))
+        for row in rows
+    ]
+    title = f"{config.method} · {config.model} on {config.data}, {rows[0]['samples']} samples"
+    table(title, ("image", "label", *numbers), cells, right=numbers)
+
+
+def _information(row: dict[str, Any]) -> str:
+    return number(row["mutual_information"]) if row["samples"] > 1 else number(None)
+
+
+def read_image(path: Path, like: data.ImageSet) -> Bytes:
+    """The pixels of an image file, in the size and channels of a data set."""
+    height, width, channels = like.images.shape[1:]
+    mode, side = "L" if channels == 1 else "RGB", scaled_side(like.name)
+    with open_image(path) as image:
+        if side is None and image.size != (width, height):
+            raise InvalidInput(
+                f"{path} has {image.size[0]}x{image.size[1]} pixels, but the images of {like.name} have "
+                f"{width}x{height}; crop or resize it first."
+            )
+        pixels = np.asarray(image.convert(mode) if side is None else middle_square(image, mode, side))
+    return pixels.reshape(height, width, channels)
