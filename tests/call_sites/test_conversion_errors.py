@@ -186,3 +186,26 @@ def test_example_may_be_a_tensor_a_tuple_or_keywords(example: Any) -> None:
 def test_recurrences_without_relu_are_fine() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LSTMCell(4, 4))
     assert len(rbue.sites(network, rows())) == 1
+
+
+class CallsItsClass(nn.Sequential):
+    def forward(self, x):
+        return super(self.__class__, self).forward(x)
+
+
+def test_endless_recursion_is_explained():
+    network, x = CallsItsClass(nn.Linear(3, 4), nn.ReLU()), torch.zeros(2, 3)
+    with pytest.raises(rbue.ConversionError, match=r"CallsItsClass calls itself without end .* make that super\(\)"):
+        rbue.sites(network, x)
+    rbue.convert(network, rbue.DropReLU(0.9))
+    with pytest.raises(rbue.ConversionError, match=r"make that super\(\)"):
+        network(x)
+
+
+def test_a_clamp_by_a_tensor_of_zero_is_named():
+    class Clamps(nn.Module):
+        def forward(self, x):
+            return torch.relu(x.clamp(min=torch.tensor(0.0)) - 1)
+
+    with pytest.warns(rbue.RbueWarning, match=r"a clamp in the network .* write clamp\(min=0\)"):
+        assert len(rbue.sites(Clamps(), torch.randn(2, 3))) == 1

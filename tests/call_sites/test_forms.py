@@ -212,6 +212,7 @@ def test_site_that_is_not_chosen_runs_as_written(spelling: Spelling, x: Tensor) 
     assert torch.equal(network(x.clone())[0], expected[0])
 
 
+@pytest.mark.filterwarnings("ignore:a clamp in the network has a tensor")
 @pytest.mark.parametrize("function", NOT_RELU.values(), ids=NOT_RELU)
 def test_what_is_not_a_relu_is_left_alone(function: Callable, x: Tensor) -> None:
     network = AppliesTwice(function)

@@ -510,3 +510,23 @@ def test_pickled_network_checkpoints_correctly_in_a_process_that_converted_nothi
         "assert torch.equal(x.grad, expected)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "network.pt")], check=True)
+
+
+@pytest.mark.parametrize("kind", ["swa", "ema"])
+def test_averaging_buffers_leaves_the_masks_alone(kind):
+    """Site numbers belong to the conversion: an average of integers goes through float32, which has too few digits."""
+    x = torch.randn(4, 6)
+    network = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9) if kind == "ema" else None
+    averaged = torch.optim.swa_utils.AveragedModel(network, multi_avg_fn=average, use_buffers=True)
+    for _ in range(3):
+        averaged.update_parameters(network)
+    found, expected = (
+        rbue.predict(one, x, samples=5, seed=3, return_samples=True).samples for one in (averaged.module, network)
+    )
+    assert torch.allclose(found, expected, atol=1e-6)
+    for one in (averaged.module, network):
+        rbue.seed(one, 7)
+        one.eval()
+    assert torch.allclose(averaged.module(x), network(x), atol=1e-6)

@@ -211,6 +211,16 @@ def with_input(args: tuple, kwargs: Mapping[str, Any], x: Tensor) -> tuple[tuple
     return ((x, *args[1:]), dict(kwargs)) if args else ((), {**kwargs, "input": x})
 
 
+def is_tensor_bounded_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is a clamp at 0 whose bound is a tensor: reading it in every pass would stop a GPU."""
+    _, names, reader = FORMS.get(func, ("", (), None))
+    if reader not in (_clamp, _clamp_inplace):
+        return False
+    arguments = arguments_of(names, args, kwargs)
+    low = arguments.get("min")
+    return isinstance(low, Tensor) and not low.is_meta and low.numel() > 0 and not bool(low.any())
+
+
 OTHER_ACTIVATIONS: dict[Callable, str] = {
     function: function.__name__
     for function in (

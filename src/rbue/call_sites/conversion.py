@@ -18,7 +18,7 @@ from rbue.call_sites.own_backward import function_around
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
 from rbue.kernels import keys_at, random_relu, site_function
-from rbue.torch_internals import let_modes_see, outside_graphs
+from rbue.torch_internals import is_exporting, let_modes_see, outside_graphs
 
 MODES = ("random", "mean", "plain")
 
@@ -35,6 +35,7 @@ class Conversion:
         self.chosen = chosen  # None: every site, also those the example did not reach
         self.mode = "random"
         self.numbers = [site.number for site in sites]
+        self._words: Tensor | None = None  # the numbers as a tensor, where the network is
         self.seed = seed  # of the first plain calls
         self.path_words = {path: path_word(path) for path in paths}
         self.positions = {(site.path, site.call): site.index for site in sites}
@@ -52,7 +53,7 @@ class Conversion:
                 return forward(network, *args, **kwargs)
         x = draws.first_tensor([args, kwargs])
         if x is not None:
-            draws.leave_meta(network, x.device, self.numbers, self.seed)
+            draws.leave_meta(network, x.device, self.seed)
         place = scope.Scope(network, self.token)
         hook = None if given is None else given.hook
         if how == "mean":
@@ -64,7 +65,7 @@ class Conversion:
             else:
                 mode = hook.mode(place, self.activation, handler, (args, kwargs))
         with scope.suspended(outer), mode:
-            out = forward(network, *args, **kwargs)
+            out = following.run_forward(forward, network, args, kwargs)
         if hook is not None:
             hook.finish()
         if outer is not None:
@@ -86,7 +87,18 @@ class Conversion:
 
     def moved(self, network: nn.Module, before: dict[str, Tensor | None]) -> None:
         """The network's tensors, among them ``before``, have been replaced by others, somewhere else perhaps."""
-        draws.carry_over(network, before, self.numbers, self.seed)
+        draws.carry_over(network, before, self.seed)
+        self._keep_words(network.get_buffer(draws.SEED).device)
+
+    def site_words(self, device: torch.device) -> Tensor:
+        """The numbers of the known sites, on a device: kept where the network is, constants in an exported program."""
+        if self._words is None or is_exporting():
+            return draws.site_words(self.numbers, device)
+        return self._words.to(device)
+
+    def _keep_words(self, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self._words = None if device.type == "meta" else draws.site_words(self.numbers, device)
 
     def is_random(self, path: str, call: int) -> bool:
         """Whether this site is to be random; warn, once, about one that no placement decided on."""
@@ -146,7 +158,7 @@ class _RandomSites:
         self.conversion = conversion
         self.draw = draw
         self.relu = random_relu if draw.hook is None else draw.hook.relu
-        self.known = draw.site_keys(network.get_buffer(draws.SITES))
+        self.known = draw.site_keys(conversion.site_words(draw.images.device))
 
     def __call__(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         if not self.conversion.is_random(path, number) or call.x.numel() == 0:
@@ -245,7 +257,8 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     conversion = Conversion(activation, found, chosen, paths, start)
     conversion.inputs = len(example) if isinstance(example, (tuple, list, dict)) else 1
     with torch.inference_mode(False):  # they count calls outside it too
-        draws.attach_buffers(network, conversion.numbers, start)
+        draws.attach_buffers(network, start)
+        conversion.moved(network, dict(network._buffers))
     following.follow(network, conversion.token, activation)
     let_modes_see(activation.calls)
     network.__dict__[following.CONVERSION] = conversion

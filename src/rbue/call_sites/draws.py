@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rbue.call_sites.interception import SiteHandler, SiteMode
     from rbue.call_sites.scope import Scope
 
-SEED, STEP, SITES = "_rbue_seed", "_rbue_step", "_rbue_sites"
-"""Non-persistent buffers of a converted network: seed lanes, calls so far, site numbers."""
+SEED, STEP = "_rbue_seed", "_rbue_step"
+"""Non-persistent buffers of a converted network: seed lanes, and calls so far. Site numbers are none: they belong to
+the conversion, and what averages buffers (``AveragedModel(use_buffers=True)``) must not change them."""
 
 
 class PassHook(Protocol):
@@ -142,43 +143,47 @@ def count(network: nn.Module) -> None:
         step.add_(1)
 
 
-def attach_buffers(network: nn.Module, numbers: list[int], seed: int) -> None:
+def attach_buffers(network: nn.Module, seed: int) -> None:
     """Give a network its stream state, on the device its first parameter or buffer is on."""
     tensor = next(iter(network.parameters()), next(iter(network.buffers()), torch.empty(0)))
-    for name, value in _fresh_buffers(numbers, seed, tensor.device).items():
+    for name, value in _fresh_buffers(seed, tensor.device).items():
         # Not register_buffer: a network that passes unknown attributes on to a converted one inside has that one's.
         network._buffers[name] = value
         network._non_persistent_buffers_set.add(name)
 
 
-def _fresh_buffers(numbers: list[int], seed: int, device: torch.device) -> dict[str, Tensor]:
-    words = torch.tensor([random_stream.signed32(n) for n in numbers], dtype=torch.int32, device=device)
+def _fresh_buffers(seed: int, device: torch.device) -> dict[str, Tensor]:
     step = torch.zeros((), dtype=torch.int32, device=device)
-    return {SITES: words, SEED: random_stream.seed_state(seed, device), STEP: step}
+    return {SEED: random_stream.seed_state(seed, device), STEP: step}
 
 
-def carry_over(network: nn.Module, before: dict[str, Tensor | None], numbers: list[int], seed: int) -> None:
+def site_words(numbers: list[int], device: torch.device | str) -> Tensor:
+    """Site numbers as ``int32`` words, ``(sites,)``."""
+    return torch.tensor([random_stream.signed32(n) for n in numbers], dtype=torch.int32, device=device)
+
+
+def carry_over(network: nn.Module, before: dict[str, Tensor | None], seed: int) -> None:
     """Give moved buffers what they held ``before``: ``to_empty`` leaves them without, and no state dict has them.
 
     What was on the meta device begins anew.
     """
-    for name in (SITES, SEED, STEP):
+    for name in (SEED, STEP):
         old, new = before[name], network.get_buffer(name)
         assert old is not None
         if new is not old and not new.is_meta:
-            new.copy_(_fresh_buffers(numbers, seed, new.device)[name] if old.is_meta else old)
+            new.copy_(_fresh_buffers(seed, new.device)[name] if old.is_meta else old)
 
 
-def leave_meta(network: nn.Module, device: torch.device, numbers: list[int], seed: int) -> None:
+def leave_meta(network: nn.Module, device: torch.device, seed: int) -> None:
     """Begin anew on a device that only the weights have come to, as with ``load_state_dict(assign=True)``."""
-    if network.get_buffer(SITES).is_meta and device.type != "meta":
+    if network.get_buffer(SEED).is_meta and device.type != "meta":
         with torch.inference_mode(False):  # they count calls outside it too
-            network._buffers.update(_fresh_buffers(numbers, seed, device))
+            network._buffers.update(_fresh_buffers(seed, device))
 
 
 def detach_buffers(network: nn.Module) -> None:
     """Undo :func:`attach_buffers`."""
-    for name in (SEED, STEP, SITES):
+    for name in (SEED, STEP):
         delattr(network, name)
 
 

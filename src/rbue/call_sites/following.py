@@ -96,6 +96,22 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
     return _unannounced(base.__name__, base, namespace)
 
 
+def run_forward(forward: Callable, network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Run a network's own forward, and explain endless recursion.
+
+    ``super(self.__class__, self)`` finds the class itself again in any subclass of it, which a followed class is.
+    """
+    if torch.compiler.is_compiling():  # a compiler cannot end a graph inside of try
+        return forward(network, *args, **kwargs)
+    try:
+        return forward(network, *args, **kwargs)
+    except RecursionError as error:
+        raise ConversionError(
+            f"{type(network).__name__} calls itself without end once it is converted; if one of its modules writes "
+            "super(self.__class__, self), which no subclass can inherit, make that super()."
+        ) from error
+
+
 def _conversion_here(module: nn.Module) -> Any:
     """What runs a module's forward: in the thread that finds its sites what notes them, else its conversion, if any."""
     recording = module.__dict__.get(RECORDING)

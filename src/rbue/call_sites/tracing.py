@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from rbue.activations import DropReLU, Randomness, RandomSlope, SiteCall
-from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS
+from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS, is_tensor_bounded_relu
 from rbue.call_sites import following
 from rbue.call_sites import scope as scopes
 from rbue.call_sites.draws import tensors_in
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
-from rbue.errors import ConversionError, InvalidInput
+from rbue.errors import ConversionError, InvalidInput, warn
 from rbue.torch_internals import compiled_network, tree_map_only
 
 
@@ -123,6 +123,7 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
     """Run the example; return the call sites and the names of other activations met."""
     found: list[Site] = []
     others: list[str] = []
+    bounded: set[str] = set()
 
     def note(call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         found.append(Site(len(found), path, number, call.form, tuple(call.x.shape)))
@@ -132,6 +133,8 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
         def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
             if func in OTHER_ACTIVATIONS:
                 others.append(OTHER_ACTIVATIONS[func])
+            elif is_tensor_bounded_relu(func, args, kwargs or {}):
+                bounded.add(self.scope.path or "the network")
             return super().__torch_function__(func, types, args, kwargs)
 
     recording = _Recording(lambda scope: Recorder(scope, activation, note))
@@ -145,6 +148,11 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
         finally:
             following.unfollow(network, recording.token)
             del network.__dict__[following.RECORDING]
+    if bounded:
+        warn(
+            f"a clamp in {', '.join(sorted(bounded))} has a tensor that is 0 as its lower bound and stays plain, since "
+            "only its numbers say that it is a ReLU; write clamp(min=0) to make it random."
+        )
     return SiteTable(found), sorted(set(others))
 
 
@@ -167,7 +175,7 @@ class _Recording:
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         scope = scopes.Scope(network, self.token)
         with scopes.suspended(scopes.current_scope()), self.make_mode(scope):
-            return forward(network, *args, **kwargs)
+            return following.run_forward(forward, network, args, kwargs)
 
 
 def call_with(function: Callable, example: Any) -> Any:
