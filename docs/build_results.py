@@ -33,7 +33,11 @@ OTHERS = {
         "cifar10", "vgg13", ("single", "mc-dropout:0.2", "deep-ensemble:4", "mc-rrelu", "mc-droprelu:0.9")
     ),
     "CIFAR-10, DenseNet-121": Study("cifar10", "densenet121", ("single", "mc-droprelu:0.95")),
-    "CIFAR-100, ResNet-18": Study("cifar100", "resnet18", ("single", "deep-ensemble:4", "mc-droprelu:0.95")),
+    "CIFAR-100, ResNet-18": Study(
+        "cifar100",
+        "resnet18",
+        ("single", "mc-dropout:0.2", "deep-ensemble:4", "mc-droprelu:0.8", "mc-droprelu:0.9", "mc-droprelu:0.95"),
+    ),
 }
 """What the paper has besides, as far as it is planned to be measured."""
 
