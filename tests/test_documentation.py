@@ -1,4 +1,4 @@
-"""The Python blocks of README and docs run as written, and the API reference is up to date."""
+"""README and docs: Python blocks run as written, generated parts are current, sentences are short."""
 
 import hashlib
 import json
@@ -74,6 +74,32 @@ def test_links_lead_somewhere(page):
         assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
+def sentences(text):
+    """The sentences of a page's prose: without code, tables, headings and comments; a link or code is one word."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "\n\n", text, flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"^(\||#).*$", "\n", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n(?=- )", text):
+        yield from re.split(r"(?<=[.!?])[)*\]]*\s+(?=[^a-z])", " ".join(paragraph.split()))
+
+
+def test_sentences_are_told_apart():
+    text = "# Title\n\nOne `x. y` and [a link](to.md). (Two.) Three\nlines?\n\n| a |\n|---|\n\n- four\n- five at 0.5.\n"
+    found = [one for one in sentences(text) if one]
+    assert found == ["One code and [a link].", "(Two.", "Three lines?", "- four", "- five at 0.5."]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_no_sentence_has_more_than_30_words(page):
+    long = [one for one in sentences((ROOT / page).read_text()) if len(re.findall(r"\w[^\s]*", one)) > 30]
+    assert not long
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 SCRIPTS = ["docs/build_api.py", "docs/build_results.py", "benchmarks/readme_table.py", "benchmarks/goals.py"]
 
 
@@ -83,9 +109,9 @@ def test_generated_pages_are_current(script):
     assert subprocess.run(run, check=False).returncode == 0, f"run: python {script}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_the_papers_ece_has_the_digits_that_it_prints(page):
-    rows = re.findall(r"^\| `[^|]+` \| [\d.]+ \([^|]+\) \| [\d.]+ \(([\d.]+), [^|]+\|", (ROOT / page).read_text(), re.M)
+def test_the_papers_ece_has_the_digits_that_it_prints():
+    text = (ROOT / "docs" / "results.md").read_text()
+    rows = re.findall(r"^\| `[^|]+` \| [\d.]+ \([^|]+\) \| [\d.]+ \(([\d.]+), [^|]+\|", text, re.M)
     assert rows
     assert all(re.fullmatch(r"0\.\d\d", ece) for ece in rows), rows
 
