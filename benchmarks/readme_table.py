@@ -1,4 +1,7 @@
-"""Write the speed section of README.md from ``results/``; ``--check`` only says whether it is up to date."""
+"""Write what rbue costs into README.md (a small table) and benchmarks/README.md (all of it) from ``results/``.
+
+``--check`` only says whether both are up to date.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,63 @@ ROOT = Path(__file__).parent.parent
 SECTION = re.compile(r"<!-- speed -->.*<!-- /speed -->", flags=re.DOTALL)
 
 
+def found(name: str) -> dict:
+    """What a benchmark wrote."""
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def short_section() -> str:
+    """What one reader in a hurry wants to know."""
+    cpu, step, drawn = found("cpu_forward"), found("training_step"), found("mc_inference_cuda")
+    forward = cpu["ratio_to_plain"]["ResNet-18, batch 32"]
+    trained = step["engines"]["captured"]["resnet18"]
+    many, one = drawn["over_as_many_plain_passes"], drawn["over_one_plain_pass"]
+    gpu, facts = drawn["environment"], cpu["facts"]
+    ours = ("rbue DropReLU", "rbue RReLU")
+    rows = [
+        ("forward pass, CPU", *(forward[name] for name in (*ours, "torch F.rrelu")), "F.rrelu"),
+        ("training step, GPU", *(trained[name]["step_ratio"] for name in (*ours, "torch F.rrelu")), "F.rrelu"),
+        ("its peak memory", *(trained[name]["memory_ratio"] for name in (*ours, "torch F.rrelu")), "F.rrelu"),
+        (
+            f"{drawn['samples']} samples over as many plain passes, GPU",
+            *(many[f"{name}, all sites"] for name in ours),
+            many["torch-uncertainty mc_dropout, channels last"],
+            "MC-Dropout in torch-uncertainty",
+        ),
+        (
+            "the same, both folded and compiled",
+            *(many[f"{name}, all sites, folded and compiled"] for name in ours),
+            None,
+            "",
+        ),
+        (
+            f'{drawn["samples"]} samples with `where="last"` over one pass, GPU',
+            one["rbue DropReLU, last site"],
+            *[None] * 2,
+            "",
+        ),
+    ]
+    lines = []
+    for what, *ratios, which in rows:
+        cells = ["–" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
+        lines.append(f"| {what} | {' | '.join(cells)}{which and f' ({which})'} |")
+    return "\n".join(
+        [
+            "<!-- speed -->",
+            "| ResNet-18, over plain ReLU | DropReLU | RReLU | elsewhere |",
+            "|---|---|---|---|",
+            *lines,
+            "",
+            f"GPU: one {gpu['gpu']}, torch {gpu['torch']}. CPU: {facts['cores']} cores of {facts['cpu']}, torch "
+            f"{facts['torch']}. [All measurements and goals](benchmarks/README.md), also those that are missed.",
+            "<!-- /speed -->",
+        ]
+    )
+
+
 def section() -> str:
-    """The table of measured costs with the machine and the versions beside it."""
-    cpu = json.loads((ROOT / "results" / "cpu_forward.json").read_text())
-    gpu = json.loads((ROOT / "results" / "gpu_kernels.json").read_text())
-    training = json.loads((ROOT / "results" / "training_step.json").read_text())
-    sampling = json.loads((ROOT / "results" / "mc_inference_cuda.json").read_text())
+    """All measured costs with the machine and the versions beside them."""
+    cpu = found("cpu_forward")
     ratio, facts = cpu["ratio_to_plain"], cpu["facts"]
     small, resnet = ratio["16-32-64 CNN, batch 128"], ratio["ResNet-18, batch 32"]
     last = ratio["ResNet-18, batch 32, last"]["100 samples, last"]
@@ -35,11 +89,11 @@ def section() -> str:
         f"(the CNN {3 * cpu['trials']}) in one run of `make bench` on {facts['cores']} cores of {facts['cpu']}, torch "
         f"{facts['torch']}, {facts['date']}. {memory_sentence('cpu')}",
         "",
-        *gpu_lines(gpu),
+        *gpu_lines(found("gpu_kernels")),
         "",
-        *training_lines(training),
+        *training_lines(found("training_step")),
         "",
-        *sampling_lines(sampling),
+        *sampling_lines(found("mc_inference_cuda")),
         "<!-- /speed -->",
     ]
     return "\n".join(lines)
@@ -60,60 +114,59 @@ def gpu_lines(gpu: dict) -> list[str]:
     ]
 
 
-def training_lines(found: dict) -> list[str]:
+def training_lines(steps: dict) -> list[str]:
     """Training steps on a GPU against plain ReLU in the same engine, with the memory they take."""
-    facts, lines = found["environment"], []
-    for engine, networks in found["engines"].items():
+    facts, lines = steps["environment"], []
+    for engine, networks in steps["engines"].items():
         for network, rows in networks.items():
             values = (rows[name] for name in ("rbue DropReLU", "rbue RReLU", "torch.rand formula", "torch F.rrelu"))
             cells = (f"{row['step_ratio']:.2f}x, {row['memory_ratio']:.2f}x" for row in values)
             lines.append(f"| {network}, {engine} | " + " | ".join(cells) + " |")
     return [
-        f"| training step over plain ReLU's, and its peak memory, batch {found['batch']}, GPU | rbue DropReLU "
+        f"| training step over plain ReLU's, and its peak memory, batch {steps['batch']}, GPU | rbue DropReLU "
         "| rbue RReLU | torch.rand formula | torch F.rrelu |",
         "|---|---|---|---|---|",
         *sorted(lines),
         "",
-        f"Medians of {found['trials']} trials of `python benchmarks/training_step.py` on one {facts['gpu']}, torch "
-        f"{facts['torch']}, {found['date']}.",
+        f"Medians of {steps['trials']} trials of `python benchmarks/training_step.py` on one {facts['gpu']}, torch "
+        f"{facts['torch']}, {steps['date']}.",
     ]
 
 
-def sampling_lines(found: dict) -> list[str]:
+def sampling_lines(drawn: dict) -> list[str]:
     """Many samples on a GPU against as many plain passes in the same form, against one, and in other libraries."""
-    facts, many, one = found["environment"], found["over_as_many_plain_passes"], found["over_one_plain_pass"]
+    facts, many, one = drawn["environment"], drawn["over_as_many_plain_passes"], drawn["over_one_plain_pass"]
     lines = [
         f"| {name} | {seconds:.2f} | {many[name]:.2f}x | {one[name]:.1f}x |"
-        for name, seconds in found["seconds"].items()
+        for name, seconds in drawn["seconds"].items()
         if name != "one plain pass"
     ]
     return [
-        f"| {found['samples']} samples of {found['images']:,} images, ResNet-18, GPU | seconds | over as many plain "
+        f"| {drawn['samples']} samples of {drawn['images']:,} images, ResNet-18, GPU | seconds | over as many plain "
         "passes | over one |",
         "|---|---|---|---|",
         *lines,
         "",
-        f"Medians of {found['trials']} trials (the peers {found['trials_of_peers']}) of `python "
-        f"benchmarks/mc_inference.py` on one {facts['gpu']}, torch {facts['torch']}, {found['date']}. "
-        f"{memory_sentence('cuda')} Every goal, how far it is reached, and what is wrong with these numbers: "
-        "[benchmarks](benchmarks/README.md).",
+        f"Medians of {drawn['trials']} trials (the peers {drawn['trials_of_peers']}) of `python "
+        f"benchmarks/mc_inference.py` on one {facts['gpu']}, torch {facts['torch']}, {drawn['date']}. "
+        f"{memory_sentence('cuda')}",
     ]
 
 
 def memory_sentence(device: str) -> str:
     """What 1,000 samples need over 10, for each number of images that was measured."""
-    found = json.loads((ROOT / "results" / f"sampling_memory_{device}.json").read_text())
-    ratios = [f"{ratio:.2f}x for {int(images):,}" for images, ratio in found["memory_1000_over_10"].items()]
-    return f"The memory of 1,000 samples over that of 10 is {' and '.join(ratios)} images ({found['date']})."
+    memory = found(f"sampling_memory_{device}")
+    ratios = [f"{ratio:.2f}x for {int(images):,}" for images, ratio in memory["memory_1000_over_10"].items()]
+    return f"The memory of 1,000 samples over that of 10 is {' and '.join(ratios)} images ({memory['date']})."
 
 
 def main() -> int:
-    readme = ROOT / "README.md"
-    old = readme.read_text()
-    new = SECTION.sub(lambda _: section(), old)
+    pages = {ROOT / "README.md": short_section(), ROOT / "benchmarks" / "README.md": section()}
+    wanted = {path: SECTION.sub(lambda _, text=text: text, path.read_text()) for path, text in pages.items()}
     if "--check" in sys.argv[1:]:
-        return 0 if new == old else 1
-    readme.write_text(new)
+        return int(any(path.read_text() != text for path, text in wanted.items()))
+    for path, text in wanted.items():
+        path.write_text(text)
     return 0
 
 

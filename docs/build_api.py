@@ -11,11 +11,13 @@ from types import ModuleType
 from typing import Any
 
 import rbue
+from rbue import activations
 from rbue.lab import data, methods, models
 
 PAGE = Path(__file__).with_name("api.md")
 SECTIONS: list[tuple[str, ModuleType, list[str]]] = [
     ("rbue", rbue, [name for name in rbue.__all__ if not isinstance(getattr(rbue, name), (ModuleType, str))]),
+    ("rbue.activations", activations, ["Activation", "Randomness", "SiteCall"]),
     ("rbue.functional", rbue.functional, list(rbue.functional.__all__)),
     ("rbue.metrics", rbue.metrics, list(rbue.metrics.__all__)),
     ("rbue.calibration", rbue.calibration, list(rbue.calibration.__all__)),

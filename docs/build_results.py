@@ -1,17 +1,20 @@
-"""Write what was measured into README and docs/results.md from ``results/runs``: ``python docs/build_results.py``.
+"""Write what was measured into README.md and docs/results.md from ``results/``: ``python docs/build_results.py``.
 
-With ``--check`` nothing is written, and the exit status says whether both are up to date (the figures aside).
+A part is what stands between ``<!-- name -->`` and ``<!-- /name -->``; the rest of a page is written by hand. With
+``--check`` nothing is written, and the exit status says whether all parts are up to date (the figures aside).
 """
 
 from __future__ import annotations
 
 import io
 import math
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from result_picture import picture
 from result_tables import ROOT, RUNS, SAMPLES, Study
 
 from rbue.files import read_json, write_bytes
@@ -24,141 +27,98 @@ from rbue.lab.report import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-START, END = "<!-- results -->", "<!-- /results -->"
-PAGE, IMAGES = ROOT / "docs" / "results.md", ROOT / "docs" / "images"
+README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
 
 MAIN = Study("cifar10", "resnet18")
 OTHERS = {
-    "CIFAR-10, VGG-13": Study(
+    "cifar10-vgg13": Study(
         "cifar10", "vgg13", ("single", "mc-dropout:0.2", "deep-ensemble:4", "mc-rrelu", "mc-droprelu:0.9")
     ),
-    "CIFAR-10, DenseNet-121": Study("cifar10", "densenet121", ("single", "mc-droprelu:0.95")),
-    "CIFAR-100, ResNet-18": Study("cifar100", "resnet18", ("single", "deep-ensemble:4", "mc-droprelu:0.95")),
+    "cifar10-densenet121": Study("cifar10", "densenet121", ("single", "mc-droprelu:0.95")),
+    "cifar100-resnet18": Study(
+        "cifar100",
+        "resnet18",
+        ("single", "mc-dropout:0.2", "deep-ensemble:4", "mc-droprelu:0.8", "mc-droprelu:0.9", "mc-droprelu:0.95"),
+    ),
 }
 """What the paper has besides, as far as it is planned to be measured."""
 
-PAGE_TEXT = """# More results
-
-What stands in [README](../README.md#does-the-paper-hold), continued. `python docs/build_results.py` writes this page
-from `results/runs` and `results/reruns`.
-
-## Under corruptions
-
-CIFAR-10, ResNet-18 (the paper's figure shows DenseNet-121): {kinds} kinds of corruption in {severities} severities,
-{samples} samples an image. The corrupted images are computed here from the {images} test images with the published
-constants, frost with drawn ice ([how close that comes](shift.md)).
-`rbue paper run table1-cifar10 --models {model} --shift` measures them.
-
-{shifted}
-
-Each box has the quartiles over the kinds of corruption, its whiskers the least and the greatest; six methods, with
-p=0.2 and q=0.9.
-
-![Box plots of ECE at each severity](images/shift-ece.webp)
-
-![Box plots of accuracy at each severity](images/shift-accuracy.webp)
-
-The medians of the ECE, all ten rows:
-
-![Median ECE at each severity](images/shift-medians.webp)
-
-## How different the samples are
-
-Disagreement of every two of the four members of Deep Ensemble, or of the first four samples:
-
-![Heat maps of disagreement](images/disagreement.webp)
-
-## After temperature scaling
-
-Not in the paper. Two-fold cross-fit on the {images} test images: each half is scaled by the temperature fitted on the
-other half, from the stored probabilities, which are rounded to half precision (so the NLL before differs a little from
-the one in README, and an accuracy can by an image); before → after. Corrupted images were not scaled.
-
-{scaled}
-
-## Trained again
-
-Sums on a GPU have no fixed order, so one seed is not one outcome; the runs differ in commit and in how many networks
-were trained side by side too. Which run stands in README was decided by which could be measured on all corrupted
-images, with the answers that an ensemble is combined from, never by its scores; the others are in `results/reruns`.
-{timed}
-
-{reruns}
-
-The same runs under corruptions, accuracy in % / ECE / NLL, means over the sets that both have:
-
-{reruns_shifted}
-{others}
-"""
+SHORT = {
+    "single": "Single",
+    "mc-dropout:0.5": "MC-Dropout, p = 0.5",
+    "mc-rrelu": "MC-RReLU",
+    "mc-droprelu:0.9": "**MC-DropReLU, q = 0.9**",
+    "mc-droprelu:0.95": "**MC-DropReLU, q = 0.95**",
+    "deep-ensemble:4": "Deep Ensemble of 4",
+}
+"""The rows of README."""
 
 
-def section() -> str:
-    """The part of README."""
-    config, result = next(iter(MAIN.measured().values()))
+def parts() -> dict[Path, dict[str, Iterable[str]]]:
+    """The generated parts of each page."""
+    page = {
+        "comparison": _comparison(),
+        "samples": MAIN.by_samples(),
+        "shift": [*_corrupted_images(), "", *MAIN.shifted()],
+        "scaled": MAIN.scaled(),
+        "timed": _timed_training(),
+        "reruns": MAIN.reruns(),
+        "reruns-shift": MAIN.differences_on_corrupted(),
+    }
+    return {
+        README: {"results": MAIN.short(SHORT)},
+        PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
+    }
+
+
+def filled(text: str, contents: Mapping[str, Iterable[str]]) -> str:
+    """A page with its parts made anew."""
+    for name, lines in contents.items():
+        marked = re.compile(f"<!-- {name} -->.*<!-- /{name} -->", flags=re.DOTALL)
+        if not marked.search(text):
+            raise SystemExit(f"the page has no <!-- {name} --> ... <!-- /{name} -->.")
+        inside = "\n".join(["", *lines, ""])
+        text = marked.sub(lambda _, name=name, inside=inside: f"<!-- {name} -->{inside}<!-- /{name} -->", text)
+    return text
+
+
+def _comparison() -> list[str]:
+    config, result = MAIN.measured()["single"]
     images, accuracy = result["data"]["count"], result["accuracy"]
     error = 100 * math.sqrt(accuracy * (1 - accuracy) / images)
-    text = [
-        START,
-        f"CIFAR-10, ResNet-18, {config.recipe.epochs} epochs, batch {config.recipe.batch}, the paper's recipe in "
-        f"bfloat16 autocast, seed 0, {SAMPLES} samples in float16: ours, with the paper's value and the difference in "
-        f"brackets. One run a row; the standard error of an accuracy from {images:,} test images is {error:.2f} "
-        f"points. The paper prints ECE with two digits, so up to 0.005 of a difference can be its rounding. "
-        f"Mean-JSD and Mean-DIS compare four samples.{MAIN.other_seeds()}",
+    return [
+        f"{config.recipe.epochs} epochs, batch {config.recipe.batch}, the paper's recipe in bfloat16 autocast, seed 0, "
+        f"{SAMPLES} samples in float16. The standard error of an accuracy from {images:,} test images is {error:.2f} "
+        f"points.{MAIN.other_seeds()} {MAIN.origin()}",
+        f"Training time counts compiling and saving. {MAIN.side_by_side()} networks were trained side by side and "
+        "share it, so it says little about one method.",
         "",
-        *MAIN.comparison(),
-        "",
-        *MAIN.by_samples(),
-        "",
-        f"{MAIN.origin()} `python docs/build_results.py` renders this from `results/runs`; `rbue paper run "
-        f"table1-cifar10 --models {MAIN.model} --methods METHOD` reruns a row; `rbue paper report --runs results/runs "
-        f"--models {_measured_models()}` makes the page with everything measured so far. "
-        "[More results](docs/results.md): under corruptions, after temperature scaling, trained again, other networks "
-        "and data.",
-        END,
+        *MAIN.comparison(times=True),
     ]
-    return "\n".join(text)
 
 
-def _measured_models() -> str:
-    """The networks that have numbers, first the one that stands for the others under corruptions."""
-    return ",".join(dict.fromkeys([MAIN.model, *(study.model for study in OTHERS.values() if study.measured())]))
+def _corrupted_images() -> list[str]:
+    _, result = MAIN.measured()["single"]
+    return [
+        f"{len(CORRUPTIONS)} kinds of corruption in {len(SEVERITIES)} severities, {MAIN.samples_on_corrupted()} "
+        f"samples an image, {result['data']['count']:,} images a set."
+    ]
 
 
-def page() -> str:
-    """All of docs/results.md."""
-    _, result = next(iter(MAIN.measured().values()))
-    return PAGE_TEXT.format(
-        kinds=len(CORRUPTIONS),
-        severities=len(SEVERITIES),
-        samples=MAIN.samples_on_corrupted(),
-        images=f"{result['data']['count']:,}",
-        model=MAIN.model,
-        shifted="\n".join(MAIN.shifted()),
-        scaled="\n".join(MAIN.scaled()),
-        timed=_timed_training(),
-        reruns="\n".join(MAIN.reruns()),
-        reruns_shifted="\n".join(MAIN.differences_on_corrupted()),
-        others="\n".join(_others()),
-    )
-
-
-def _timed_training() -> str:
+def _timed_training() -> list[str]:
     """The training that a benchmark timed is one more."""
     run = read_json(ROOT / "results" / "full_training.json")["whole_run"]
-    return (
-        f"The `mc-droprelu:0.9` that `benchmarks/full_training.py` trained last came to {100 * run['accuracy']:.2f} %\n"
+    return [
+        f"The `mc-droprelu:0.9` that `benchmarks/full_training.py` trained last came to {100 * run['accuracy']:.2f} % "
         f"and an ECE of {run['ece']:.4f}; earlier ones were not kept."
-    )
+    ]
 
 
-def _others() -> Iterator[str]:
-    for title, study in OTHERS.items():
-        yield from ("", f"## {title}", "")
-        if study.measured():
-            yield from (f"As in README.{study.other_seeds()} {study.origin()}", "")
-        yield from study.comparison()
-        if study.measured():
-            yield from ("", "After temperature scaling, as above:", "", *study.scaled())
+def _other(study: Study) -> list[str]:
+    if not study.measured():
+        return study.comparison()
+    scaled = ["", "After temperature scaling, as above:", "", *study.scaled()]
+    return [f"{study.origin()}{study.other_seeds()}", "", *study.comparison(), *scaled]
 
 
 def draw() -> None:
@@ -175,6 +135,7 @@ def draw() -> None:
 
     matrices = {method: measured.matrix(*place, method, "dis") for method in DIVERSE}
     drawn = {
+        "accuracy-nll": picture(MAIN),
         "shift-ece": figures.severity_boxes(corrupted(SIX, "ece"), "ECE"),
         "shift-accuracy": figures.severity_boxes(corrupted(SIX, "accuracy"), "accuracy", percent=True),
         "shift-medians": figures.severity_medians(corrupted(METHODS, "ece"), "ECE"),
@@ -194,13 +155,10 @@ def _write_picture(figure: Figure, path: Path) -> None:
 
 
 def main() -> int:
-    """Write both or check them."""
-    readme = ROOT / "README.md"
-    before = readme.read_text()
-    head, rest = before.split(START, 1)
-    wanted = {readme: head + section() + rest.split(END, 1)[1], PAGE: page()}
+    """Write the pages or check them."""
+    wanted = {path: filled(path.read_text(), contents) for path, contents in parts().items()}
     if "--check" in sys.argv[1:]:
-        return int(any(not path.exists() or path.read_text() != text for path, text in wanted.items()))
+        return int(any(path.read_text() != text for path, text in wanted.items()))
     for path, text in wanted.items():
         path.write_text(text)
     draw()

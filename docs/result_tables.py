@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
@@ -15,7 +14,6 @@ from rbue.lab.paper.numbers import as_printed, paper_value
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
 from rbue.lab.runs.measuring import SAMPLE_COUNTS
-from rbue.lab.training.trainer import read_log
 
 ROOT = Path(__file__).parent.parent
 RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
@@ -53,12 +51,10 @@ class Study:
                 found[method] = config, results[KEY]
         return found
 
-    def comparison(self) -> list[str]:
-        """Ours beside the paper's, one line a method; those that are missing too."""
-        lines = [
-            "| method | accuracy, % | ECE | NLL | Brier | Mean-JSD | Mean-DIS | training, s |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
+    def comparison(self, times: bool = False) -> list[str]:
+        """Ours beside the paper's, one line a method, with the seconds of its training if asked; missing ones too."""
+        heads = ["method", "accuracy, %", "ECE", "NLL", "Brier", "Mean-JSD", "Mean-DIS", *["training, s"] * times]
+        lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         found = self.measured()
         for method in self.methods:
             paper = {
@@ -66,7 +62,7 @@ class Study:
                 for name in ("accuracy", "ece", "mean_jsd", "mean_dis")
             }
             if method not in found:
-                lines.append(f"| `{method}` | not measured yet | | | | | | |")
+                lines.append(f"| `{method}` | not measured yet |{' |' * (len(heads) - 2)}")
                 continue
             _, result = found[method]
             cells = [
@@ -78,9 +74,18 @@ class Study:
                     "–" if result[name] is None else _with_paper(name, result[name], paper[name])
                     for name in ("mean_jsd", "mean_dis")
                 ),
-                f"{result['training_seconds']:.0f}",
+                *[f"{result['training_seconds']:.0f}"] * times,
             ]
             lines.append(f"| {' | '.join(cells)} |")
+        return lines
+
+    def short(self, methods: dict[str, str]) -> list[str]:
+        """A small table of some methods, which have titles here."""
+        lines = ["| | accuracy, % | ECE | NLL | trainings | samples |", "|---|---|---|---|---|---|"]
+        for method, title in methods.items():
+            config, result = self.measured()[method]
+            scores = f"{100 * result['accuracy']:.2f} | {result['ece']:.3f} | {result['nll']:.3f}"
+            lines.append(f"| {title} | {scores} | {len(config.members())} | {result['samples']} |")
         return lines
 
     def by_samples(self) -> list[str]:
@@ -121,7 +126,8 @@ class Study:
         noise = {one for one in common if one[0].endswith("_noise")}
         singles = self._runs_under(common, "single")
         lines = [
-            f"Means over the {len(common)} sets that all of these rows have.{self._shifted_again(rows, common)}",
+            f"Means over the {len(common)} sets that all of these rows have.",
+            *self._shifted_again(rows, common),
             "",
             "| method | sets measured | accuracy, % | ECE | NLL | NLL under noise | NLL elsewhere "
             "| sets with a lower NLL than every run of `single` | Brier | AURC |",
@@ -153,7 +159,7 @@ class Study:
         runs = [_corrupted_sets(config, root) for root in (RUNS, *sorted(RERUNS.glob("*"))) for config in configs]
         return [sets for sets in runs if common <= sets.keys()]
 
-    def _shifted_again(self, methods: Iterable[str], common: set[Set]) -> str:
+    def _shifted_again(self, methods: Iterable[str], common: set[Set]) -> list[str]:
         """The same means over all runs of a method; empty if no method has several."""
         texts = []
         for method in methods:
@@ -164,14 +170,14 @@ class Study:
                 }
                 accuracy, ece, nll, brier = ((min(values), max(values)) for values in means.values())
                 texts.append(
-                    f" The {len(runs)} runs of `{method}` range from {100 * accuracy[0]:.2f} to "
-                    f"{100 * accuracy[1]:.2f} % of accuracy, from {ece[0]:.3f} to {ece[1]:.3f} of ECE, from "
-                    f"{nll[0]:.3f} to {nll[1]:.3f} of NLL and from {brier[0]:.3f} to {brier[1]:.3f} of Brier."
+                    f"The {len(runs)} runs of `{method}` range from {100 * accuracy[0]:.2f} to {100 * accuracy[1]:.2f} "
+                    f"% of accuracy, {ece[0]:.3f} to {ece[1]:.3f} of ECE, {nll[0]:.3f} to {nll[1]:.3f} of NLL and "
+                    f"{brier[0]:.3f} to {brier[1]:.3f} of Brier."
                 )
-        return "".join(texts)
+        return texts
 
     def other_seeds(self) -> str:
-        """Mean and deviation of methods that were trained with several seeds; empty if none was."""
+        """Mean and standard deviation of methods that were trained with several seeds; empty if none was."""
         texts = []
         for method in self.methods:
             results = [RunFolder.of(self.config(method, seed), RUNS).read("results") for seed in SEEDS]
@@ -179,10 +185,11 @@ class Study:
             if len(found) > 1:
                 accuracy, ece = ([one[name] for one in found] for name in ("accuracy", "ece"))
                 texts.append(
-                    f"`{method}` over {len(found)} seeds {100 * mean(accuracy):.2f} ± {100 * stdev(accuracy):.2f} % "
-                    f"and {mean(ece):.3f} ± {stdev(ece):.3f}"
+                    f" Over {len(found)} seeds `{method}` has an accuracy of {100 * mean(accuracy):.2f} ± "
+                    f"{100 * stdev(accuracy):.2f} % and an ECE of {mean(ece):.3f} ± {stdev(ece):.3f} "
+                    "(mean and standard deviation)."
                 )
-        return f" With other seeds: {', '.join(texts)} (mean and standard deviation)." if texts else ""
+        return "".join(texts)
 
     def reruns(self) -> list[str]:
         """Every run of the rows that were trained more than once with one seed."""
@@ -223,29 +230,11 @@ class Study:
             ", ".join(sorted({str(one["commit"])[:7] for one in some})) for some in (environments, began)
         )
         from_on = "" if measured == trained else f"trained from commit {trained} on, measured with "
-        return (
-            f"{gpu}, torch {torch}, stream {stream}, {from_on}commit {measured}. Training time counts compiling and "
-            f"saving; {self._side_by_side()} networks were trained side by side and share it, some of them beside "
-            f"other work, so it says little about one method.{self._held_up()}{self._combined()}"
-        )
+        return f"{gpu}, torch {torch}, stream {stream}, {from_on}commit {measured}.{self._combined()}"
 
     def _members(self) -> list[RunFolder]:
         """The folders of all networks that were trained."""
         return [RunFolder.of(member, RUNS) for config, _ in self.measured().values() for member in config.members()]
-
-    def _held_up(self) -> str:
-        """Which epochs a training stood still in: they took ten times the usual time or more."""
-        stops: dict[int, list[float]] = defaultdict(list)
-        for folder in self._members():
-            epochs = read_log(folder.log)
-            usual = median(entry["seconds"] for entry in epochs)
-            for entry in epochs:
-                if entry["seconds"] >= 10 * usual:
-                    stops[entry["epoch"] + 1].append(entry["seconds"] - usual)
-        return "".join(
-            f" The {epoch}th epoch of {len(lost)} of the networks holds a stop of {min(lost):.0f} s or more."
-            for epoch, lost in sorted(stops.items())
-        )
 
     def _combined(self) -> str:
         """Which rows were not measured by running their networks."""
@@ -253,7 +242,7 @@ class Study:
         names = ", ".join(f"`{method}`" for method in stored)
         return f" {names} is combined from its members' answers as stored, in half precision." if stored else ""
 
-    def _side_by_side(self) -> str:
+    def side_by_side(self) -> str:
         """How many networks shared the GPU while these were trained."""
         entries = [folder.read("training") for folder in self._members()]
         return " or ".join(map(str, sorted({entry["side_by_side"] for entry in entries if entry is not None})))

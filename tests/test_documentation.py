@@ -1,4 +1,4 @@
-"""The Python blocks of README and docs run as written, and the API reference is up to date."""
+"""README and docs: Python blocks run as written, generated parts are current, sentences are short."""
 
 import hashlib
 import json
@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from rbue import Site, functional, random_stream
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -21,19 +24,80 @@ PAGES = [
 ]
 
 
+def run_blocks(page, wanted=lambda block: True):
+    """The names that the Python blocks of a page define, run in order."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    assert any(map(wanted, blocks))
+    namespace = {"__name__": "documentation"}
+    for block in filter(wanted, blocks):
+        exec(compile(block, page, "exec"), namespace)
+    return namespace
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_python_blocks_run_in_order(page):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    assert blocks
-    namespace = {"__name__": "documentation"}
-    for block in blocks:
-        exec(compile(block, page, "exec"), namespace)
+    run_blocks(page)
+
+
+@pytest.fixture(scope="module")
+def written_stream():
+    """The stream as docs/how-it-works.md writes it, in NumPy alone."""
+    return run_blocks("docs/how-it-works.md", lambda block: "rbue" not in block)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 17), (4, 3, 5, 6)], ids=str)
+@pytest.mark.parametrize("seed", [0, 7, 2**40 + 3, 2**64 - 1])
+def test_the_stream_on_the_page_is_the_librarys(written_stream, shape, seed):
+    numbers = {"seed": seed, "sample": 3, "site": written_stream["site_number"]("layer1.0.relu", 1)}
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    images = torch.arange(shape[0]) * 977 - 5
+    for image in (None, images):
+        mine = numbers | {"image": None if image is None else image.numpy()}
+        for q in (0.5, 0.9, 0.95, 1.0):
+            expected = functional.drop_relu(x, q, image=image, **numbers).numpy()
+            assert (written_stream["drop_relu"](x.numpy(), q, **mine) == expected).all()
+        expected = functional.rrelu(x, 0.2, 0.7, image=image, **numbers).numpy()
+        assert (written_stream["rrelu"](x.numpy(), 0.2, 0.7, **mine) == expected).all()
+
+
+def test_the_constants_on_the_page_are_the_librarys(written_stream):
+    assert written_stream["LANES"] == random_stream.LANE_START
+    for probability in (0.0, 1e-9, 0.05, 0.1, 0.5, 2 / 3, 1 - 2**-32, 1.0):
+        assert written_stream["threshold"](probability) == random_stream.threshold(probability)
+    for call, path in enumerate(("", "1", "layer4.1.relu")):
+        assert written_stream["site_number"](path, call) == Site(0, path, call, "F.relu", ()).number
 
 
 @pytest.mark.parametrize("page", [*PAGES, "docs/results.md", "benchmarks/README.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
         assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def sentences(text):
+    """The sentences of a page's prose: without code, tables, headings and comments; a link or code is one word."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "\n\n", text, flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"^(\||#).*$", "\n", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n(?=- )", text):
+        yield from re.split(r"(?<=[.!?])[)*\]]*\s+(?=[^a-z])", " ".join(paragraph.split()))
+
+
+def test_sentences_are_told_apart():
+    text = "# Title\n\nOne `x. y` and [a link](to.md). (Two.) Three\nlines?\n\n| a |\n|---|\n\n- four\n- five at 0.5.\n"
+    found = [one for one in sentences(text) if one]
+    assert found == ["One code and [a link].", "(Two.", "Three lines?", "- four", "- five at 0.5."]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_no_sentence_has_more_than_30_words(page):
+    long = [one for one in sentences((ROOT / page).read_text()) if len(re.findall(r"\w[^\s]*", one)) > 30]
+    assert not long
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 SCRIPTS = ["docs/build_api.py", "docs/build_results.py", "benchmarks/readme_table.py", "benchmarks/goals.py"]
@@ -45,9 +109,9 @@ def test_generated_pages_are_current(script):
     assert subprocess.run(run, check=False).returncode == 0, f"run: python {script}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_the_papers_ece_has_the_digits_that_it_prints(page):
-    rows = re.findall(r"^\| `[^|]+` \| [\d.]+ \([^|]+\) \| [\d.]+ \(([\d.]+), [^|]+\|", (ROOT / page).read_text(), re.M)
+def test_the_papers_ece_has_the_digits_that_it_prints():
+    text = (ROOT / "docs" / "results.md").read_text()
+    rows = re.findall(r"^\| `[^|]+` \| [\d.]+ \([^|]+\) \| [\d.]+ \(([\d.]+), [^|]+\|", text, re.M)
     assert rows
     assert all(re.fullmatch(r"0\.\d\d", ece) for ece in rows), rows
 

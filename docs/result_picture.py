@@ -1,0 +1,69 @@
+"""The picture of README: accuracy against negative log-likelihood, the trainings that a row needs as its size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from result_tables import KEY, RERUNS, RUNS, SEEDS, Study
+
+from rbue.lab.report.figure_style import INK, METHOD_COLOURS, MUTED, SMALL, TEXT, dress, method_name, new_figure
+from rbue.lab.runs.folders import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AREA = 75.0
+"""Of the point of one training, in square points."""
+
+NAMES = {
+    "single": ("Single", (9, 2), "left"),
+    "mc-dropout:0.2": ("MC-Dropout 0.2", (4, 10), "left"),
+    "mc-dropout:0.5": ("MC-Dropout 0.5", (9, -2), "left"),
+    "deep-ensemble:4": ("Deep Ensemble of 4", (-13, 0), "right"),
+    "svi": ("SVI", (-9, -4), "right"),
+    "mc-rrelu": ("MC-RReLU", (9, 3), "left"),
+    "mc-droprelu:0.8": ("MC-DropReLU 0.8", (9, -3), "left"),
+    "mc-droprelu:0.85": ("MC-DropReLU 0.85", (-6, 10), "left"),
+    "mc-droprelu:0.9": ("MC-DropReLU 0.9", (-8, -9), "right"),
+    "mc-droprelu:0.95": ("MC-DropReLU 0.95", (9, -4), "left"),
+}
+"""What is written beside a row, where (in points) and on which side of it."""
+
+
+def again(study: Study, method: str) -> list[tuple[float, float]]:
+    """Accuracy in percent and NLL of a row trained with another seed, or once more with the same."""
+    found = []
+    for root in (RUNS, *sorted(RERUNS.glob("*"))):
+        for seed in SEEDS:
+            results = RunFolder.of(study.config(method, seed), root).read("results") or {}
+            if KEY in results and (root, seed) != (RUNS, 0):
+                found.append((100 * results[KEY]["accuracy"], results[KEY]["nll"]))
+    return found
+
+
+def picture(study: Study) -> Figure:
+    """One point a row; faint ones are the same row trained again."""
+    figure = new_figure(7.2, 4.0)
+    axes = figure.subplots()
+    for method, (config, result) in study.measured().items():
+        colour = METHOD_COLOURS[method_name(method)]
+        place = 100 * result["accuracy"], result["nll"]
+        for other in again(study, method):
+            axes.plot(*zip(place, other, strict=True), color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+            axes.scatter(*other, s=0.35 * AREA, color=colour, alpha=0.3, linewidths=0, zorder=2)
+        area = AREA * len(config.members())
+        axes.scatter(*place, s=area, color=colour, edgecolors="white", linewidths=0.8, zorder=3)
+        text, offset, side = NAMES[method]
+        axes.annotate(
+            text, place, xytext=offset, textcoords="offset points", ha=side, va="center", color=colour, fontsize=TEXT
+        )
+    dress(axes, x="accuracy, % (more is better)", y="negative log-likelihood (less is better)", grid="both")
+    axes.margins(0.09)
+    axes.annotate(
+        "better", (0.13, 0.05), xytext=(-46, 26), xycoords="axes fraction", textcoords="offset points", color=INK,
+        fontsize=TEXT, arrowprops={"arrowstyle": "->", "color": INK},
+    )  # fmt: skip
+    for name, count, marker in (("1 training", 1, 1.0), ("4 trainings", 4, 1.0), ("trained again", 1, 0.35)):
+        axes.scatter([], [], s=AREA * count * marker, color=MUTED, alpha=0.3 if marker < 1 else 1, lw=0, label=name)
+    axes.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="upper right", labelspacing=1.1)
+    return figure
