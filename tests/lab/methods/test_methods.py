@@ -236,7 +236,6 @@ from rbue.lab.methods import Method
 @dataclass(frozen=True)
 class Smoothed(Method):
     amount: float = 0.1
-    limit = 1
 
     def loss(self, network, x, y, progress):
         logits = network(x)
@@ -259,3 +258,6 @@ def test_a_method_of_ones_own_is_named_by_its_module(tmp_path, monkeypatch):
     assert folder.path.name == f"own_methods-Smoothed-0.2-seed0-{config.id}"
     assert folder.config() == config
     assert folder.read("training")["loss"] > 0
+    result = evaluate_run(config, tmp_path, CPU, samples=3)
+    assert result["samples"] == 1  # all that a plain network has
+    assert 0 < result["accuracy"] < 1

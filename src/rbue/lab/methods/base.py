@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -52,7 +52,7 @@ Loss = tuple[Tensor, Tensor]
 
 
 class Method:
-    """One network trained by cross-entropy, whose random passes are the samples; subclasses say what differs.
+    """One plain network trained by cross-entropy, with one pass as its only sample; subclasses say what differs.
 
     Attributes:
         name: what its short text begins with.
@@ -84,7 +84,7 @@ class Method:
     @property
     def limit(self) -> int | None:
         """How many different samples there are; None if there is no end to them."""
-        return None
+        return 1
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Change a fresh network, in place, into the one to train."""
@@ -97,12 +97,19 @@ class Method:
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
         """Draw samples from the trained networks, for inputs shaped like ``x``."""
-        return StackedPasses(networks[0], x, seed, memory)
+
+        def draw(x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+            if samples.tolist() != [0]:
+                raise InvalidInput(f"a plain network has one sample, number 0, not {samples.tolist()}.")
+            yield slice(0, len(x)), slice(0, 1), outputs_of(networks[0], x).unsqueeze(0)
+
+        return draw
 
 
 class RandomSites(Method):
     """A method that makes call sites random, at training and at test time; ``where`` says which."""
 
+    limit = None
     where: str
 
     def __post_init__(self) -> None:
@@ -115,6 +122,10 @@ class RandomSites(Method):
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Make the chosen call sites random."""
         return convert(network, self.activation(), where=self.where, example=example)
+
+    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
+        """Random passes of the network."""
+        return StackedPasses(networks[0], x, seed, memory)
 
 
 def outputs_of(network: nn.Module, x: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class SVI(Method):
     tied: bool = True
     trains_alone = True
     undecayed = ("weight_rho",)
+    limit = None
 
     def __post_init__(self) -> None:
         for name, lowest, highest in (("kl_weight", 0, math.inf), ("warm_up", 0, 1), ("deviation", 1e-6, 10)):
