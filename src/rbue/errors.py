@@ -35,7 +35,8 @@ def warn(message: str, category: type[Warning] = RbueWarning) -> None:
     """
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
-        frame, level = frame.f_back, level + 1
+        importing = "importlib._bootstrap" in frame.f_code.co_filename  # which Python does not count
+        frame, level = frame.f_back, level + (not importing)
     warnings.warn(message, category, stacklevel=level)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -106,11 +107,16 @@ def let_modes_see(functions: Iterable[Callable]) -> None:
     The compiler asks a list that lacks some (``torch.relu_``, ``F.hardswish``) and would run those plainly without a
     word. The list is made once and shared; the compiler has a copy once it has been used.
     """
-    listed = get_overridable_functions()[nn.functional]
+    listed = _functions_modes_see()
     listed += [function for function in functions if function not in listed]
     compiler = sys.modules.get("torch._dynamo.variables.torch")
     if compiler is not None:
         compiler.get_overridable_functions().update(functions)
+
+
+@cache
+def _functions_modes_see() -> list[Callable]:
+    return get_overridable_functions()[nn.functional]  # asked once, as it has Python show old warnings again
 
 
 def compiled_network(model: nn.Module) -> nn.Module | None:

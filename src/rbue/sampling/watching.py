@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import flop_registry
 
 from rbue.call_sites.draws import tensors_in
 from rbue.torch_internals import TorchDispatchMode, tree_leaves
@@ -130,6 +129,8 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         words = kwargs or {}
+        from torch.utils.flop_counter import flop_registry  # brings Triton with it
+
         formula = flop_registry.get(func._overloadpacket)
         if formula is None:
             with self:  # in inference mode operators arrive whole, and a product is a part of one
