@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator  # calls that run Python of their own: no public base class
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, get_overridable_functions
-from torch.utils._python_dispatch import TorchDispatchMode  # documented as the way, but lives in a private module
+from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only  # torch.utils.pytree came later than 2.10
 
 __all__ = [
@@ -140,3 +140,15 @@ def outside_graphs(function: _Function) -> _Function:
     """Leave a function out of compiled graphs: ``torch.compiler.disable`` without loading the compiler for it."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
+
+
+class TorchDispatchMode(_python_dispatch.TorchDispatchMode):
+    """torch's own, which is documented but private, kept from loading the compiler when its first operator comes."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        outside_graphs(cls.__torch_dispatch__)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would wrap every subclass in torch.compiler.disable, from torch 2.11 on
