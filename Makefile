@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-all test-gpu lint format bench bench-gpu clean
+.PHONY: demo test test-all test-oldest test-gpu lint format bench bench-gpu clean
 
 demo: $(VENV)/.ready  ## all six methods on digits, trained and measured on the spot
 	$(BIN)/rbue demo
@@ -13,6 +13,12 @@ test: $(VENV)/.ready lint  ## everything that runs on a CPU in a few minutes
 
 test-all: $(VENV)/.ready lint  ## the slow tests too
 	$(PYTEST) -n 2 -m "not gpu" --doctest-modules --doctest-ignore-import-errors src tests
+
+# The oldest torch that is supported, in an environment of its own: its wheel for Linux brings CUDA, several gigabytes.
+OLDEST ?= .venv-oldest
+test-oldest: $(OLDEST)/.ready  ## stream, activations, call sites and sampling on that torch
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(OLDEST)/bin/python -m pytest -q -n 2 -m "not slow and not gpu" \
+		tests/test_random_stream.py tests/activations tests/call_sites tests/sampling
 
 test-gpu:  ## kernels against the reference; needs a CUDA device and no installation
 	PYTHONPATH=src:. $(PYTHON) -m pytest -c tests/gpu.ini --rootdir . -m gpu $$(grep -rl --include='*.py' mark.gpu tests)
@@ -43,5 +49,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+$(OLDEST)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OLDEST)
+	grep -v '^torch==\|^triton==' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OLDEST)/constraints.txt \
+		torch==2.10.0 numpy scipy hypothesis pytest pytest-timeout pytest-xdist transformers
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis
