@@ -244,7 +244,7 @@ print(pooled_relu(x, DropReLU(0.5), keys, repeat=2).device)
 
 
 def test_other_defaults_of_torch_do_no_harm():
-    """The library loads, and a mean over pixels is where its input is: a kernel that writes elsewhere ends a process."""
+    """The library loads, and a mean over pixels is where its input is: a kernel that writes elsewhere ends it all."""
     run = subprocess.run([sys.executable, "-c", OTHER_DEFAULTS], capture_output=True, text=True, check=True)
     library, device = run.stdout.splitlines()
     assert ("CDLL" in library) == (native_library.find_compiler() is not None)
