@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("src", "tests", "pyproject.toml")
+COPIED, LINKED = ("src", "tests", "pyproject.toml"), ("results",)
+"""What the tests need: the rest they only read."""
+
 TIMEOUT = 280
 """Seconds for the tests of one bug; a bug that makes them hang is noticed too."""
 
@@ -70,7 +72,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # The random stream and the activations
     _mutant("stream constant", "random_stream.py",
         "BITS_MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)", "BITS_MULTIPLIERS = (0x9E3779B1, 0x85EBCA6B)",
-        "test_random_stream.py"),
+        "test_random_stream.py::TestBits"),
     _mutant("kept and dropped ReLUs swapped", "activations/relu.py",
         "(words >= random_stream.threshold(1 - self.q))", "(words >= random_stream.threshold(self.q))",
         "activations/test_moments.py"),
@@ -80,34 +82,34 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("no gradient for the weight of a PReLU", "kernels/dispatch.py",
         "_Redrawn.apply(activation, call, keys, x, *call.operands)",
         "_Redrawn.apply(activation, call, keys, x, *(one.detach() for one in call.operands))",
-        "activations/test_drop_activation.py"),
+        "activations/test_drop_activation.py::test_gradients"),
     # Call sites
     _mutant("one site number for all calls of a module", "call_sites/table.py",
         "return (word + call * 0x9E3779B9) & 0xFFFFFFFF", "return word & 0xFFFFFFFF",
         "call_sites/test_numbering.py"),
     _mutant("revert leaves the class", "call_sites/following.py",
         "                module.__class__ = plain_class(module)", "                pass",
-        "call_sites/test_nested_networks.py"),
+        "call_sites/test_nested_networks.py::test_reverting_one_leaves_the_other", "call_sites/test_styles.py"),
     # Sampling
     _mutant("images of a loader numbered from its last batch", "sampling/predicting.py",
         "start += len(batch)", "start = len(batch)",
-        "sampling/test_predict.py"),
+        "sampling/test_predict.py::test_samples_do_not_depend_on_batch_size_or_memory"),
     _mutant("samples stacked last", "sampling/passes.py",
         "samples.repeat_interleave(batch)", "samples.repeat(batch)",
-        "sampling/test_sample_independence.py"),
+        "sampling/test_predict.py::test_samples_are_those_of_a_loop"),
     _mutant("BatchNorm in training mode while sampling", "sampling/predicting.py",
         "with evaluating(network), bar as report:", "with bar as report:",
-        "sampling/test_predict.py"),
+        "sampling/test_predict.py::test_batchnorm_and_dropout_are_in_evaluation_mode_while_sampling"),
     _mutant("shared rows repeated in the wrong order", "sampling/shared_prefix.py",
         "out.unflatten(0, (times, x.shape[0])).copy_(x)",
         "out.unflatten(0, (x.shape[0], times)).copy_(x.unsqueeze(1))",
-        "sampling/test_sample_independence.py"),
+        "sampling/test_predict.py::test_samples_are_those_of_a_loop"),
     _mutant("running variance merged wrongly", "prediction.py",
         "shift**2 * (old * new / total)", "shift**2 * (new / total)",
         "test_prediction.py"),
     _mutant("adaptive stop forgets that it looks several times", "sampling/adaptive.py",
         "1 - (1 - self.confidence) / looks / 2", "1 - (1 - self.confidence) / 2",
-        "sampling/test_adaptive.py"),
+        "sampling/test_adaptive.py::test_an_answer_has_settled_where_the_stated_inequalities_hold"),
     # Metrics
     _mutant("a confidence on an edge goes to the bin above", "metrics/calibration_error.py",
         "inner_edges.to(confidence.dtype), right=False)", "inner_edges.to(confidence.dtype), right=True)",
@@ -119,7 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("a setting left out of the id of a run", "lab/runs/folders.py",
         "json.dumps(self.as_json(), sort_keys=True)",
         'json.dumps({**self.as_json(), "holdout_seed": 0}, sort_keys=True)',
-        "lab/runs/test_run_folders.py"),
+        "lab/runs/test_run_folders.py::test_every_setting_has_a_folder_of_its_own"),
     _mutant("two processes have one lock", "files.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
         "test_files.py"),
@@ -134,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lab/methods/test_methods.py"),
     _mutant("a higher ECE counts as better", "lab/paper/claims.py",
         'BETTER = {"accuracy": ">", "ece": "<"}', 'BETTER = {"accuracy": ">", "ece": ">"}',
-        "lab/paper/test_paper_claims.py"),
+        "lab/paper/test_paper_claims.py::test_verdicts_on_the_papers_tables"),
 )
 # fmt: on
 
@@ -147,6 +149,8 @@ def copy_tree(folder: Path) -> None:
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         else:
             shutil.copy2(source, folder / name)
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
 
 
 def run_tests(folder: Path, tests: Iterable[str]) -> int:

@@ -78,8 +78,9 @@ def main():
     epochs, log = [], RunFolder.of(config, folder / "killed").log
     for number in range(kills):
         child = run_in_child(config, folder / "killed")
-        # Two to an epoch: one soon after it begins, and one that finds it begun, so that half of them die young.
-        kill_in_epoch(child, log, number // 2, moments.uniform(0, epoch if number % 2 == 0 else first + epoch))
+        # In pairs spread over the training: one after an epoch, and one that finds it done, so that half die young.
+        done = number // 2 * 2 * recipe.epochs // kills
+        kill_in_epoch(child, log, done, moments.uniform(0, epoch if number % 2 == 0 else first + epoch))
         epochs.append(lines(log))
     os.waitpid(run_in_child(config, folder / "killed"), 0)
     sums = [checksum(config, folder / name) for name in ("whole", "killed")]
