@@ -13,13 +13,13 @@ import rbue
 
 torch.manual_seed(0)
 net = nn.Sequential(
-    nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(),
-    nn.Flatten(), nn.Linear(256, 400),
+    nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
+    nn.Flatten(), nn.Linear(4096, 100),
 )
-x = torch.randn(32, 3, 8, 8)
+x = torch.randn(32, 3, 16, 16)
 rbue.convert(net, rbue.DropReLU(0.9), where=sys.argv[1], example=x)
 for samples in (2, 10, 1000):
-    rbue.predict(net, x, samples=samples, memory=4 << 20)
+    rbue.predict(net, x, samples=samples, memory=16 << 20)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
