@@ -102,9 +102,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "sampling/test_predict.py::test_batchnorm_and_dropout_are_in_evaluation_mode_while_sampling"),
     _mutant("shared rows repeated in the wrong order", "sampling/shared_prefix.py",
         "out.unflatten(0, (times, x.shape[0])).copy_(x)",
-        "out.unflatten(0, (x.shape[0], times)).copy_(x.unsqueeze(1))",  # noticed, and sampled one by one: right and slow
-        "sampling/test_predict.py::test_the_prefix_runs_once_for_all_samples",
-        "sampling/test_sample_independence.py::test_samples_of_common_networks_share_passes"),
+        "out.unflatten(0, (x.shape[0], times)).copy_(x.unsqueeze(1))",  # the sampler sees it and shares nothing
+        "sampling/test_predict.py::test_sharing_the_prefix_holds_at_every_site_and_channels_last"),
     _mutant("running variance merged wrongly", "prediction.py",
         "shift**2 * (old * new / total)", "shift**2 * (new / total)",
         "test_prediction.py"),
@@ -128,7 +127,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "test_files.py"),
     _mutant("a flipped byte goes unnoticed", "files.py",
         "if noted != found.hexdigest().encode():", "if not noted:",
-        "lab/training/test_checkpoint.py"),
+        "test_files.py"),
     _mutant("the coarse label of CIFAR-100 for the fine one", "lab/data/readers.py",
         "given.dataset), rows[:, label_at]", "given.dataset), rows[:, 0]",
         "lab/data/test_data_readers.py"),
