@@ -16,7 +16,13 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture
 def script(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
+
+    def load(name):
+        if getattr(sys.modules.get(name), "__file__", None) is None:  # a folder of tests with the same name
+            sys.modules.pop(name, None)
+        return importlib.import_module(name)
+
+    return load
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_gpu_tests_are_found_without_plugins():
     recipe = re.search(r"\$\(PYTHON\) -m (pytest .*)", (ROOT / "Makefile").read_text().partition("\ntest-gpu:")[2])
     assert recipe is not None

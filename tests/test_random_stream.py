@@ -217,12 +217,14 @@ class TestIndependence:
             typical = correlations(features).square().mean().sqrt() / math.sqrt(ELEMENTS)
             assert typical < 0.01, name
 
-    @pytest.mark.parametrize("family", ["images", "seeds"])
+    @pytest.mark.parametrize("family", ["images", pytest.param("seeds", marks=pytest.mark.slow)])
     def test_neighbours_are_uncorrelated(self, family):
         for name, features in standardised(words_under(STREAM_FAMILIES[family](), 2 * ELEMENTS)):
             assert_normal(list(lag_correlations(features, [2**k for k in range(17)])), name)
 
-    @pytest.mark.parametrize("numbers", ["samples", "images", "sites"])
+    @pytest.mark.parametrize(
+        "numbers", ["samples", *(pytest.param(n, marks=pytest.mark.slow) for n in ("images", "sites"))]
+    )
     def test_an_element_is_uncorrelated_over_the_streams(self, numbers):
         keys = key_pairs(seed=1, **{numbers: range(ELEMENTS)})
         for name, features in standardised(words_under(keys, STREAMS).T.contiguous()):

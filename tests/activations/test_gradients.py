@@ -19,9 +19,19 @@ def away_from_kinks(x, cap=0.5):
     return torch.where((x.abs() < 0.05) | ((x - cap).abs() < 0.05), x + 0.11, x)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-@pytest.mark.parametrize("cap", [None, 0.5])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(
+    ("activation", "cap", "memory_format"),
+    [
+        (DropReLU(0), None, torch.contiguous_format),
+        (DropReLU(0.5), None, torch.channels_last),
+        (DropReLU(0.5), 0.5, torch.contiguous_format),
+        (DropReLU(1), 0.5, torch.channels_last),
+        (RReLU(), None, torch.contiguous_format),
+        (RReLU(), 0.5, torch.channels_last),
+        (RReLU(0, 1), 0.5, torch.contiguous_format),
+    ],
+    ids=str,
+)
 def test_gradcheck_and_gradgradcheck(activation, cap, memory_format, make_x, make_keys):
     x = away_from_kinks(make_x(3, 2, 3, 3, dtype=torch.float64)).contiguous(memory_format=memory_format)
     keys = make_keys(3)

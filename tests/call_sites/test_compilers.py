@@ -43,7 +43,7 @@ def gradients(network: nn.Module, model: Any, x: Tensor) -> list[Tensor]:
     return [p.grad.clone() for p in network.parameters()]
 
 
-QUICK = ("functional", "transformer layer", "graph module")
+QUICK = ("functional", "graph module")
 
 
 def styles() -> list[Any]:
@@ -74,7 +74,7 @@ def test_compiled_gradients_are_the_same(name: str, activation: Any) -> None:
         assert torch.allclose(a, b, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", [pytest.param(rbue.DropReLU(0.5), marks=pytest.mark.slow), rbue.RReLU()])
 def test_compiled_gradients_belong_to_their_own_forward(activation: Any) -> None:
     """Other calls and seeds between a forward and its backward do not reach the masks computed again there."""
     network, x = rbue.convert(mlp(), activation, example=rows()), rows()
@@ -131,7 +131,10 @@ def test_network_compiled_in_place() -> None:
     assert torch.allclose(run(network, rows()), plain)
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["compiled first", "converted first"])
+@pytest.mark.parametrize(
+    "before",
+    [pytest.param(True, id="compiled first"), pytest.param(False, id="converted first", marks=pytest.mark.slow)],
+)
 def test_compiled_part_of_a_network(before: bool) -> None:
     torch.manual_seed(0)
     network, reference, x = SharedReluResNet().eval(), SharedReluResNet().eval(), images()
@@ -210,7 +213,7 @@ class BreakingPart(nn.Module):
         return F.relu(self.fc(x))
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("where", "placement"),
     [
@@ -302,12 +305,12 @@ def assert_exported_same_bits(network: nn.Module, x: Tensor, strict: bool) -> No
     assert_same_bits(network, exported, x)  # both count their calls in the one buffer
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("strict", "activation"), zip([False, True], ACTIVATIONS, strict=True))
 def test_exported_program_draws_new_bits_at_each_call(strict: bool, activation: Any) -> None:
     assert_exported_same_bits(rbue.convert(mlp(), activation, example=rows()), rows(), strict)
 
 
+@pytest.mark.slow
 def test_exported_convolutional_network() -> None:
     network = STYLES["shared module"].make()
     assert_exported_same_bits(rbue.convert(network, rbue.DropReLU(0.5), example=images()), images(), strict=False)

@@ -56,9 +56,14 @@ BAD_PROBS = [
 
 
 @pytest.mark.parametrize(("probs", "said"), BAD_PROBS)
+def test_bad_probabilities(probs, said):
+    refuses(said, metrics.nll, probs, LABELS)
+
+
 @pytest.mark.parametrize("call", [*LABELLED, lambda probs, labels: metrics.entropy(probs)])
-def test_bad_probabilities(call, probs, said):
-    refuses(said, call, probs, LABELS)
+def test_every_metric_of_probabilities_looks_at_them(call):
+    for probs, said in (BAD_PROBS[0], BAD_PROBS[-2]):
+        refuses(said, call, probs, LABELS)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +80,13 @@ def test_bad_probabilities(call, probs, said):
         (torch.zeros(2, dtype=torch.long, device="meta"), "labels on meta"),
     ],
 )
+def test_bad_labels(labels, said):
+    refuses(said, metrics.ece, PROBS, labels)
+
+
 @pytest.mark.parametrize("call", LABELLED)
-def test_bad_labels(call, labels, said):
-    refuses(said, call, PROBS, labels)
+def test_every_metric_with_labels_looks_at_them(call):
+    refuses("holds 2", call, PROBS, torch.tensor([0, 2]))
 
 
 @pytest.mark.parametrize(
@@ -93,9 +102,14 @@ def test_bad_labels(call, labels, said):
         (SAMPLES.masked_fill(SAMPLES > 0.65, math.nan), "2 NaN, the first at (0, 0, 0)"),
     ],
 )
+def test_bad_samples(samples, said):
+    refuses(said, metrics.jsd, samples)
+
+
 @pytest.mark.parametrize("call", SAMPLED)
-def test_bad_samples(call, samples, said):
-    refuses(said, call, samples)
+def test_every_metric_of_samples_looks_at_them(call):
+    refuses("(2, 2)", call, PROBS)
+    refuses("1.4", call, SAMPLES * 2)
 
 
 @pytest.mark.parametrize("call", [metrics.jsd, metrics.disagreement])
@@ -109,8 +123,17 @@ def test_bad_matrices(call, shape):
     refuses(str(shape), call, torch.zeros(shape))
 
 
-@pytest.mark.parametrize("call", [metrics.ece, metrics.mce, metrics.adaptive_ece, metrics.reliability])
-@pytest.mark.parametrize("bins", [0, -3, 2.5, True, "30"])
+@pytest.mark.parametrize(
+    ("call", "bins"),
+    [
+        (metrics.ece, 0),
+        (metrics.mce, -3),
+        (metrics.adaptive_ece, 2.5),
+        (metrics.adaptive_ece, 0),
+        (metrics.reliability, True),
+        (metrics.ece, "30"),
+    ],
+)
 def test_bad_bins(call, bins):
     refuses(f"bins is {bins!r}", call, PROBS, LABELS, bins=bins)
 
@@ -134,9 +157,14 @@ def test_bad_k(k):
         (torch.rand(2), torch.ones(2, dtype=torch.bool, device="meta"), "on meta"),
     ],
 )
+def test_bad_scores(scores, flags, said):
+    refuses(said, metrics.auroc, scores, flags)
+
+
 @pytest.mark.parametrize("call", SCORED)
-def test_bad_scores(call, scores, flags, said):
-    refuses(said, call, scores, flags)
+def test_every_metric_of_scores_looks_at_them(call):
+    refuses("the first at (1,)", call, torch.tensor([0.5, math.nan]), torch.tensor([True, False]))
+    refuses("holds 2", call, torch.rand(2), torch.tensor([0, 2]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

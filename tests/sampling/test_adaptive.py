@@ -122,7 +122,7 @@ def test_easy_images_stop_early_and_hard_ones_do_not():
 
 
 def test_adaptive_agrees_with_a_thousand_fixed_samples():
-    network, x = build("residual", batch=200)
+    network, x = build("residual", batch=80)
     with torch.no_grad():
         network.head.weight.mul_(4)  # make the passes disagree
     rbue.convert(network, rbue.DropReLU(0.7), example=x)

@@ -54,8 +54,9 @@ def passes_of(net, x, **settings):
     return len(calls)
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("images", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("images", "precision"), [(1, torch.float32), (2, torch.float32), (1, torch.bfloat16), (5, torch.bfloat16)], ids=str
+)
 @pytest.mark.parametrize("activation", [rbue.DropReLU(0.9), rbue.Dropout(0.2)], ids=["relus", "layers"])
 @pytest.mark.parametrize("name", ORDINARY)
 def test_a_first_prediction_makes_two_passes_more_than_a_later_one(name, activation, images, precision):
@@ -179,6 +180,7 @@ def test_what_is_run_to_make_a_plan_goes_by_the_formula_until_rows_are_shared(mo
     assert max(rows for share, rows, _ in passes[:-1]) <= 8
 
 
+@pytest.mark.slow  # the number of passes has quick tests, in compiled networks too
 def test_a_compiled_network_keeps_its_tables_from_the_first_passes(monkeypatch):
     network, x = converted()
     seen, run = set(), PassRunner.run

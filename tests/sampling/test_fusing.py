@@ -290,8 +290,16 @@ def held(monkeypatch):
     return ran
 
 
-@pytest.mark.parametrize("where", ["all", "first", "last"])
-@pytest.mark.parametrize("activation", [rbue.DropReLU(0.4), rbue.RReLU(0, 1), rbue.Dropout(0.5)], ids=str)
+SETTINGS = [(rbue.DropReLU(0.4), "all"), (rbue.RReLU(0, 1), "first"), (rbue.Dropout(0.5), "last")]
+SETTINGS += [
+    pytest.param(activation, where, marks=pytest.mark.slow)
+    for activation, _ in SETTINGS
+    for where in ("all", "first", "last")
+    if (activation, where) not in SETTINGS
+]
+
+
+@pytest.mark.parametrize(("activation", "where"), SETTINGS, ids=str)
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 def test_samples_are_those_of_separate_calls(end, activation, where, held, monkeypatch):
     x = 5 * torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))

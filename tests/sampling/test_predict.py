@@ -533,6 +533,7 @@ def test_half_precision_networks_give_float_probabilities():
     torch.testing.assert_close(found.probs.sum(1), torch.ones(4))
 
 
+@pytest.mark.slow  # the default compiler; the quick ones below have another backend
 def test_compiled_networks_give_the_same_samples():
     network, x = build("residual", batch=3)
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
@@ -541,8 +542,9 @@ def test_compiled_networks_give_the_same_samples():
     torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("whole", "memory_format"), [(True, torch.channels_last), (False, torch.contiguous_format)], ids=str
+)
 def test_a_compiled_network_is_compiled_once_however_the_work_is_cut(whole, memory_format):
     network, x = build("residual", batch=10)
     network, x = network.to(memory_format=memory_format), x.contiguous(memory_format=memory_format)
@@ -631,8 +633,7 @@ def test_samples_are_the_same_inside_data_parallel(compiled):
         torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize(("where", "shares"), [("last", True), ("all", False)])
+@pytest.mark.parametrize(("where", "shares", "whole"), [("last", True, False), ("all", False, True)])
 def test_a_compiled_network_runs_uncompiled_where_sharing_saves_more(where, shares, whole):
     network, x = build("residual", batch=5)
     rbue.convert(network, rbue.DropReLU(0.6), where=where, example=x)

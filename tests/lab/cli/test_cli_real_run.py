@@ -15,7 +15,8 @@ from rbue.lab.data.images import checksums
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from data_files import cifar10_binary
 
-METHODS = ["single", "mc-dropout:0.2", "deep-ensemble:2", "svi", "mc-droprelu:0.9", "mc-rrelu"]
+METHODS = ["single", "deep-ensemble:2", "svi", "mc-droprelu:0.9"]
+METHODS += [pytest.param(method, marks=pytest.mark.slow) for method in ("mc-dropout:0.2", "mc-rrelu")]
 CHANCE, MARGIN = 0.1, 0.3
 """Ten classes; two epochs must bring at least 40 %."""
 SETTINGS = ("--data", "cifar10", "--epochs", 2, "--batch", 32, "--rate", 0.05, "--runs", "runs")

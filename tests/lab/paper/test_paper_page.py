@@ -270,6 +270,7 @@ def test_every_kind_of_drawing_is_known():
     assert kinds == {*FROM_RUNS, *FROM_ILLUSTRATIONS}
 
 
+@pytest.mark.slow  # what the page holds has quick tests, and pages of runs are shown in a browser there
 def test_in_a_browser(quick_files, tmp_path):
     from selenium.webdriver.common.by import By
 

@@ -1,4 +1,4 @@
-"""Train a run in processes that are killed at random moments, then once without; print both weights' checksums.
+"""Train a run in processes that are killed in chosen epochs, then once without; print both weights' checksums.
 
 Usage: python killed_training.py FOLDER METHOD KILLS SEED
 """
@@ -34,6 +34,28 @@ def run_in_child(config, root):
     return child
 
 
+def lines(log):
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def kill_in_epoch(child, log, epochs, seconds):
+    """Kill a process some seconds after the log has this many epochs, or has one more, whichever comes first.
+
+    So the epoch does not depend on how fast the machine is; only the moment inside it does.
+    """
+
+    def is_running():
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    while lines(log) < epochs and is_running():
+        time.sleep(0.002)
+    end, most = time.perf_counter() + seconds, lines(log)
+    while time.perf_counter() < end and lines(log) <= most and is_running():
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
 def checksum(config, root):
     weights = RunFolder.of(config, root).path / "weights.safetensors"
     return hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -52,18 +74,17 @@ def main():
     first = time.perf_counter() - start
     os.waitpid(child, 0)
     rest = time.perf_counter() - start - first
-    moments = random.Random(seed)
+    moments, epoch = random.Random(seed), rest / (recipe.epochs - 1)
     epochs, log = [], RunFolder.of(config, folder / "killed").log
-    for _ in range(kills):
+    for number in range(kills):
         child = run_in_child(config, folder / "killed")
-        time.sleep(moments.uniform(0, 2 * (first + rest / kills)))  # half of them live to see an epoch end
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        epochs.append(len(log.read_text().splitlines()) if log.exists() else 0)
+        # In pairs spread over the training: one after an epoch, and one that finds it done, so that half die young.
+        done = number // 2 * 2 * recipe.epochs // kills
+        kill_in_epoch(child, log, done, moments.uniform(0, epoch if number % 2 == 0 else first + epoch))
+        epochs.append(lines(log))
     os.waitpid(run_in_child(config, folder / "killed"), 0)
     sums = [checksum(config, folder / name) for name in ("whole", "killed")]
-    lines = len(log.read_text().splitlines())
-    print(json.dumps({"sums": sums, "epochs_when_killed": epochs, "log_lines": lines}))
+    print(json.dumps({"sums": sums, "epochs_when_killed": epochs, "log_lines": lines(log)}))
 
 
 if __name__ == "__main__":

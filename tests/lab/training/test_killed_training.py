@@ -19,9 +19,12 @@ def killed(folder, method, kills=20, seed=0):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("method", ["mc-droprelu:0.9", pytest.param("svi", marks=pytest.mark.slow)])
-def test_twenty_kills_change_nothing(tmp_path, method):
-    found = killed(tmp_path, method)
+SLOW = [pytest.param(method, 20, marks=pytest.mark.slow) for method in ("mc-droprelu:0.9", "svi")]
+
+
+@pytest.mark.parametrize(("method", "kills"), [("mc-droprelu:0.9", 12), *SLOW])
+def test_kills_change_nothing(tmp_path, method, kills):
+    found = killed(tmp_path, method, kills)
     assert found["sums"][0] == found["sums"][1]
     assert found["log_lines"] == 16
     assert len(set(found["epochs_when_killed"])) > 5, "the moments must fall into different epochs"

@@ -33,6 +33,7 @@ def train(folder, method, processes):
     return json.loads(done.stdout)["networks"][0]
 
 
+@pytest.mark.slow  # three processes that import everything; masks and steps of two ranks have quick tests
 @pytest.mark.parametrize("method", ["mc-droprelu:0.8"])
 def test_two_processes_train_what_one_does(tmp_path, method):
     """1,442 images in batches of 64 leave a last one of 34: equal halves, so the masks are the same ones too."""
