@@ -228,6 +228,7 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     Raises:
         ConversionError: no ReLU was found, or part of the network cannot be seen (scripted or traced code).
 
+    >>> from rbue import DropReLU
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> x = torch.randn(64, 4)
     >>> net = convert(net, DropReLU(q=0.5), example=x)
