@@ -339,7 +339,7 @@ def test_very_many_rows_take_several_fused_launches(memory_format, monkeypatch):
         triton_fused.affine(*batch_norm(channels)),
         None,
         None,
-        DropReLU(0.6),
+        form_of(DropReLU(0.6)),
         make_keys(5),
         ElementLayout.of(x, 5),
         None,
