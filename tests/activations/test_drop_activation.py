@@ -177,12 +177,12 @@ def test_a_relu_is_that_of_droprelu(make_x):
 
 
 def test_moments_and_the_mean_mode(make_x):
-    x = make_x(3, 4, dtype=torch.float64)
+    x = make_x(1, 12, dtype=torch.float64).expand(20_000, 12)  # every row draws for itself
     network = rbue.convert(Applied(F.silu), rbue.DropActivation(Q), example=x)
     call = rbue.DropActivation(Q).read(F.silu, (x,), {})
-    draws = torch.stack([network(x) for _ in range(4000)])
-    assert torch.allclose(draws.mean(0), rbue.DropActivation(Q).mean(x, call), atol=0.05)
-    assert torch.allclose(draws.var(0), rbue.DropActivation(Q).variance(x, call), atol=0.05)
+    draws = network(x)
+    assert torch.allclose(draws.mean(0), rbue.DropActivation(Q).mean(x, call)[0], atol=0.02)
+    assert torch.allclose(draws.var(0), rbue.DropActivation(Q).variance(x, call)[0], atol=0.02)
     with rbue.mode(network, "mean"):
         assert torch.allclose(network(x), Q * F.silu(x) + (1 - Q) * x)
 

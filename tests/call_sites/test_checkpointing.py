@@ -265,9 +265,10 @@ def test_recomputation_by_other_means_is_an_error() -> None:
         network(rows()).sum().backward()
 
 
-@pytest.mark.parametrize("wrap", [pytest.param(reentrant, marks=pytest.mark.slow), not_reentrant])
-@pytest.mark.parametrize("style", [pytest.param("modules_", marks=pytest.mark.slow), "closures"])
-@pytest.mark.parametrize("skip_side_effects", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", [reentrant, not_reentrant])
+@pytest.mark.parametrize("style", ["modules_", "closures"])
+@pytest.mark.parametrize("skip_side_effects", [False, True])
 def test_compiled_network_checkpoints_with_the_same_masks(
     wrap: Checkpoint, style: str, skip_side_effects: bool
 ) -> None:

@@ -213,6 +213,7 @@ class BreakingPart(nn.Module):
         return F.relu(self.fc(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("where", "placement"),
@@ -272,6 +273,7 @@ def test_compiled_branches_keep_their_numbers() -> None:
             assert torch.allclose(run(compiled, images(size=size)), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_nested_converted_networks_compile() -> None:
     torch.manual_seed(0)
     inner = rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows())
@@ -285,6 +287,7 @@ def test_nested_converted_networks_compile() -> None:
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_unreached_site_is_warned_about_in_compiled_code() -> None:
     class Longer(nn.Module):
         more = False

@@ -125,6 +125,7 @@ ptx(triton_fused._affine_kernel, (), False, WEIGHTED=True, BIASED=True, BLOCK=12
 """
 
 
+@pytest.mark.slow
 @NEEDS_TRITON
 def test_kernels_compile_for_a_gpu_that_is_not_here_and_move_16_bytes_at_once():
     """Each thread has eight elements of two bytes of each row: one read and one write a row, two reads backward.

@@ -66,6 +66,7 @@ def test_a_sample_is_one_network_for_all_images():
     assert network[0].drawn is None
 
 
+@pytest.mark.slow
 def test_bayesian_linear_regression_reaches_the_exact_posterior():
     """With a Gaussian likelihood the best factorised posterior is known: the exact mean, and ``1/diag(Λ)``."""
     torch.manual_seed(0)

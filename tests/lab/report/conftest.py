@@ -64,7 +64,7 @@ def full_page():
     rows = [
         {
             "method": Cell(method, link="#run-0"),
-            "accuracy": Cell(0.9 + 0.01 * (turn * 5 % 6), deviation=0.002, paper=0.93),
+            "accuracy": Cell(0.9 + 0.01 * (turn * 5 % 6), std=0.002, paper=0.93),
             "ece": Cell(None) if turn == 2 else 0.05 - 0.003 * turn,
             **{f"more{number}": float(random.random()) for number in range(8)},
         }

@@ -37,7 +37,7 @@ COLUMNS = (
 @pytest.fixture
 def table():
     rows = (
-        {"method": "single", "accuracy": Cell(0.95, deviation=0.001, paper=0.94), "ece": 0.05},
+        {"method": "single", "accuracy": Cell(0.95, std=0.001, paper=0.94), "ece": 0.05},
         {"method": NASTY, "accuracy": 0.9, "ece": Cell(None, why="was <never> run")},
         {"method": "svi", "accuracy": 0.95, "ece": Cell(0.03, paper=0.04)},
     )
@@ -110,7 +110,7 @@ def test_latex_tables_stay_under_their_headings_and_can_be_read(table):
     narrow = Table(COLUMNS, [{"method": "svi", "accuracy": Cell(0.95, paper=0.94), "ece": Cell(0.03, paper=0.04)}])
     assert latex_table(narrow).count(r"\begin{tabular}") == 1
     wide = [Column("method", "method", numeric=False), *(Column(f"m{one}", f"measure {one}") for one in range(9))]
-    row = {"method": "mc-droprelu:0.95"} | {one.key: Cell(0.5, deviation=0.1, paper=0.4) for one in wide[1:]}
+    row = {"method": "mc-droprelu:0.95"} | {one.key: Cell(0.5, std=0.1, paper=0.4) for one in wide[1:]}
     text = latex_table(Table(wide, [row]))
     panels = text.split(r"\begin{tabular}")[1:]
     assert len(panels) > 2

@@ -39,9 +39,9 @@ def test_seeds_become_a_mean_and_a_deviation(made_runs):
     measured = [list(folder(made_runs, "mc-droprelu:0.9", seed).read("results").values())[-1] for seed in (0, 1)]
     cell = values(table, "ece")["mc-droprelu:0.9"]
     assert cell.value == pytest.approx(np.mean([one["ece"] for one in measured]))
-    assert cell.deviation == pytest.approx(np.std([one["ece"] for one in measured], ddof=1))
+    assert cell.std == pytest.approx(np.std([one["ece"] for one in measured], ddof=1))
     assert values(table, "seeds")["mc-droprelu:0.9"].value == 2
-    assert values(table, "parameters")["mc-droprelu:0.9"].deviation is None
+    assert values(table, "parameters")["mc-droprelu:0.9"].std is None
     single = values(table, "mean_jsd")["single"]
     assert single.value is None
     assert "one sample" in single.why

@@ -22,12 +22,12 @@ def killed(folder, method, kills=20, seed=0):
 SLOW = [pytest.param(method, 20, marks=pytest.mark.slow) for method in ("mc-droprelu:0.9", "svi")]
 
 
-@pytest.mark.parametrize(("method", "kills"), [("mc-droprelu:0.9", 12), *SLOW])
+@pytest.mark.parametrize(("method", "kills"), [("mc-droprelu:0.9", 6), *SLOW])
 def test_kills_change_nothing(tmp_path, method, kills):
     found = killed(tmp_path, method, kills)
     assert found["sums"][0] == found["sums"][1]
     assert found["log_lines"] == 16
-    assert len(set(found["epochs_when_killed"])) > 5, "the moments must fall into different epochs"
+    assert len(set(found["epochs_when_killed"])) > kills // 4, "the moments must fall into different epochs"
     assert not list(tmp_path.glob("killed/**/*.partial"))
 
 

@@ -218,7 +218,7 @@ def _variance_table(numbers: dict[str, Any], caption: str) -> Table:
     rows: list[Row] = []
     for place, error in enumerate(numbers["error"]):
         row: dict[str, Value] = {name: float(numbers[name][place]) for name in ("q", "paper", "exact", "dropout")}
-        rows.append({**row, "simulated": Cell(float(numbers["simulated"][place]), deviation=float(error))})
+        rows.append({**row, "simulated": Cell(float(numbers["simulated"][place]), std=float(error))})
     return Table(columns, rows, caption)
 
 

@@ -39,13 +39,13 @@ class Summary:
 
     Attributes:
         mean: mean over them.
-        deviation: sample standard deviation; None for one repetition.
+        std: sample standard deviation; None for one repetition.
         values: one value each.
         runs: the folders they come from, below the folder of runs.
     """
 
     mean: float
-    deviation: float | None
+    std: float | None
     values: tuple[float, ...]
     runs: tuple[str, ...]
 
@@ -96,8 +96,8 @@ class Measured:
                 runs.append(name_of(config))
         if not values:
             return None
-        mean, deviation = spread(values)
-        return Summary(mean, deviation, tuple(values), tuple(runs))
+        mean, std = spread(values)
+        return Summary(mean, std, tuple(values), tuple(runs))
 
     def value(self, data: str, model: str, method: str, measure: str, table: str | None = None) -> float | None:
         """The mean of a measurement; ``relative_size`` is in sizes of Single.

@@ -93,7 +93,7 @@ def _mean(records: Sequence[Record], column: Column, paper_value: PaperValue) ->
         return Cell(None, paper=paper, why="a method with one sample has no diversity" if alone else "not measured")
     mean = numbers[0] if len(set(numbers)) == 1 else statistics.fmean(numbers)
     varies = len(numbers) > 1 and column.key not in ("parameters", "samples")
-    return Cell(mean, deviation=statistics.stdev(numbers) if varies else None, paper=paper)
+    return Cell(mean, std=statistics.stdev(numbers) if varies else None, paper=paper)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Cell:
 
     Attributes:
         value: a number, words, or None if it is missing.
-        deviation: standard deviation over seeds, shown as ``mean ± deviation``.
+        std: standard deviation over seeds, shown as ``mean ± std``.
         paper: the paper's value of the same thing.
         link: where the value comes from, an address within the page.
         anchor: the id of this cell, for such links.
@@ -67,7 +67,7 @@ class Cell:
     """
 
     value: float | str | None
-    deviation: float | None = None
+    std: float | None = None
     paper: float | None = None
     link: str = ""
     anchor: str = ""
@@ -124,7 +124,7 @@ class Column:
         if cell.value is None:
             return MISSING
         text = self.text(cell.value) if math.isfinite(cell.value) else str(cell.value)
-        return text if cell.deviation is None else f"{text} ± {self.text(cell.deviation)}"
+        return text if cell.std is None else f"{text} ± {self.text(cell.std)}"
 
     def paper_texts(self, cell: Cell) -> list[str]:
         """The paper's value and, with its sign, the difference from it; as far as there are any."""
@@ -221,7 +221,7 @@ def csv_table(table: Table) -> str:
         cells = table.cells(column)
         fields[column.key] = [cell.value for cell in cells]
         for name, values in {
-            "std": [cell.deviation for cell in cells],
+            "std": [cell.std for cell in cells],
             "paper": [cell.paper for cell in cells],
             "difference": [cell.difference for cell in cells],
         }.items():
