@@ -106,6 +106,7 @@ def test_default_backend_trains_with_the_same_gradients(name: str) -> None:
         assert torch.allclose(a, b, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_converting_a_network_that_is_already_compiled_and_reverting_it() -> None:
     network = mlp()
     compiled = torch.compile(network, **FAST)
@@ -131,6 +132,7 @@ def test_network_compiled_in_place() -> None:
     assert torch.allclose(run(network, rows()), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before",
     [pytest.param(True, id="compiled first"), pytest.param(False, id="converted first", marks=pytest.mark.slow)],
@@ -246,6 +248,7 @@ def test_new_calls_do_not_compile_again() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_modes_of_a_compiled_network() -> None:
     network = mlp()
     plain = run(network, rows())

@@ -497,6 +497,7 @@ def test_averaged_model_is_random() -> None:
     assert not torch.equal(average(rows()), average(rows()))
 
 
+@pytest.mark.slow
 def test_pickled_network_checkpoints_correctly_in_a_process_that_converted_nothing(tmp_path: Path) -> None:
     torch.save(converted(example=rows()), tmp_path / "network.pt")
     program = (

@@ -100,14 +100,16 @@ def direct_draw(network: nn.Module, rows: int, device: torch.device) -> Draw:
     batch the masks of a distributed run are those of one process with the whole batch.
     """
     with nullcontext() if torch.compiler.is_compiling() else _counting:
-        sample = _snapshot(network.get_buffer(STEP)).reshape(1).to(device)  # elsewhere if there are no parameters
+        sample = _snapshot(network.get_buffer(STEP)).reshape(1)
         count(network)
     images = _rows(rows, device)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         images = images + torch.distributed.get_rank() * rows
     if getattr(network, "_is_replica", False):
         images = images + ((device.index or 0) << 24)
-    return Draw(_snapshot(network.get_buffer(SEED)).to(device), sample, images)
+    state = _snapshot(network.get_buffer(SEED))
+    # A network without parameters does not know where its inputs will be.
+    return Draw(state.to(images.device), sample.to(images.device), images)
 
 
 def standing_draw(network: nn.Module, images: Tensor) -> Draw:

@@ -325,6 +325,7 @@ def test_steps_left_out_are_told_with_one_full_stop(monkeypatch, tmp_path):
     assert result.exit_code == 0
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(tmp_path):
     """Nothing is trained twice, and nothing lost."""
     (experiment,) = chosen(["table1-cifar10"])
