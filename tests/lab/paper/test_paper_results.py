@@ -45,9 +45,9 @@ def test_several_seeds_give_mean_and_deviation(measured):
     found = Measured(measured, TWO).summary("cifar10", "vgg13", "single", "accuracy")
     assert found.values == (0.9, 0.91)
     assert found.mean == pytest.approx(0.905)
-    assert found.std == pytest.approx(0.00707, abs=1e-5)
+    assert found.deviation == pytest.approx(0.00707, abs=1e-5)
     one = Measured(measured, Settings()).summary("cifar10", "vgg13", "single", "accuracy")
-    assert one.std is None
+    assert one.deviation is None
 
 
 def test_runs_of_other_settings_do_not_count(measured):

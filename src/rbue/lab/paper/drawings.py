@@ -228,7 +228,7 @@ def medians_table(by_method: Mapping[str, Mapping[int, Sequence[float]]], measur
 def _cell(measure: str, cell: GatheredCell) -> Cell:
     if cell.measured is None:
         return Cell(None, paper=cell.paper)
-    std = None if measure == "parameters" else cell.measured.std
+    std = None if measure == "parameters" else cell.measured.deviation
     return (Cell if cell.compared else Uncompared)(cell.measured.mean, std, cell.paper)
 
 

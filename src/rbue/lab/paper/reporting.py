@@ -52,8 +52,8 @@ def cell_text(measure: str, cell: GatheredCell) -> str:
     text = "–"
     if cell.measured is not None:
         text = text_of(measure, cell.measured.mean)
-        if cell.measured.std is not None:
-            text += f" ± {text_of(measure, cell.measured.std)}"
+        if cell.measured.deviation is not None:
+            text += f" ± {text_of(measure, cell.measured.deviation)}"
     if cell.paper is None:
         return text
     printed = as_printed(measure)
@@ -105,7 +105,7 @@ def comma_separated(gathered: Iterable[ExperimentData]) -> str:
             for measure, cell in row.cells.items():
                 place = [one.experiment.id, one.scale, one.data, row.model, row.method, measure]
                 found = cell.measured
-                seen = [found.mean, found.std, len(found.values)] if found else [None, None, 0]
+                seen = [found.mean, found.deviation, len(found.values)] if found else [None, None, 0]
                 table.writerow([*place, *seen, cell.paper, cell.difference, " ".join(found.runs) if found else ""])
     return buffer.getvalue()
 

@@ -39,13 +39,13 @@ class Summary:
 
     Attributes:
         mean: mean over them.
-        std: sample standard deviation; None for one repetition.
+        deviation: sample standard deviation, under the name it is stored by; None for one repetition.
         values: one value each.
         runs: the folders they come from, below the folder of runs.
     """
 
     mean: float
-    std: float | None
+    deviation: float | None
     values: tuple[float, ...]
     runs: tuple[str, ...]
 
