@@ -12,6 +12,7 @@ from rbue._version import __version__
 if TYPE_CHECKING:
     from rbue import calibration, functional, metrics, variance
     from rbue.activations import DropActivation, Dropout, DropReLU, RReLU
+    from rbue.batchnorm import update_bn
     from rbue.call_sites import Site, SiteTable, convert, mode, revert, seed, sites
     from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
     from rbue.prediction import Prediction
@@ -40,11 +41,13 @@ __all__ = [
     "revert",
     "seed",
     "sites",
+    "update_bn",
     "variance",
 ]
 
 _HOMES = {
     "rbue.activations": ("DropActivation", "DropReLU", "Dropout", "RReLU"),
+    "rbue.batchnorm": ("update_bn",),
     "rbue.call_sites": ("Site", "SiteTable", "convert", "mode", "revert", "seed", "sites"),
     "rbue.errors": ("ConversionError", "InvalidInput", "RbueError", "RbueWarning"),
     "rbue.prediction": ("Prediction",),

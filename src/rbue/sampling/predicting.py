@@ -69,8 +69,8 @@ def predict(
     start = 0
     bar = SampleProgress(samples, len(x) if isinstance(x, Tensor) else None) if progress else nullcontext()
     with evaluating(network), bar as report:
-        for batch in _batches(x):
-            _check_batch(batch, network)
+        for batch in batches_of(x):
+            check_batch(batch, network)
             numbers = _image_numbers(index, start, batch, whole=isinstance(x, Tensor))
             if batch.is_floating_point() and not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
                 refuse_infinite_images(batch, numbers)
@@ -105,7 +105,8 @@ def _check_inputs(x: Any, inputs: int) -> None:
         )
 
 
-def _batches(x: Tensor | Iterable[Any]) -> Iterator[Tensor]:
+def batches_of(x: Tensor | Iterable[Any]) -> Iterator[Tensor]:
+    """The input itself, or what a loader yields, or the first entries of that."""
     if isinstance(x, Tensor):
         yield x
         return
@@ -172,7 +173,8 @@ def _check_settings(outputs: str, adaptive: Adaptive | None, return_samples: boo
         raise InvalidInput(f"memory must be a positive number of bytes, such as 1 << 30, not {memory!r}.")
 
 
-def _check_batch(x: Tensor, network: nn.Module) -> None:
+def check_batch(x: Tensor, network: nn.Module) -> None:
+    """Refuse a batch that is not dense, empty, or elsewhere than the network."""
     if x.is_nested or x.layout is not torch.strided:
         kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         raise InvalidInput(f"x must be a dense tensor, not a {kind} one; give x.to_dense(), or pad its images.")

@@ -81,6 +81,78 @@ def test_every_recipe_option_reaches_the_run(as_json):
     assert content["networks"][0]["data"]["count"] == 142
 
 
+def test_a_named_recipe_and_any_part_of_an_average_reach_every_member_of_an_ensemble(as_json):
+    words = (
+        "--recipe",
+        "strong",
+        *TINY,
+        "--epochs",
+        3,
+        "--average-start",
+        1,
+        "--average-rate",
+        0.02,
+        "--device",
+        "cpu",
+    )
+    content = as_json("train", "--method", "deep-ensemble:2[mc-droprelu:0.9]", *words)
+    for network in content["networks"]:
+        recipe = json.loads((Path(network["run"]) / "config.json").read_text())["recipe"]
+        expected = {"average": "swa", "average_start": 1.0, "average_learning_rate": 0.02, "weight_decay": 0.0005}
+        assert recipe == content["config"]["recipe"] == recipe | expected
+        assert "average_decay" not in recipe
+        log = [json.loads(line) for line in (Path(network["run"]) / "log.jsonl").read_text().splitlines()]
+        assert [line["rate"] for line in log] == [0.05, 0.02, 0.02]
+        batches = load_file(f"{network['run']}/weights.safetensors")
+        counts = {int(value) for name, value in batches.items() if name.endswith("num_batches_tracked")}
+        assert counts == {12}  # of one more epoch of 1,442 images, and not of all three
+    other = as_json("train", "--average", "ema", "--average-decay", 0.9, *TINY)["config"]["recipe"]
+    assert (other["average"], other["average_start"], other["average_decay"]) == ("ema", 0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--recipe", "strng"), "there is no recipe 'strng' (did you mean 'strong'?); there are paper, strong."),
+        (("--average", "sw"), "average must be swa, ema or none, not 'sw' (did you mean 'swa'?)."),
+        (
+            ("--average-rate", 0.1),
+            "average_learning_rate is a setting of average swa, but average is none; leave it out.",
+        ),
+        (("--recipe", "strong", "--milestones", "0.5"), "milestones has no effect with average swa, which has a"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_one_sentence(words, said, fails):
+    assert said in fails("train", *words, *TINY, code=2)
+
+
+def test_help_says_what_the_recipes_are(command):
+    shown = " ".join(command("train", "--help").stdout.replace("│", " ").split())
+    for words in ("'paper', the paper's", "'strong', which has weight decay 5e-4 and SWA from 60 % of the epochs on"):
+        assert words in shown
+
+
+def test_evaluate_on_the_images_that_were_held_out(as_json, command, fails):
+    words = ("--method", "mc-droprelu:0.9", "--holdout", 200, *TINY, "--device", "cpu")
+    folder = Path(as_json("train", *words)["run"])
+    held = as_json("evaluate", *words, "--samples", 4, "--split", "validation")["result"]
+    assert (held["data"]["count"], held["data"]["holdout"]["part"]) == (200, "validation")
+    assert not (folder / "results.json").exists()
+    assert as_json("evaluate", folder, "--samples", 4, "--split", "validation")["result"] == held
+    assert np.load(folder / "validation_probs.npy").shape == (200, 10)
+    test = as_json("evaluate", folder, "--samples", 4)["result"]
+    assert test["data"]["split"] == "test"
+    assert json.loads((folder / "validation.json").read_text()) == {"samples=4,seed=0": held}
+    assert "200 validation images" in command("evaluate", folder, "--samples", 4, "--split", "validation").stdout
+    assert "split must be test or validation, not 'valid' (did you mean 'validation'?)" in fails(
+        "evaluate", folder, "--split", "valid", code=2
+    )
+
+
+def test_a_run_without_held_out_images_has_no_validation(trained_once, fails):
+    assert "train it with --holdout" in fails("evaluate", trained_once, "--split", "validation", code=2)
+
+
 def test_evaluate_by_settings_folder_and_id_agree(trained_once, command, as_json):
     root = Path(trained_once).parents[2]
     settings = ("--method", "mc-droprelu:0.9", "--runs", root, *TINY)

@@ -127,9 +127,9 @@ def compiled_calls(monkeypatch):
     return calls
 
 
-def recorded_step(rows=20, spec="mc-droprelu:0.8"):
+def recorded_step(rows=20, spec="mc-droprelu:0.8", **changes):
     method = parse(spec)
-    return RecordedStep(fresh(method), method, batches(batch=rows), Recipe(batch=rows), 0)
+    return RecordedStep(fresh(method), method, batches(batch=rows), Recipe(batch=rows, **changes), 0)
 
 
 def weights(step):
@@ -162,6 +162,20 @@ def test_captured_steps_train_the_same_weights_and_only_full_batches_are_compile
     assert compiled_calls == [20] * (3 + 2 * 4) * compiled  # to warm up, and the full batches of two epochs
     torch.testing.assert_close(weights(step), weights(plain), atol=0, rtol=0)
     assert step.forward == step.loss_at
+
+
+def test_captured_steps_move_the_average_and_warming_up_does_not(graphs):
+    step, plain = (recorded_step(average="ema", average_decay=0.9) for _ in range(2))
+    start = {name: value.detach().clone() for name, value in step.network.named_parameters()}
+    captured = engines.CapturedEngine(step)
+    assert all(torch.equal(value, start[name]) for name, value in step.average.tensors.items())
+    for one, engine in ((step, captured), (plain, engines.PlainEngine(plain))):
+        one.start_epoch(0)
+        for rows in one.batch_sizes():
+            engine.start_step(rows)
+    for name, value in step.average.tensors.items():
+        assert torch.equal(value, plain.average.tensors[name])
+        assert not torch.equal(value, start[name])
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ def factory(classes, channels, width):
 """
 
 
-def train(folder, method, processes):
+def train(folder, method, processes, *more):
     """A network without BatchNorm, whose statistics are each process's own."""
     words = ["-m", "rbue", "train", "--data", "digits", "--model", "plain_mlp:factory", "--method", method]
-    words += ["--epochs", "3", "--batch", "64", "--runs", str(folder / f"runs{processes}"), "--json"]
+    words += ["--epochs", "3", "--batch", "64", "--runs", str(folder / f"runs{processes}"), "--json", *more]
     if processes > 1:
         launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
         words = [*launcher, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *words]
@@ -34,11 +34,11 @@ def train(folder, method, processes):
 
 
 @pytest.mark.slow  # three processes that import everything; masks and steps of two ranks have quick tests
-@pytest.mark.parametrize("method", ["mc-droprelu:0.8"])
-def test_two_processes_train_what_one_does(tmp_path, method):
+@pytest.mark.parametrize(("method", "more"), [("mc-droprelu:0.8", ()), ("mc-droprelu:0.8", ("--recipe", "strong"))])
+def test_two_processes_train_what_one_does(tmp_path, method, more):
     """1,442 images in batches of 64 leave a last one of 34: equal halves, so the masks are the same ones too."""
     (tmp_path / "plain_mlp.py").write_text(MODEL)
-    one, two = train(tmp_path, method, 1), train(tmp_path, method, 2)
+    one, two = train(tmp_path, method, 1, *more), train(tmp_path, method, 2, *more)
     assert (one["processes"], two["processes"]) == (1, 2)
     weights = [load_file(f"{run['run']}/weights.safetensors") for run in (one, two)]
     for name, value in weights[0].items():

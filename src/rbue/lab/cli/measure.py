@@ -43,6 +43,9 @@ def evaluate(
     method: MethodName = "single",
     samples: Samples = 100,
     sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    split: Annotated[
+        str, typer.Option(help="Images to measure on: 'test', or 'validation', those of --holdout.")
+    ] = "test",
     json: AsJson = False,
 ) -> None:
     """Measure a trained run: accuracy, calibration, proper scores, diversity. The result is kept in its folder."""
@@ -58,12 +61,12 @@ def evaluate(
             )
         config, root = settings_and_root(find_run(run, selection.runs))
     with working(f"evaluating {config.method} on {config.data}"):
-        result = evaluate_run(config, root, device, samples=samples, seed=sample_seed)
+        result = evaluate_run(config, root, device, samples=samples, seed=sample_seed, split=split)
     folder = RunFolder.of(config, root).path
     if json:
         print_json({"run": folder, "config": config.as_json(), "result": result})
         return
-    say(f"{config.method} · {config.model} on {config.data}, {result['data']['count']:,} test images\n")
+    say(f"{config.method} · {config.model} on {config.data}, {result['data']['count']:,} {split} images\n")
     facts(
         [
             ("accuracy", percent(result["accuracy"])),

@@ -20,7 +20,7 @@ from rbue.lab.training import recipe_for
 from rbue.lab.training.engines import ENGINES
 
 RUN_HELP = "A run folder, or the eight-digit id at its end."
-RECIPE = "Recipe (what is left out follows the data set)"
+RECIPE = "Recipe (what is left out follows its name and the data set)"
 DATA = "Data"
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
@@ -47,6 +47,14 @@ class Selection:
     seed: Annotated[int, typer.Option(help="Seed of initialisation and training.")] = 0
     runs: RunsFolder = Path("runs")
     device: DeviceName = None
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="Its name: 'paper', the paper's; or 'strong', which has weight decay 5e-4 and SWA from 60 % of the "
+            "epochs on, at half the learning rate.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = "paper"
     epochs: Annotated[int | None, _recipe("Passes over the training images.")] = None
     batch: Annotated[int | None, _recipe("Images in a step.")] = None
     rate: Annotated[float | None, _recipe("Learning rate at the start.")] = None
@@ -57,12 +65,25 @@ class Selection:
     weight_decay: Annotated[float | None, _recipe("Weight decay.")] = None
     padding: Annotated[int | None, _recipe("Pixels around an image before a random crop.")] = None
     flip: Annotated[bool | None, _recipe("Random horizontal flips.")] = None
+    average: Annotated[
+        str | None,
+        _recipe(
+            "Average of the weights: 'swa', at the ends of epochs, after a cosine from --rate to --average-rate in "
+            "place of drops; 'ema', at every step; or 'none'. BatchNorm statistics are estimated again for it."
+        ),
+    ] = None
+    average_start: Annotated[
+        float | None, _recipe("Where it starts: a fraction below 1, or epochs (swa 0.6, ema 0).")
+    ] = None
+    average_rate: Annotated[float | None, _recipe("Learning rate of swa from there on (half of --rate).")] = None
+    average_decay: Annotated[float | None, _recipe("What ema keeps at a step (0.999).")] = None
 
     def config(self, method: str) -> RunConfig:
         """The run of a method with these settings."""
+        named = {"learning_rate": self.rate, "average_learning_rate": self.average_rate}
         names = ("epochs", "batch", "factor", "momentum", "nesterov", "weight_decay", "padding", "flip")
-        changes = {"learning_rate": self.rate, **{name: getattr(self, name) for name in names}}
-        recipe = recipe_for(self.data, milestones=_fractions(self.milestones), **changes)
+        changes = {name: getattr(self, name) for name in (*names, "average", "average_start", "average_decay")}
+        recipe = recipe_for(self.data, self.recipe, milestones=_fractions(self.milestones), **named, **changes)
         return RunConfig(
             data=self.data,
             model=self.model,

@@ -179,6 +179,8 @@ def recipe_words(config: RunConfig) -> str:
         f"batch {recipe.batch}",
         f"rate {recipe.learning_rate:g}",
     ]
+    if recipe.average is not None:
+        parts.append(f"{recipe.average.upper()} after {recipe.average_from} epochs")
     if config.width != 1:
         parts.append(f"width {config.width:g}")
     if config.holdout:

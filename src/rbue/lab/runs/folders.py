@@ -9,9 +9,10 @@
         training.json        what training came to; its presence says that training is done
         results.json         measurements, one entry for each number of samples and seed
         probs.npy            mean probabilities of the test images, float16, of the last entry of results.json
+        validation.json      measurements on the images that were held out, with validation_probs.npy, in the same form
         calibration.json     scores before and after temperature scaling, under the same names as results.json
         shift.json, shift/   measurements on corrupted images (:mod:`rbue.lab.shift`)
-        checksums.json       of training.json, results.json, calibration.json and shift.json
+        checksums.json       of training.json, results.json, validation.json, calibration.json and shift.json
         .lock                there while a process writes
 
 Every file is written whole or not at all, by one process at a time. The same settings lead to the same folder, so a
@@ -170,6 +171,11 @@ class RunFolder:
     def probs(self) -> Path:
         """Mean probabilities of the test images."""
         return self.path / "probs.npy"
+
+    @property
+    def validation_probs(self) -> Path:
+        """Mean probabilities of the images that were held out."""
+        return self.path / "validation_probs.npy"
 
     def config(self) -> RunConfig:
         """The settings written in the folder."""

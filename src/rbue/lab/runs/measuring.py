@@ -1,7 +1,7 @@
 """Predict images with the networks of a run, measure the prediction, and keep what came out in the run's folder.
 
-:func:`evaluate_run` measures a trained run on its test images. :func:`calibrate_run` scales what was measured by a
-temperature, without a network.
+:func:`evaluate_run` measures a trained run on its test images, or on those that were held out. :func:`calibrate_run`
+scales what was measured by a temperature, without a network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rbue import metrics
 from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import evaluating
-from rbue.errors import RbueError, RbueWarning
+from rbue.errors import InvalidInput, RbueError, RbueWarning, did_you_mean
 from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.runs.folders import (
@@ -46,6 +46,8 @@ SAMPLE_COUNTS = (1, 4, 10, 30)
 """Numbers of samples at which a stochastic method is measured on the way to all of them."""
 DIVERSITY_SAMPLES = 4
 """JSD and DIS compare the first four samples, or the members of an ensemble (paper §4.4)."""
+SPLITS = {"test": "results", "validation": "validation"}
+"""What a run can be measured on, with the name of the file that keeps it."""
 
 
 def predict_images(
@@ -147,38 +149,60 @@ def diversity(first: Prediction) -> dict[str, object]:
 
 
 def evaluate_run(
-    config: RunConfig, root: Path, device: torch.device, samples: int = 100, seed: int = 0
+    config: RunConfig, root: Path, device: torch.device, samples: int = 100, seed: int = 0, split: str = "test"
 ) -> dict[str, Any]:
     """Measure a trained run on the test images and keep the result in its folder.
+
+    The ``"validation"`` images are those that ``config.holdout`` kept from training. Choose by them, not by the test
+    images.
 
     What was measured before is given again, unless another version of the random stream drew it, a folder of images
     has other test images by now, or the stored probabilities were removed. An ensemble some of whose members' weights
     are elsewhere is combined from stored probabilities.
     """
+    check_split(config, split)
     refuse_other_images(config, root)
     warn_of_changed_code(config, root)
     folder = RunFolder.of(config, root)
     key = result_key(samples, seed)
-    known = folder.entries("results")
+    known = folder.entries(SPLITS[split])
     if key in known:
-        outdated = _outdated(config, known[key])
+        outdated = _outdated(config, known[key], split)
         networks_here = all(RunFolder.of(member, root).has_weights for member in config.members())
-        if not outdated and (folder.probs.exists() or not networks_here):
+        if not outdated and (_probs(folder, split).exists() or not networks_here):
             return dict(known[key])
         if not folder.has_weights and config.parsed.networks == 1:
             raise RbueError(
                 f"{folder.path} was measured {outdated}; its weights are not kept in this folder to measure it again."
             )
-    return _measured(config, root, device, samples, seed)
+    return _measured(config, root, device, samples, seed, split)
 
 
-def _outdated(config: RunConfig, result: dict[str, Any]) -> str:
+def check_split(config: RunConfig, split: str) -> None:
+    """Refuse images that a run does not have."""
+    if split not in SPLITS:
+        raise InvalidInput(f"split must be {' or '.join(SPLITS)}, not {split!r}{did_you_mean(split, SPLITS)}.")
+    if split == "validation" and not config.holdout:
+        raise InvalidInput("a run without held-out images has no validation images; train it with --holdout 5000, say.")
+
+
+def _images(config: RunConfig, split: str) -> data.ImageSet:
+    if split == "test":
+        return data.load(config.data, "test")
+    return data.holdout(data.load(config.data, "train"), config.holdout, config.holdout_seed)[1]
+
+
+def _probs(folder: RunFolder, split: str) -> Path:
+    return folder.probs if split == "test" else folder.validation_probs
+
+
+def _outdated(config: RunConfig, result: dict[str, Any], split: str) -> str:
     """Why a measurement is not the one that would be made now, in words; empty if it is."""
     streams = other_stream(config, result)
     if streams:
         return f"with {streams}"
-    if config.data.startswith("folder:") and _other_images(result, data.load(config.data, "test")):
-        return f"on other test images than {config.data} holds now"
+    if config.data.startswith("folder:") and _other_images(result, _images(config, split)):
+        return f"on other {split} images than {config.data} holds now"
     return ""
 
 
@@ -188,11 +212,13 @@ def _other_images(result: dict[str, Any], images: data.ImageSet) -> bool:
     return noted is not None and noted != images.record()["sha256"]
 
 
-def _measured(config: RunConfig, root: Path, device: torch.device, samples: int, seed: int) -> dict[str, Any]:
+def _measured(
+    config: RunConfig, root: Path, device: torch.device, samples: int, seed: int, split: str = "test"
+) -> dict[str, Any]:
     folder = RunFolder.of(config, root)
-    images = data.load(config.data, "test")
+    images = _images(config, split)
     labels = torch.from_numpy(images.labels).to(device)
-    stored = _from_members(config, root, device, samples, seed, images)
+    stored = _from_members(config, root, device, samples, seed, images) if split == "test" else None
     if stored is not None:
         first, prediction = stored
         curve: list[dict[str, float]] = []
@@ -224,9 +250,9 @@ def _measured(config: RunConfig, root: Path, device: torch.device, samples: int,
     key = result_key(samples, seed)
     with folder.locked():
         folder.open(config, facts())
-        result["probs_sha256"] = write_probs(folder.probs, prediction.probs.cpu().numpy())
-        others = {name: one for name, one in folder.entries("results").items() if name != key}
-        folder.write("results", {**others, key: result})  # the last one is that of the stored probabilities
+        result["probs_sha256"] = write_probs(_probs(folder, split), prediction.probs.cpu().numpy())
+        others = {name: one for name, one in folder.entries(SPLITS[split]).items() if name != key}
+        folder.write(SPLITS[split], {**others, key: result})  # the last one is that of the stored probabilities
     return result
 
 

@@ -25,7 +25,7 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json, read_safetensors, safetensors_bytes, write_bytes, write_json
 
 ONE_FILE, INDEX = "weights.safetensors", "weights.index.json"
-_WEIGHTS, _MOMENTUM = "weights.", "momentum."
+_WEIGHTS, _MOMENTUM, _AVERAGE = "weights.", "momentum.", "average."
 _LARGEST_PIECE = 64 << 20
 """Bytes of tensors that are copied together: as much memory has to be free on the GPU."""
 
@@ -115,14 +115,17 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise RbueError(f"{path} cannot be read ({error}); remove {path.parent} and train it again.") from error
 
 
-def snapshot(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights and momentum as they are now, in memory of their own that is not the GPU's."""
+def snapshot(
+    network: nn.Module, optimiser: torch.optim.Optimizer, average: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Weights, momentum and the average of weights as they are now, in memory of their own that is not the GPU's."""
     network = innermost(network)
     tensors: dict[str, Tensor] = {_WEIGHTS + name: value for name, value in network.state_dict().items()}
     for name, parameter in network.named_parameters():
         momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
         if momentum is not None:
             tensors[_MOMENTUM + name] = momentum
+    tensors |= {_AVERAGE + name: value for name, value in (average or {}).items()}
     return _copied_to_cpu(tensors)
 
 
@@ -196,9 +199,13 @@ class CheckpointWriter:
 
 
 def load_checkpoint(
-    path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, settings: Mapping[str, Any] | None = None
+    path: Path,
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    settings: Mapping[str, Any] | None = None,
+    average: Mapping[str, Tensor] | None = None,
 ) -> dict:
-    """Put a checkpoint back into a network and its optimiser; return its progress.
+    """Put a checkpoint back into a network, its optimiser and its average of weights; return its progress.
 
     Raises:
         RbueError: it cannot be read, is of another network, or notes other settings than these; it may note none.
@@ -213,15 +220,18 @@ def load_checkpoint(
         momentum = tensors.get(_MOMENTUM + name)
         if momentum is not None:
             optimiser.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(momentum)
+    for name, value in (average or {}).items():
+        if _AVERAGE + name in tensors:  # a training that is done needs none any more
+            value.copy_(tensors[_AVERAGE + name])
     return progress
 
 
 def _refuse_other_settings(path: Path, noted: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    for name, value in noted.items():
-        if value != settings.get(name):
+    for name in dict.fromkeys([*noted, *settings]) if noted else ():  # the oldest checkpoints note none
+        if noted.get(name) != settings.get(name):
             raise RbueError(
-                f"{path} holds a training with {name} {value}, not {settings.get(name)}; remove it to start again, or "
-                "give another file."
+                f"{path} holds a training with {name} {noted.get(name)}, not {settings.get(name)}; remove it to start "
+                "again, or give another file."
             )
 
 

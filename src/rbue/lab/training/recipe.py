@@ -1,4 +1,4 @@
-"""The training recipe of the paper (§4.1.2), every part of it an option; and checks of settings given in Python.
+"""Training recipes: the paper's (§4.1.2), a strong one, every part an option; and checks of settings given in Python.
 
 NumPy's numbers become Python's, which files can hold; what is no number is refused.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, did_you_mean
 
 
 def whole_number(name: str, value: Any, lowest: int) -> int:
@@ -52,6 +52,18 @@ _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 )
 """Which numbers a recipe may have, as a test and in words."""
 
+_AVERAGE_NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("average_start", lambda start: 0 <= start < 1 or (start >= 1 and start.is_integer()), "a fraction or an epoch"),
+    ("average_learning_rate", lambda learning_rate: learning_rate > 0, "a positive number"),
+    ("average_decay", lambda decay: 0 < decay < 1, "a number between 0 and 1"),
+)
+
+_AVERAGES: dict[str, dict[str, Callable[[Recipe], float]]] = {
+    "swa": {"average_start": lambda _: 0.6, "average_learning_rate": lambda recipe: recipe.learning_rate / 2},
+    "ema": {"average_start": lambda _: 0.0, "average_decay": lambda _: 0.999},
+}
+"""The kinds of averages, each with its settings and what they are if they are left out."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -59,6 +71,18 @@ class Recipe:
 
     The defaults are the paper's for CIFAR: batch 128, 200 epochs, learning rate 0.1 divided by ten at 45 %, 67.5 % and
     90 % of the epochs, momentum 0.9, weight decay 1e-4, random crops after padding by 4, random horizontal flips.
+
+    With an ``average`` the trained network has averaged weights, and BatchNorm statistics estimated again for them. SWA
+    (Izmailov et al., 2018) averages the weights at the end of each epoch from the start of averaging on; its learning
+    rate falls by a cosine from ``learning_rate`` to ``average_learning_rate`` until then and stays there, in place of
+    ``milestones`` and ``factor``. EMA moves ``1 - average_decay`` of the way to the weights after every step.
+
+    Attributes:
+        average: ``"swa"``, ``"ema"`` or None.
+        average_start: where averaging starts: a fraction of the epochs if it is below 1, else how many epochs come
+            before. 0.6 for SWA and 0 for EMA if left out.
+        average_learning_rate: of SWA while it averages; half of ``learning_rate`` if left out.
+        average_decay: of EMA, a step; 0.999 if left out.
     """
 
     epochs: int = 200
@@ -71,35 +95,85 @@ class Recipe:
     weight_decay: float = 1e-4
     padding: int = 4
     flip: bool = True
+    average: str | None = None
+    average_start: float | None = None
+    average_learning_rate: float | None = None
+    average_decay: float | None = None
 
     def __post_init__(self) -> None:
         for name, lowest in (("epochs", 1), ("batch", 1), ("padding", 0)):
             self._set(name, whole_number(name, getattr(self, name), lowest))
         for name in ("nesterov", "flip"):
             self._set(name, yes_or_no(name, getattr(self, name)))
-        for name, fits, allowed in _NUMBERS:
+        self._check_numbers(_NUMBERS)
+        self._set("milestones", _growing_fractions(self.milestones))
+        self._check_average()
+
+    def _check_numbers(self, numbers: Iterable[tuple[str, Callable[[float], bool], str]]) -> None:
+        for name, fits, allowed in numbers:
             number = real_number(getattr(self, name))
-            if number is None or not (fits(number) and math.isfinite(number)):
+            if number is None or not (math.isfinite(number) and fits(number)):
                 raise InvalidInput(f"{name} must be {allowed}, not {getattr(self, name)!r}.")
             self._set(name, number)
-        self._set("milestones", _growing_fractions(self.milestones))
+
+    def _check_average(self) -> None:
+        """Fill in what is left out of an average, so that a stored recipe says all of it; refuse what is not its."""
+        if self.average == "none":
+            self._set("average", None)
+        if self.average is not None and not (isinstance(self.average, str) and self.average in _AVERAGES):
+            hint = did_you_mean(str(self.average), _AVERAGES)
+            raise InvalidInput(f"average must be {', '.join(_AVERAGES)} or none, not {self.average!r}{hint}.")
+        own = {} if self.average is None else _AVERAGES[self.average]
+        for name, *_ in _AVERAGE_NUMBERS:
+            if name in own and getattr(self, name) is None:
+                self._set(name, own[name](self))
+            elif name not in own and getattr(self, name) is not None:
+                kinds = " or ".join(kind for kind, settings in _AVERAGES.items() if name in settings)
+                raise InvalidInput(
+                    f"{name} is a setting of average {kinds}, but average is {self.average or 'none'}; leave it out."
+                )
+        self._check_numbers(one for one in _AVERAGE_NUMBERS if one[0] in own)
+        if self.average_start is not None and self.average_start >= self.epochs:
+            raise InvalidInput(
+                f"average_start must be below the number of epochs, {self.epochs}, not {self.average_start:g}."
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+    @property
+    def average_from(self) -> int:
+        """The first epoch, counted from 0, whose weights are averaged; there is always one.
+
+        >>> [Recipe(epochs=200, average="swa", average_start=start).average_from for start in (0, 0.6, 150)]
+        [0, 120, 150]
+        """
+        start = self.average_start or 0.0
+        return int(start) if start >= 1 else min(math.ceil(Fraction(str(start)) * self.epochs), self.epochs - 1)
 
     def learning_rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0.
 
         >>> [round(Recipe().learning_rate_at(epoch), 6) for epoch in (0, 89, 90, 135, 180)]
         [0.1, 0.1, 0.01, 0.001, 0.0001]
+        >>> [round(Recipe(average="swa").learning_rate_at(epoch), 6) for epoch in (0, 60, 120, 199)]
+        [0.1, 0.075, 0.05, 0.05]
         """
+        if self.average_learning_rate is not None:
+            part = min(1.0, epoch / self.average_from) if self.average_from else 1.0
+            swing = (1 + math.cos(math.pi * part)) / 2
+            return self.average_learning_rate + (self.learning_rate - self.average_learning_rate) * swing
         # As written in decimals: 0.675 * 360 is a little more than 243 in floating point.
         passed = sum(epoch >= Fraction(str(milestone)) * self.epochs for milestone in self.milestones)
         return self.learning_rate * self.factor**passed
 
     def as_json(self) -> dict[str, Any]:
-        """The settings under the names they are stored by, in run ids too: the learning rate is ``rate``."""
-        return {"rate" if name == "learning_rate" else name: value for name, value in asdict(self).items()}
+        """The settings under the names they are stored by, in run ids too: the learning rate is ``rate``.
+
+        Those of an average are there only if there is one, as ids from before must stay.
+        """
+        stored = {"rate" if name == "learning_rate" else name: value for name, value in asdict(self).items()}
+        return {name: value for name, value in stored.items() if value is not None}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Recipe:
@@ -132,7 +206,31 @@ RECIPES = {
 """The recipe of each data set; those the paper does not train on have one of our own."""
 
 
-def recipe_for(data: str, **changes: Any) -> Recipe:
-    """The recipe for a data set, with some parts changed; the paper's for a data set of one's own."""
-    given = {name: value for name, value in changes.items() if value is not None}
-    return replace(RECIPES.get(data, _PAPER), **given)
+NAMED: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "strong": {"nesterov": True, "weight_decay": 5e-4, "average": "swa", "average_start": 0.6},
+}
+"""What a named recipe changes in that of a data set."""
+
+
+def recipe_for(data: str, name: str = "paper", **changes: Any) -> Recipe:
+    """The recipe of a name for a data set, with some parts changed; a data set of one's own begins as CIFAR.
+
+    ``"paper"`` is the paper's. ``"strong"`` has a weight decay of 5e-4 and SWA from 60 % of the epochs on, at half the
+    learning rate. A change that is None is none; ``average="none"`` takes the average away.
+
+    >>> strong = recipe_for("cifar10", "strong")
+    >>> strong.weight_decay, strong.average, strong.average_from, strong.average_learning_rate
+    (0.0005, 'swa', 120, 0.05)
+    """
+    if name not in NAMED:
+        raise InvalidInput(f"there is no recipe {name!r}{did_you_mean(name, NAMED)}; there are {', '.join(NAMED)}.")
+    given = {part: value for part, value in changes.items() if value is not None}
+    named = NAMED[name]
+    if given.get("average") not in (None, named.get("average")):  # another kind has other settings
+        named = {part: value for part, value in named.items() if not part.startswith("average")}
+    recipe = Recipe(**{**asdict(RECIPES.get(data, _PAPER)), **named, **given})
+    for part in ("milestones", "factor"):
+        if part in given and recipe.average == "swa":
+            raise InvalidInput(f"{part} has no effect with average swa, which has a schedule of its own; leave it out.")
+    return recipe

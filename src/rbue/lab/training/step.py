@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from rbue.batchnorm import update_bn
 from rbue.call_sites import count_call, innermost, seed, uncounted
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.table import path_word
 from rbue.errors import InvalidInput
 from rbue.lab.methods.base import Loss, Method, TrainingProgress
+from rbue.lab.training.averaging import WeightAverage
 from rbue.lab.training.batches import Batches, epoch_seed
 from rbue.lab.training.recipe import Recipe
 
@@ -46,6 +48,7 @@ class TrainingStep:
             )
         self.device = batches.images.device
         self.optimiser = _optimiser(network, method, recipe, self.device)
+        self.average = None if recipe.average is None else WeightAverage(network, recipe)
         self.plan = batches.plan(0)
         self.planned = 0, self.plan
         self.rows = torch.arange(batches.batch, device=self.device)
@@ -72,6 +75,8 @@ class TrainingStep:
                 group["lr"].fill_(learning_rate)
             else:
                 group["lr"] = learning_rate
+        if self.average is not None:
+            self.average.start_epoch(epoch)
 
     def plan_ahead(self, epoch: int) -> None:
         """Draw the plan of an epoch before it starts."""
@@ -81,8 +86,11 @@ class TrainingStep:
         """The loss and class scores of the images at some places of the epoch, and their labels."""
         x, y = self.batches.take(self.plan, places)
         fraction = self.done / (self.recipe.epochs * len(self.batches))
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with self._precision():
             return self.method.loss(self.network, x, y, TrainingProgress(fraction, len(self.batches.images))), y
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def next_loss(self, rows: int, forward: Callable[[Tensor], tuple[Loss, Tensor]]) -> tuple[Loss, Tensor]:
         """What ``forward`` makes of this process's part of the next ``rows`` images of the epoch."""
@@ -107,6 +115,8 @@ class TrainingStep:
         (loss * (len(own) * self.rank.world_size / rows)).backward()
         count_call(self.network)
         self.optimiser.step()
+        if self.average is not None:
+            self.average.after_step()
         self.loss_sum += loss.detach() * len(own)
         self.correct += (logits.detach().argmax(1) == y).sum()
         self.done += 1
@@ -132,11 +142,36 @@ class TrainingStep:
         images = sum(self.batch_sizes())
         return loss / images, correct / images
 
+    def end_epoch(self, epoch: int) -> None:
+        """Take the weights at an epoch's end into the average; at the end of training, the average into the network.
+
+        No step has seen those weights, so BatchNorm's statistics are estimated again: over one more epoch of training
+        images, augmented as in training, under the method's own randomness. Its plan and random numbers are those of
+        the epoch that would come next. Every process does all of it, so that they end with the same network.
+        """
+        if self.average is None:
+            return
+        self.average.end_epoch(epoch)
+        following = epoch + 1
+        if following == self.recipe.epochs:
+            self.average.into_network()
+            restart_randomness(self.network, self.run_seed, following)
+            with self._precision():
+                update_bn(self.network, self._images_of(following), seed=epoch_seed(self.run_seed, following))
+
+    def _images_of(self, epoch: int) -> Iterator[Tensor]:
+        """The batches of an epoch, without labels."""
+        plan, start = self.batches.plan(epoch), 0
+        for rows in self.batch_sizes():
+            yield self.batches.take(plan, start + self.rows[:rows])[0]
+            start += rows
+
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Steps taken inside leave no trace."""
         tensors = [*self.network.parameters(), *self.network.buffers(), self.done, self.loss_sum, self.correct]
         tensors += [value for state in self.optimiser.state.values() for value in state.values() if value is not None]
+        tensors += [] if self.average is None else self.average.tensors.values()
         kept = [tensor.detach().clone() for tensor in tensors]
         try:
             yield

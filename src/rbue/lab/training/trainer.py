@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rbue.errors import RbueError, warn
 from rbue.files import append_text, parse_json, write_bytes
@@ -157,7 +157,9 @@ class _Runner:
         self.step = TrainingStep(job.network, job.method, job.batches, job.recipe, job.run_seed, job.rank)
         self.progress: dict[str, Any] = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
         if job.checkpoint is not None and job.checkpoint.exists():
-            self.progress = load_checkpoint(job.checkpoint, job.network, self.step.optimiser, job.settings())
+            self.progress = load_checkpoint(
+                job.checkpoint, job.network, self.step.optimiser, job.settings(), self._average()
+            )
         self.engine: Engine = PlainEngine(self.step)  # of one that has nothing left to run
         if not self.finished:
             self.engine = engine_for(self.step, engine, int(self.progress["epoch"]))
@@ -165,6 +167,9 @@ class _Runner:
         file = job.checkpoint if job.rank.index == 0 else None
         self.writer = None if file is None else CheckpointWriter(file)
         self.saving, self.saved_at = 0.0, time.perf_counter()
+
+    def _average(self) -> dict[str, Tensor] | None:
+        return None if self.step.average is None else self.step.average.tensors
 
     @property
     def finished(self) -> bool:
@@ -184,8 +189,10 @@ class _Runner:
         epoch = int(self.progress["epoch"])
         self.engine.wait()
         loss, accuracy = self.step.epoch_means()
-        now = time.perf_counter()
         trouble = "" if math.isfinite(loss) else f"the loss is {loss}"
+        if not trouble:
+            self.step.end_epoch(epoch)
+        now = time.perf_counter()
         # Of earlier epochs the loss of the next one tells.
         if not trouble and epoch + 1 == self.job.recipe.epochs and not self._weights_are_finite():
             trouble = "its last step left weights or statistics that are not finite"
@@ -219,7 +226,8 @@ class _Runner:
 
     def _save(self, writer: CheckpointWriter) -> None:
         start = time.perf_counter()
-        writer.start(snapshot(self.job.network, self.step.optimiser), self.progress)
+        average = None if self.finished else self._average()  # by then it is the network's weights
+        writer.start(snapshot(self.job.network, self.step.optimiser, average), self.progress)
         if self.finished:
             writer.close()
         self.saved_at = time.perf_counter()

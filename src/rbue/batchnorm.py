@@ -1,0 +1,150 @@
+"""BatchNorm statistics, estimated again for weights that no training step has seen, with the random ReLUs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from rbue import random_stream
+from rbue.call_sites import Draw, conversion_of, evaluating, innermost, running
+from rbue.call_sites.following import CONVERSION
+from rbue.errors import InvalidInput, whole_number
+from rbue.sampling.predicting import batches_of, check_batch
+
+__all__ = ["update_bn"]
+
+_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def update_bn(model: nn.Module, x: Tensor | Iterable[Any], batch_size: int = 128, seed: int = 0) -> dict[str, Tensor]:
+    """Estimate the BatchNorm statistics of a network again, in place, with its random sites on.
+
+    Averaged weights (SWA, EMA) have seen no batch, and a new ``q`` moves what the layers see; so the running statistics
+    do not fit them. This is ``torch.optim.swa_utils.update_bn`` for networks with random sites. Only BatchNorm is in
+    training mode: ``nn.Dropout`` and the like are off, as in :func:`rbue.predict`. The images are numbered on from
+    batch to batch, and draw what one call after ``rbue.seed(model, seed)`` would draw for all of them, whatever the
+    mode of the network; its own stream stays where it was.
+
+    With ``n_b`` values a channel in batch ``b``, of mean ``m_b`` and unbiased variance ``v_b``, the statistics become
+    ``Σ n_b m_b / Σ n_b`` and ``Σ n_b v_b / Σ n_b``. They do not depend on what they were. Momentum and training flags
+    are afterwards what they were; so are the statistics of layers that no pass reached, and all of them after an error.
+
+    Args:
+        model: a network, converted or not; torch's ``AveragedModel`` or another wrapper around it is fine.
+        x: training inputs ``(N, ...)``, or a loader that yields batches of them, or tuples whose first entry is one.
+        batch_size: the most images of a tensor in one pass; a loader's batches are taken as they come.
+        seed: 64-bit seed of the draws.
+
+    Returns:
+        The statistics from before, by their names in the state dict: ``model.load_state_dict(before, strict=False)``
+        undoes it. Empty for a network without any, for which ``x`` is not looked at.
+
+    >>> from rbue import DropReLU, convert
+    >>> net = convert(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(2)), DropReLU(q=0.5))
+    >>> before = update_bn(net, torch.tensor([[1.0, 5.0], [3.0, 9.0]]))
+    >>> net[1].running_mean, net[1].running_var
+    (tensor([2., 7.]), tensor([2., 8.]))
+    >>> _ = net.load_state_dict(before, strict=False)
+    >>> net[1].running_mean
+    tensor([0., 0.])
+    """
+    size, state = whole_number(batch_size, "batch_size"), random_stream.check_seed(seed)
+    network = innermost(model.module if isinstance(model, AveragedModel) else model)
+    # By the names of the wrapper, whose own load_state_dict is to take them back.
+    normed = [(path, one) for path, one in model.named_modules() if isinstance(one, _LAYERS)]
+    layers = {path: one for path, one in normed if one.running_mean is not None}
+    before = {path: {name: value.clone() for name, value in _statistics(one)} for path, one in layers.items()}
+    if layers:
+        seen: dict[nn.Module, int] = dict.fromkeys(layers.values(), 0)
+        reached: list[nn.Module] = []
+        try:
+            with torch.no_grad(), evaluating(network), _cumulative(seen):
+                _pass_all(network, _pieces(x, size), state)
+            reached = [layer for layer, values in seen.items() if values]
+        finally:
+            for path, layer in layers.items():
+                if layer not in reached:
+                    for name, value in _statistics(layer):
+                        value.copy_(before[path][name])
+    return {f"{path}.{name}".lstrip("."): value for path, kept in before.items() for name, value in kept.items()}
+
+
+def _statistics(layer: nn.Module) -> list[tuple[str, Tensor]]:
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    return [(name, value) for name, value in layer.named_buffers(recurse=False) if name in names]
+
+
+def _pieces(x: Tensor | Iterable[Any], size: int) -> Iterator[Tensor]:
+    """The batches; those of a tensor are of almost one size, as BatchNorm could not normalise a last one of one row."""
+    if isinstance(x, Tensor) and x.dim():
+        yield from x.tensor_split(max(1, -(-len(x) // size)))
+    else:
+        yield from batches_of(x)
+
+
+@contextmanager
+def _cumulative(seen: dict[nn.Module, int]) -> Iterator[None]:
+    """Layers in training mode whose running statistics become the mean over the passes inside, by values a channel.
+
+    ``running += momentum * (batch - running)`` is such a mean if the momentum is the batch's part of all values so far.
+    (``momentum=None`` would give each batch the same weight, and make a GPU wait at every layer.)
+    """
+    momenta = {layer: layer.momentum for layer in seen}
+
+    def weigh(layer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        given: Tensor = args[0] if args else kwargs["input"]
+        values = given.numel() // given.shape[1]
+        seen[layer] += values
+        layer.momentum = values / max(seen[layer], 1)
+
+    hooks = []
+    try:
+        for layer in seen:
+            hooks.append(layer.register_forward_pre_hook(weigh, with_kwargs=True))
+            layer.reset_running_stats()  # type: ignore[operator]
+            layer.training = True
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer, momentum in momenta.items():
+            layer.momentum = momentum
+
+
+def _pass_all(network: nn.Module, batches: Iterator[Tensor], seed: int) -> None:
+    start = 0
+    for batch in batches:
+        check_batch(batch, network)
+        with _drawing(network, seed, start, batch):
+            try:
+                network._call_impl(batch.clone())  # as it is written, and with rows that it may change
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise InvalidInput(
+                    f"BatchNorm cannot normalise a batch of shape {tuple(batch.shape)}; give more images at once, and "
+                    "the loader drop_last=True."
+                ) from error
+        start += len(batch)
+    if not start:
+        raise InvalidInput("the loader gave no batch; there is nothing to estimate statistics from.")
+
+
+@contextmanager
+def _drawing(network: nn.Module, seed: int, start: int, batch: Tensor) -> Iterator[None]:
+    """A converted network draws its first call of a seed, for images ``start`` onwards; the call is not counted."""
+    if CONVERSION not in network.__dict__:
+        yield
+        return
+    images = torch.arange(start, start + len(batch), dtype=torch.int32, device=batch.device)
+    draw = Draw(random_stream.seed_state(seed, batch.device), torch.zeros_like(images[:1]), images)
+    before, running.draws = running.draws, (conversion_of(network).token, draw)
+    try:
+        yield
+    finally:
+        running.draws = before
