@@ -188,18 +188,18 @@ def test_a_network_without_statistics_is_left_alone():
 
 def broken():
     yield X[:20]
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt("enough")
 
 
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        (broken(), KeyboardInterrupt, ""),
+        (broken(), KeyboardInterrupt, "enough"),
         ([], InvalidInput, "the loader gave no batch"),
         ([{"image": X}], InvalidInput, "must yield tensors"),
         (X.numpy(), InvalidInput, "give torch.as_tensor"),
         ([X[:20], X[:0]], InvalidInput, "at least one image"),
-        (X.double(), RuntimeError, ""),
+        (X.double(), RuntimeError, "type"),
     ],
     ids=["stopped", "empty", "dicts", "array", "no image", "another type"],
 )

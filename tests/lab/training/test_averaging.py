@@ -96,14 +96,15 @@ def test_statistics_are_those_of_the_averaged_network_over_one_more_epoch(recipe
 
 def test_statistics_are_estimated_under_the_noise_of_the_method():
     """Gaussian weights widen what BatchNorm sees, by the same noise at every start."""
-    network = trained(SWA, "svi")
-    (x,) = (torch.cat([x for x, _ in epoch_of(batches(), 5)]),)
+    wide = "svi:1.0,0.5,2.0"
+    network = trained(SWA, wide)
+    x = torch.cat([x for x, _ in epoch_of(batches(), 5)])
     plain = F.conv2d(x, network[0].weight, padding=1).detach()
     noise = F.conv2d(x**2, F.softplus(network[0].weight_rho) ** 2, padding=1).detach()
     expected = (plain.var((0, 2, 3)) + noise.mean((0, 2, 3))).sum()
     assert network[1].running_var.sum() == pytest.approx(expected.item(), rel=0.02)
-    assert noise.mean((0, 2, 3)).sum() > 0.05 * expected
-    assert same(weights(network), weights(trained(SWA, "svi")))
+    assert noise.mean((0, 2, 3)).sum() > 0.2 * expected
+    assert same(weights(network), weights(trained(SWA, wide)))
 
 
 def test_the_learning_rate_falls_by_a_cosine_and_stays():
@@ -117,8 +118,9 @@ def test_the_learning_rate_falls_by_a_cosine_and_stays():
     ("spec", "stop"),
     [("mc-droprelu:0.8", 1), ("mc-droprelu:0.8", 2), ("mc-droprelu:0.8", 4), ("svi", 4), ("single", 4)],
 )
-def test_a_stopped_average_goes_on_bit_for_bit(recipe, spec, stop, tmp_path):
+def test_a_stopped_average_goes_on_bit_for_bit(recipe, spec, stop, tmp_path, monkeypatch):
     file = tmp_path / "state.safetensors"
+    monkeypatch.setattr(trainer._Runner, "_is_time_to_save", lambda *_: True)  # short epochs are not all kept
 
     def interrupt(report):
         if report.epoch == stop:
