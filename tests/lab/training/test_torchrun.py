@@ -25,7 +25,8 @@ def train(folder, method, processes, *more):
     if processes > 1:
         launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
         words = [*launcher, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, env=environment, cwd=folder, timeout=250
     )
