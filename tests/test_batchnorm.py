@@ -157,6 +157,13 @@ def test_a_layer_that_is_called_twice_has_seen_both_inputs():
     torch.testing.assert_close(network.norm.running_var, torch.stack(parts).mean(0))
 
 
+def test_a_network_may_change_its_input_in_place():
+    network, given = nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm2d(3)), X.clone()
+    rbue.update_bn(network, [given])
+    assert torch.equal(given, X)
+    assert network[1].running_mean.min() > 0.1
+
+
 class WithHead(nn.Module):
     """A second head that runs in training alone, and one layer without statistics."""
 

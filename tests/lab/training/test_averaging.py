@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from test_trainer import METHODS, batches, epoch_of, fresh, same, weights
+from torch import nn
 from torch.nn import functional as F
 
 from rbue.errors import RbueError
@@ -168,9 +169,19 @@ def test_every_process_ends_with_the_same_network(spec):
     method, found = parse(spec), []
     for rank in (Rank(0, 2), Rank(1, 2)):
         network = fresh(method)
+        torch.rand(7 * rank.index)  # each process has drawn noise of its own until then
         TrainingStep(network, method, batches(), SWA, 0, rank).end_epoch(4)
         found.append(weights(network))
     assert same(*found)
+
+
+def test_the_seed_of_the_run_decides_the_masks_under_which_statistics_are_estimated():
+    method, found = parse("mc-droprelu:0.5"), []
+    network = method.prepare(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(1)), torch.zeros(1, 1, 8, 8))
+    for run_seed in (0, 0, 1):
+        TrainingStep(network, method, batches(), SWA, run_seed).end_epoch(4)
+        found.append(network[1].running_mean.item())
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_training_of_one_epoch_has_an_average():
