@@ -11,10 +11,11 @@ from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.report.run_answers import Answers, certain_cards, drawn_again
 from rbue.lab.report.run_answers import TestImages as Images
-from rbue.lab.report.run_records import Record, group_records, missing, read_records, without_copies
+from rbue.lab.report.run_records import Record, group_records, missing, read_records, recipe_words, without_copies
 from rbue.lab.report.run_report import more_samples_blocks, report_on
 from rbue.lab.report.run_tables import MEASURES, comparison_table
-from rbue.lab.runs.folders import RunFolder, find_runs
+from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs
+from rbue.lab.training import recipe_for
 
 CPU = torch.device("cpu")
 
@@ -275,3 +276,9 @@ def test_of_two_copies_the_measured_one_is_reported(tmp_path):
         assert kept == [done]
         assert len(copies) == 1
         assert "begun" in copies[0]
+
+
+def test_the_words_of_a_recipe_name_an_average():
+    paper, strong = (RunConfig(recipe=recipe_for("cifar10", name)) for name in ("paper", "strong"))
+    assert recipe_words(paper) == "200 epochs, batch 128, rate 0.1"
+    assert recipe_words(strong) == "200 epochs, batch 128, rate 0.1, SWA after 120 epochs"
