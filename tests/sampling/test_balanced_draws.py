@@ -5,11 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from numpy_stream import balanced_rows
 from scipy import stats
 from torch import nn
 
 import rbue
+from numpy_stream import balanced_rows
 from rbue import random_stream
 from rbue.activations import Activation
 from rbue.call_sites import conversion_of
@@ -252,7 +252,9 @@ def test_the_mean_is_unbiased_and_errs_less(activation):
     limit = rbue.predict(net, X, samples=20000, seed=77, draws="independent").probs.double()
     errors = {}
     for draws in ("independent", "balanced"):
-        means = torch.stack([rbue.predict(net, X, samples=length, seed=s, draws=draws).probs.double() for s in range(60)])
+        means = torch.stack(
+            [rbue.predict(net, X, samples=length, seed=s, draws=draws).probs.double() for s in range(60)]
+        )
         errors[draws] = (means - limit).square().mean()
         off = (means.mean(0) - limit) / (means.std(0) / 60**0.5 + 1e-3)
         assert off.abs().max() < 5, draws
