@@ -7,15 +7,18 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.activations import RandomSlope
+from rbue.activations import RandomSlope, RReLU
 from rbue.kernels import native
 
 
 @pytest.fixture
 def make_keys():
+    """Keys of independent draws for an odd number of rows; for an even one balanced, with a third lane of turns."""
+
     def make(rows: int, seed: int = 0) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        return torch.randint(-(2**31), 2**31, (2, rows), generator=generator).to(torch.int32)
+        lanes = 2 if rows % 2 else 3
+        return torch.randint(-(2**31), 2**31, (lanes, rows), generator=generator).to(torch.int32)
 
     return make
 
@@ -35,7 +38,10 @@ def formula():
 
     def apply(x: Tensor, activation: RandomSlope, keys: Tensor, cap: float | None = None) -> Tensor:
         rows = x.reshape(keys.shape[1], -1)
-        words = random_stream.bits(random_stream.element_table(rows.shape[1]), *keys.unsqueeze(-1))
+        k1, k2, *turn = keys.unsqueeze(-1)
+        words = random_stream.bits(random_stream.element_table(rows.shape[1]), k1, k2)
+        if turn:
+            words = words ^ turn[0] if isinstance(activation, RReLU) else words + turn[0]
         return activation.capped_forward(rows, words, cap).reshape(x.shape)
 
     return apply

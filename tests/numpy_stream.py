@@ -18,9 +18,9 @@ def words_of(numbers):
     return np.asarray(np.asarray(numbers, dtype=object) & 0xFFFFFFFF).astype(WORD)
 
 
-def keys(seed, sample=0, image=0, site=0):
+def keys(seed, sample=0, image=0, site=0, domain=()):
     """``(k1, k2)``; the numbers broadcast against each other."""
-    absorbed = [seed & 0xFFFFFFFF, seed >> 32, sample, image, site]
+    absorbed = [seed & 0xFFFFFFFF, seed >> 32, *domain, sample, image, site]
     lanes = []
     for start in (0x243F6A88, 0x13198A2E):
         lane = WORD(start)
@@ -43,3 +43,14 @@ def rows(shape, seed, sample=0, image=None, site=0):
     lanes = [np.broadcast_to(lane, shape[:1])[:, None] for lane in keys(seed, sample, image, site)]
     elements = np.arange(np.prod(shape[1:], dtype=int))
     return bits(elements, *lanes).view(np.int32).reshape(shape)
+
+
+def balanced_rows(shape, seed, sample, length, mirrored=False, image=None, site=0):
+    """The same for balanced draws, whose cycles have ``length`` samples."""
+    image = np.arange(shape[0]) if image is None else image
+    cycle, place = divmod(sample, length)
+    lanes = [np.broadcast_to(lane, shape[:1])[:, None] for lane in keys(seed, cycle, image, site, domain=[0xA4093822])]
+    words = bits(np.arange(np.prod(shape[1:], dtype=int)), *lanes)
+    with np.errstate(over="ignore"):
+        words = (~words if place else words) if mirrored else words + WORD((place << 32) // length)
+    return words.view(np.int32).reshape(shape)

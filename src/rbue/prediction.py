@@ -23,7 +23,12 @@ class Prediction:
         samples_used: number of samples drawn for each image, ``(B,)``.
         samples: the raw sampled probabilities ``(S, B, C, ...)`` if they were asked for.
         seed: the seed of the draws.
-        stream_version: version of the random stream; equal seeds and versions mean equal bits.
+        stream_version: version of the random stream; equal seeds, draws and versions mean equal bits.
+        draws: ``"independent"`` or ``"balanced"``. Balanced samples err less in the mean, not in themselves: the mean
+            is unbiased either way. Within a cycle of ``L`` samples they differ a little more than independent ones,
+            so the population variance, the entropy of the mean and the mutual information lie nearer their limits.
+            Pairwise JSD and disagreement within a cycle grow by up to ``L / (L - 1)``; pairs from different cycles
+            are those of independent draws. Votes have the same mean and are not binomial.
     """
 
     probs: Tensor
@@ -34,6 +39,7 @@ class Prediction:
     seed: int
     samples: Tensor | None = None
     stream_version: int = random_stream.VERSION
+    draws: str = "independent"
 
     def __len__(self) -> int:
         return self.probs.shape[0]
@@ -62,7 +68,8 @@ class Prediction:
         drawn = self.samples_used
         count = f"{int(drawn.min())}" if drawn.min() == drawn.max() else f"{int(drawn.min())} to {int(drawn.max())}"
         return (
-            f"Prediction({len(self)} images, {self.probs.shape[1]} classes, {count} samples each, seed={self.seed}, "
+            f"Prediction({len(self)} images, {self.probs.shape[1]} classes, {count} {self.draws} samples each, "
+            f"seed={self.seed}, "
             f"mean confidence {self.confidence.mean():.3f}, "
             f"mean mutual information {self.mutual_information.mean():.4f})"
         )
@@ -83,6 +90,7 @@ def concatenate(parts: Sequence[Prediction]) -> Prediction:
         expected_entropy=torch.cat([part.expected_entropy for part in parts]),
         samples_used=torch.cat([part.samples_used for part in parts]),
         seed=parts[0].seed,
+        draws=parts[0].draws,
         samples=torch.cat(samples, dim=1) if samples else None,
     )
 
@@ -139,7 +147,7 @@ class RunningStatistics:
         sums.entropies[rows] += entropy(probs.flatten(0, 1)).unflatten(0, probs.shape[:2]).sum(0)
         self.count[rows] += new
 
-    def prediction(self, seed: int, samples: Tensor | None = None) -> Prediction:
+    def prediction(self, seed: int, samples: Tensor | None = None, draws: str = "independent") -> Prediction:
         """The statistics so far as a :class:`Prediction` in ``float32``."""
         assert self._sums is not None
         count = self.count.reshape(-1, *[1] * (self.mean.dim() - 1))
@@ -151,6 +159,7 @@ class RunningStatistics:
             samples_used=self.count.clone(),
             seed=seed,
             samples=samples,
+            draws=draws,
         )
 
 

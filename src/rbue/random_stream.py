@@ -24,6 +24,8 @@ Each element has a hash of its own. Sharing one between neighbours would tie the
 cost more than it saves on a CPU, and cut a probability to 16 bits; kernels save the same work by holding
 ``t`` in registers across images.
 
+*Balanced draws* turn one word into those of a whole cycle of samples; see :class:`Cycle`.
+
 All arithmetic is modulo 2**32; ``>>>`` is the logical shift. Words travel as ``int32`` tensors. Changing any
 constant here changes every result: raise :data:`VERSION` with it.
 """
@@ -31,6 +33,7 @@ constant here changes every result: raise :data:`VERSION` with it.
 from __future__ import annotations
 
 from numbers import Integral
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +48,9 @@ LANE_START = (0x243F6A88, 0x13198A2E)
 
 MIX_MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
 BITS_MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)
+
+BALANCED = 0xA4093822
+"""What the lanes absorb after the seed where draws are balanced: the second word of the fraction of pi."""
 
 _WORD = 0xFFFFFFFF
 
@@ -221,3 +227,84 @@ def as_mantissas(words: Tensor) -> Tensor:
     GPUs convert integers slowly; this converts none.
     """
     return ((words >> 9) + 0x4B400000).view(torch.float32)
+
+
+# Balanced draws
+
+
+class Cycle(NamedTuple):
+    """How the samples of one cycle share a word, so that their errors cancel.
+
+    Sample ``k`` belongs to cycle ``k div length``, whose number takes the place of the sample's in the key. Its *turn*
+    follows from its place ``r = k mod length`` there. As fractions of 2**32, the word ``u`` becomes
+    ``frac(u + r / length)``, or, mirrored, ``u`` and ``1 - u`` in turn. Each sample alone has the words of independent
+    draws: uniform, and independent across elements, sites, images and cycles.
+
+    Attributes:
+        length: samples in a cycle.
+        correlation: between what one element does in two samples of a cycle: ``-1 / (length - 1)`` where all of them
+            cancel. What two elements do together has the square of it, and so on.
+        mirrored: see above; such a cycle has two samples.
+    """
+
+    length: int = 1
+    correlation: float = 0.0
+    mirrored: bool = False
+
+    def error(self, samples: int, interactions: float) -> float:
+        """The variance of the mean of the first ``samples``, over that of independent ones.
+
+        Let a share ``interactions`` of a sample's variance come from what elements do in pairs, the rest from what each
+        does alone. Both are correlated within a cycle, and not across cycles.
+
+        >>> ten = Cycle(10, -1 / 9)
+        >>> round(ten.error(10, 0.0), 12), round(ten.error(5, 0.0), 3), round(ten.error(10, 0.2), 3)
+        (0.0, 0.556, 0.222)
+        """
+        cycles, rest = divmod(samples, self.length)
+
+        def pairs(correlation: float) -> float:
+            inside = cycles * self.length * (self.length - 1) + rest * (rest - 1)
+            return 1 + correlation * inside / samples
+
+        return (1 - interactions) * pairs(self.correlation) + interactions * pairs(self.correlation**2)
+
+
+_LONGEST = 1 << 16  # samples of a cycle: nobody draws more, and the arithmetic of turns stays within 64 bits
+
+
+def drop_cycle(probability: float) -> Cycle:
+    """The cycle of a yes with this probability: ``round(1 / p)`` samples, of which each element has one yes.
+
+    ``p`` is that of the rarer answer. Where ``length * p`` is whole the count is exact but for 2**-32 of the elements;
+    elsewhere some elements have one more, or one less.
+
+    >>> drop_cycle(0.1), drop_cycle(0.8).length, drop_cycle(0.0).length
+    (Cycle(length=10, correlation=-0.1111111111111111, mirrored=False), 5, 1)
+    """
+    rare = min(probability, 1 - probability)
+    if rare <= 0:
+        return Cycle()
+    length = min(round(1 / rare), _LONGEST)
+    part = length * rare % 1
+    part = 0.0 if min(part, 1 - part) < 1e-9 else part
+    # Of one element the yeses of a cycle vary by part * (1 - part), and by the sum of variances and covariances.
+    single = rare * (1 - rare)
+    return Cycle(length, (part * (1 - part) - length * single) / (length * (length - 1) * single))
+
+
+def balanced_state(state: Tensor) -> Tensor:
+    """The lanes of balanced draws, from those after the seed: a domain of their own."""
+    return absorb(state, number(BALANCED, state.device))
+
+
+def turns(samples: Tensor, cycle: Cycle) -> tuple[Tensor, Tensor]:
+    """The number of each sample's cycle, and its turn there; ``int32`` words."""
+    wide = samples.to(torch.int64) & _WORD
+    place = wide % cycle.length
+    return to_int32(wide // cycle.length), to_int32(-place if cycle.mirrored else (place << 32) // cycle.length)
+
+
+def turned(words: Tensor, turn: Tensor, mirrored: bool) -> Tensor:
+    """The words of samples from those of their cycles; a mirrored one is the complement."""
+    return words ^ turn if mirrored else to_int32(working_words(words) + working_words(turn))

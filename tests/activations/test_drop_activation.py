@@ -86,7 +86,9 @@ def test_modules_and_batches_agree(module, make_x):
     rbue.seed(network, 3)
     whole = network(x).detach()
     for part in (slice(0, 1), slice(2, 6)):
-        found = rbue.predict(network, x[part], samples=1, seed=3, index=torch.arange(6)[part], outputs="logits")
+        found = rbue.predict(
+            network, x[part], samples=1, seed=3, index=torch.arange(6)[part], outputs="logits", draws="independent"
+        )
         assert torch.allclose(found.probs, whole[part].softmax(1), atol=1e-6)
 
 
@@ -212,7 +214,7 @@ def test_a_gelu_network_learns_with_it():
 def test_samples_are_those_of_plain_calls(where, make_x):
     network, x = gelu_network(), make_x(5, 2)
     rbue.convert(network, rbue.DropActivation(0.8), where=where, example=x)
-    found = rbue.predict(network, x, samples=6, seed=4, return_samples=True)
+    found = rbue.predict(network, x, samples=6, seed=4, return_samples=True, draws="independent")
     rbue.seed(network, 4)
     with torch.no_grad():
         expected = torch.stack([network(x).softmax(1) for _ in range(6)])
@@ -241,7 +243,7 @@ def test_convert_and_revert_networks_of_transformers(name):
     keys = list(network.state_dict())
     rbue.convert(network, rbue.DropActivation(0.8), example=x)
     assert list(network.state_dict()) == keys
-    found = rbue.predict(network, x, samples=4, seed=1, return_samples=True)
+    found = rbue.predict(network, x, samples=4, seed=1, return_samples=True, draws="independent")
     assert float(found.variance.max()) > 0
     rbue.seed(network, 1)
     with torch.no_grad():
@@ -285,7 +287,7 @@ def test_an_activation_of_ones_own_needs_its_formula_alone(make_x):
     rbue.seed(network, 2)
     eager = network(x)
     eager.sum().backward()
-    found = rbue.predict(network, x, samples=3, seed=2, return_samples=True)
+    found = rbue.predict(network, x, samples=3, seed=2, return_samples=True, draws="independent")
     assert torch.allclose(found.samples[0], eager.softmax(1), atol=1e-6)
     assert not torch.allclose(found.samples[0], found.samples[1])
     torch._dynamo.reset()

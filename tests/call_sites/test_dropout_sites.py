@@ -82,7 +82,7 @@ def test_predict_draws_the_samples_of_plain_calls(where, p):
     rbue.seed(net, 3)
     with torch.no_grad():
         loop = torch.stack([net(X).softmax(1) for _ in range(5)])
-    prediction = rbue.predict(net, X, samples=5, seed=3, return_samples=True)
+    prediction = rbue.predict(net, X, samples=5, seed=3, return_samples=True, draws="independent")
     torch.testing.assert_close(prediction.samples, loop, atol=1e-6, rtol=1e-5)
     assert (prediction.mutual_information.mean() > 1e-4) == (p > 0)
 

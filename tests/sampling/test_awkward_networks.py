@@ -93,7 +93,7 @@ def test_samples_are_those_of_plain_calls(make, activation, images):
         torch.manual_seed(100 + seed)
         x = torch.randn(images, 7, 6) if make is Sorted else torch.randn(images, 6)
         net = converted(make, x, seed, activation)
-        got = rbue.predict(net, x, samples=12, return_samples=True).samples
+        got = rbue.predict(net, x, samples=12, return_samples=True, draws="independent").samples
         torch.testing.assert_close(got, drawn_one_by_one(net, x, 12), rtol=1e-4, atol=1e-6)
 
 
@@ -148,7 +148,7 @@ def test_a_plan_is_made_again_for_a_network_that_was_changed(change):
     net = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
     x = torch.randn(16, 6)
     rbue.convert(net.eval(), rbue.DropReLU(0.7), example=x)
-    rbue.predict(net, x, samples=5)
+    rbue.predict(net, x, samples=5, draws="independent")
     if change == "statistics":
         net[1].track_running_stats, net[1].running_mean, net[1].running_var = False, None, None
     elif change == "hook":
@@ -157,7 +157,7 @@ def test_a_plan_is_made_again_for_a_network_that_was_changed(change):
         net[1] = nn.LayerNorm(32)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        got = rbue.predict(net, x, samples=5, return_samples=True).samples
+        got = rbue.predict(net, x, samples=5, return_samples=True, draws="independent").samples
     torch.testing.assert_close(got, drawn_one_by_one(net, x, 5), rtol=1e-4, atol=1e-6)
     assert any(COMPANY in str(one.message) for one in caught) == (change != "mode")
 
@@ -174,10 +174,10 @@ def test_a_plan_is_made_again_for_a_network_with_a_switch_that_was_turned(before
     x = torch.randn(16, 6)
     net = converted(Switched, x)
     net.centred = before
-    rbue.predict(net, x, samples=5)
+    rbue.predict(net, x, samples=5, draws="independent")
     net.centred = after
     with pytest.warns(RbueWarning, match=COMPANY):
-        got = rbue.predict(net, x, samples=5, return_samples=True).samples
+        got = rbue.predict(net, x, samples=5, return_samples=True, draws="independent").samples
     torch.testing.assert_close(got, drawn_one_by_one(net, x, 5), rtol=1e-4, atol=1e-6)
 
 
@@ -195,7 +195,7 @@ def test_a_network_that_returns_its_own_memory_is_compared_with_what_it_returned
     x = torch.randn(6, 6)
     net = converted(Kept, x)
     with pytest.warns(RbueWarning, match=COMPANY):
-        got = rbue.predict(net, x, samples=5, return_samples=True).samples
+        got = rbue.predict(net, x, samples=5, return_samples=True, draws="independent").samples
     rbue.seed(net, 0)
     with torch.no_grad():
         torch.testing.assert_close(got, torch.stack([net(x).softmax(1) for _ in range(5)]), rtol=1e-4, atol=1e-6)

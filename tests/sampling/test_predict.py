@@ -18,7 +18,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
-from rbue import metrics
+from rbue import metrics, random_stream
+from rbue.call_sites import Draw, running
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
 from rbue.sampling.collect import probabilities
 from rbue.sampling.passes import PassRunner, class_scores
@@ -37,17 +38,31 @@ def loop(network, x, samples, seed=0):
     return torch.stack(outputs).softmax(2)
 
 
+def balanced_loop(network, x, samples):
+    """The same for balanced draws, which no plain call has: each is told its sample."""
+    state = random_stream.balanced_state(random_stream.seed_state(0))
+    images, outputs = torch.arange(len(x), dtype=torch.int32), []
+    for sample in range(samples):
+        draw = Draw(state, torch.tensor([sample], dtype=torch.int32), images, balanced=True)
+        running.draws = network._rbue_conversion.token, draw
+        with torch.no_grad():
+            outputs.append(class_scores(network(x.clone())))
+    running.draws = None
+    return torch.stack(outputs).softmax(2)
+
+
 @pytest.mark.parametrize("where", ["all", "first", "last"])
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "time-first"])
 @pytest.mark.parametrize("activation", [rbue.DropReLU(0.6), rbue.RReLU()], ids=["drop", "rrelu"])
 def test_samples_are_those_of_a_loop(name, where, activation):
     network, x = build(name)
     rbue.convert(network, activation, where=where, example=x)
-    found = rbue.predict(network, x, samples=6, return_samples=True)
-    expected = loop(network, x, 6)
-    torch.testing.assert_close(found.samples, expected, rtol=0, atol=OUTPUT_TOLERANCE)
-    assert float((expected[0] - expected[1]).abs().max()) > 10 * OUTPUT_TOLERANCE
-    torch.testing.assert_close(found.probs, expected.mean(0), rtol=0, atol=OUTPUT_TOLERANCE)
+    for draws, reference in (("independent", loop), ("balanced", balanced_loop)):
+        found = rbue.predict(network, x, samples=6, return_samples=True, draws=draws)
+        expected = reference(network, x, 6)
+        torch.testing.assert_close(found.samples, expected, rtol=0, atol=OUTPUT_TOLERANCE)
+        assert float((expected[0] - expected[1]).abs().max()) > 10 * OUTPUT_TOLERANCE
+        torch.testing.assert_close(found.probs, expected.mean(0), rtol=0, atol=OUTPUT_TOLERANCE)
 
 
 @pytest.mark.parametrize("index", range(3))
@@ -56,7 +71,9 @@ def test_sharing_the_prefix_holds_at_every_site_and_channels_last(index):
     rbue.convert(network, rbue.DropReLU(0.5), where=[index], example=x)
     expected = loop(network, x, 5)
     for memory_format in (torch.contiguous_format, torch.channels_last):
-        found = rbue.predict(network, x.to(memory_format=memory_format), samples=5, return_samples=True)
+        found = rbue.predict(
+            network, x.to(memory_format=memory_format), samples=5, return_samples=True, draws="independent"
+        )
         torch.testing.assert_close(found.samples, expected, rtol=0, atol=OUTPUT_TOLERANCE)
     assert all(plan.share for plan in network._rbue_conversion.plans.values())
 
@@ -112,7 +129,7 @@ def test_what_is_shared_may_be_changed_in_place_by_what_is_not(write):
     torch.manual_seed(0)
     x = torch.randn(4, 6)
     network = rbue.convert(Written(write).eval(), rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(network, x, samples=5, return_samples=True)
+    found = rbue.predict(network, x, samples=5, return_samples=True, draws="independent")
     torch.testing.assert_close(found.samples, loop(network, x, 5), rtol=0, atol=OUTPUT_TOLERANCE)
     assert all(plan.share for plan in network._rbue_conversion.plans.values())
 
@@ -123,7 +140,7 @@ def test_networks_that_defeat_sharing_are_noticed(name):
     rbue.convert(network, rbue.DropReLU(0.5), example=x)
     said = pytest.warns(RbueWarning, match="the batch it is in") if name == "time-first" else nullcontext()
     with said:
-        found = rbue.predict(network, x, samples=5, return_samples=True)
+        found = rbue.predict(network, x, samples=5, return_samples=True, draws="independent")
     (plan,) = network._rbue_conversion.plans.values()
     assert not plan.share
     torch.testing.assert_close(found.samples, loop(network, x, 5), rtol=0, atol=OUTPUT_TOLERANCE)
@@ -147,7 +164,7 @@ class Masked(nn.Module):
 def test_scores_of_impossible_classes_do_not_hide_what_sharing_does_to_the_others(name, shares, score):
     inner, x = build(name)
     network = rbue.convert(Masked(inner, score), rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(network, x, samples=5, return_samples=True)
+    found = rbue.predict(network, x, samples=5, return_samples=True, draws="independent")
     (plan,) = network._rbue_conversion.plans.values()
     assert plan.share is shares
     torch.testing.assert_close(found.samples, loop(network, x, 5), rtol=0, atol=OUTPUT_TOLERANCE)
@@ -302,9 +319,9 @@ def test_sigmoids_of_several_labels_are_told_how():
 
     network, x = rbue.convert(Labels(), rbue.DropReLU(0.6)), torch.randn(4, 6)
     with pytest.raises(InvalidInput, match=r"several labels.*torch\.stack\(\[1 - p, p\], 1\)"):
-        rbue.predict(network, x, samples=3, outputs="probs")
+        rbue.predict(network, x, samples=3, outputs="probs", draws="independent")
     network.pairs = True
-    found = rbue.predict(network, x, samples=3, outputs="probs")
+    found = rbue.predict(network, x, samples=3, outputs="probs", draws="independent")
     rbue.seed(network, 0)
     with torch.no_grad():
         expected = torch.stack([network(x)[:, 1] for _ in range(3)]).mean(0)
@@ -367,7 +384,7 @@ def test_a_network_that_works_in_place_on_its_input_does_not_change_the_callers(
     network, x = Eats(), torch.randn(5, 6)
     rbue.convert(network, rbue.DropReLU(0.5), example=x.clone())
     kept = x.clone()
-    found = rbue.predict(network, x, samples=4, return_samples=True)
+    found = rbue.predict(network, x, samples=4, return_samples=True, draws="independent")
     assert torch.equal(x, kept)
     torch.testing.assert_close(found.samples, loop(network, x, 4), rtol=0, atol=OUTPUT_TOLERANCE)
 
@@ -387,7 +404,7 @@ def test_one_logit_is_two_classes():
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     x = torch.randn(5, 6)
     rbue.convert(network, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(network, x, samples=7)
+    found = rbue.predict(network, x, samples=7, draws="independent")
     rbue.seed(network, 0)
     with torch.no_grad():
         p = torch.stack([network(x).sigmoid() for _ in range(7)]).mean(0)
@@ -399,7 +416,7 @@ def test_probabilities_are_taken_as_they_are():
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(1))
     x = torch.randn(5, 6)
     rbue.convert(network, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(network, x, samples=4, outputs="probs", return_samples=True)
+    found = rbue.predict(network, x, samples=4, outputs="probs", return_samples=True, draws="independent")
     rbue.seed(network, 0)
     with torch.no_grad():
         expected = torch.stack([network(x) for _ in range(4)])
@@ -790,7 +807,7 @@ def test_votes_and_label_of_a_known_mixture():
     F_relu = nn.functional.relu
     q = 0.7
     network = rbue.convert(Coin(), rbue.DropReLU(q))
-    found = rbue.predict(network, torch.full((2000, 1), -1.0), samples=100)
+    found = rbue.predict(network, torch.full((2000, 1), -1.0), samples=100, draws="independent")
     kept = found.votes[:, 0].double() / 100
     error = np.sqrt(q * (1 - q) / 2000 / 100)
     assert abs(float(kept.mean()) - q) < 4 * error

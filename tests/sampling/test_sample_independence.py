@@ -33,7 +33,7 @@ def test_a_relu_of_weights_is_drawn_anew_for_each_sample(rows, images, samples):
     torch.manual_seed(0)
     net, x = OfWeights(rows), torch.randn(images, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(net, x, samples=samples, return_samples=True)
+    found = rbue.predict(net, x, samples=samples, return_samples=True, draws="independent")
     assert found.samples.std(0).max() > 0.01
     torch.testing.assert_close(found.samples, drawn_one_by_one(net, x, samples))
 
@@ -55,7 +55,7 @@ def test_samples_that_differ_by_little_are_different():
     torch.manual_seed(0)
     net, x = AdaptiveAdjacency(), torch.randn(2, 32, 4)
     rbue.convert(net, rbue.DropReLU(0.8), example=x)
-    found = rbue.predict(net, x, samples=16, return_samples=True)
+    found = rbue.predict(net, x, samples=16, return_samples=True, draws="independent")
     assert found.samples.std(0).max() > 1e-5
     torch.testing.assert_close(found.samples, drawn_one_by_one(net, x, 16), atol=1e-7, rtol=0)
 
@@ -66,9 +66,9 @@ def test_a_head_of_zeros_says_nothing_about_the_trained_one():
     trained = copy.deepcopy(net.head)
     nn.init.zeros_(net.head.weight)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    rbue.predict(net, x, samples=16)
+    rbue.predict(net, x, samples=16, draws="independent")
     net.head.load_state_dict(trained.state_dict())
-    found = rbue.predict(net, x, samples=16, return_samples=True)
+    found = rbue.predict(net, x, samples=16, return_samples=True, draws="independent")
     torch.testing.assert_close(found.samples, drawn_one_by_one(net, x, 16))
 
 
@@ -111,7 +111,7 @@ def test_batches_and_ranks_draw_apart_where_rows_are_not_images(monkeypatch):
     torch.manual_seed(0)
     net, x = TimeFirst(), torch.randn(3, 10, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(net, [x, x], samples=5, return_samples=True).samples
+    found = rbue.predict(net, [x, x], samples=5, return_samples=True, draws="independent").samples
     assert not torch.equal(found[:, :3], found[:, 3:])
     torch.testing.assert_close(found[:, :3], drawn_one_by_one(net, x, 5))
     rbue.seed(net, 0)
@@ -192,7 +192,7 @@ def test_kernels_that_round_by_chance_do_not_hide_a_shared_mask():
     torch.manual_seed(0)
     net, x = WithRounding(), torch.randn(4, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(net, x, samples=16, return_samples=True).samples
+    found = rbue.predict(net, x, samples=16, return_samples=True, draws="independent").samples
     torch.testing.assert_close(found, drawn_one_by_one(net, x, 16), atol=1e-5, rtol=0)
 
 
@@ -214,7 +214,7 @@ def test_a_mask_that_two_samples_have_in_common_is_not_taken_for_that_of_all(sta
     torch.manual_seed(start)
     net, x = RareMasks(), torch.randn(1, 8)
     rbue.convert(net, rbue.DropReLU(0.99), example=x)
-    found = rbue.predict(net, x, samples=16, return_samples=True).samples
+    found = rbue.predict(net, x, samples=16, return_samples=True, draws="independent").samples
     torch.testing.assert_close(found, drawn_one_by_one(net, x, 16), atol=1e-6, rtol=0)
 
 
@@ -229,7 +229,7 @@ def test_what_is_computed_of_the_whole_batch_is_not_computed_of_all_samples(imag
     torch.manual_seed(0)
     net, x = OverTheBatch(), torch.randn(images, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(net, x, samples=6, return_samples=True).samples
+    found = rbue.predict(net, x, samples=6, return_samples=True, draws="independent").samples
     torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
 
 
@@ -255,7 +255,7 @@ def test_samples_are_not_mixed_even_a_little():
     torch.manual_seed(0)
     net, x = MixedALittle(), torch.randn(4, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(net, x, samples=6, return_samples=True).samples
+    found = rbue.predict(net, x, samples=6, return_samples=True, draws="independent").samples
     torch.testing.assert_close(found, drawn_one_by_one(net, x, 6), atol=1e-6, rtol=0)
 
 
@@ -278,12 +278,12 @@ def test_what_is_learned_later_leaves_a_head_of_zeros_one_that_says_nothing():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
-            rbue.predict(net, torch.cat([x, x * 1000]), samples=5)
+            rbue.predict(net, torch.cat([x, x * 1000]), samples=5, draws="independent")
     assert sum("depend on the batch" in str(one.message) for one in said) == 1
     net.head.load_state_dict(trained.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RbueWarning)
-        found = rbue.predict(net, x, samples=6, return_samples=True).samples
+        found = rbue.predict(net, x, samples=6, return_samples=True, draws="independent").samples
     torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
 
 
@@ -295,9 +295,9 @@ def test_outputs_that_are_no_numbers_say_nothing_about_others():
     nn.init.constant_(net.head.bias, torch.nan)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
     with pytest.raises(InvalidInput, match="NaN"):
-        rbue.predict(net, x, samples=6)
+        rbue.predict(net, x, samples=6, draws="independent")
     net.head.load_state_dict(trained.state_dict())
-    found = rbue.predict(net, x, samples=6, return_samples=True).samples
+    found = rbue.predict(net, x, samples=6, return_samples=True, draws="independent").samples
     torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rbue.activations.calls import SiteCall
 from rbue.errors import InvalidInput
+from rbue.random_stream import Cycle
 
 
 class Randomness(ABC):
@@ -30,6 +31,9 @@ class Randomness(ABC):
 
     calls: ClassVar[Collection[Callable]] = ()
     """The functions of torch that :meth:`read` knows; compiled code is told of them."""
+
+    cycle: Cycle = Cycle()
+    """What balanced draws make of its words; by default nothing, and they are independent."""
 
     @abstractmethod
     def read(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> SiteCall | None:

@@ -67,6 +67,11 @@ class DropActivation(Activation):
     def __post_init__(self) -> None:
         check_probability_kept(self, "an activation")
 
+    @property
+    def cycle(self) -> random_stream.Cycle:  # type: ignore[override]
+        """Each activation is dropped once, or kept once if that is rarer."""
+        return random_stream.drop_cycle(self.q)
+
     def read(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> SiteCall | None:
         """A spelling of ReLU, or one of the activations below."""
         entry = _CALLS.get(func)

@@ -15,7 +15,7 @@ from torch import Tensor
 from rbue.activations.base import Randomness, check_number
 from rbue.activations.calls import LAYERS, SiteCall, read_layer
 from rbue.errors import InvalidInput
-from rbue.random_stream import threshold
+from rbue.random_stream import Cycle, drop_cycle, threshold
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Dropout(Randomness):
         check_number(self, "p")
         if not 0 <= self.p < 1:
             raise InvalidInput(f"p is the probability that a value is dropped and must lie in [0, 1), not {self.p}.")
+
+    @property
+    def cycle(self) -> Cycle:  # type: ignore[override]
+        """Each value is dropped once, or kept once if that is rarer."""
+        return drop_cycle(self.p)
 
     def read(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> SiteCall | None:
         """Convolutions and linear layers."""

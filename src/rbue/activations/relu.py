@@ -116,6 +116,11 @@ class DropReLU(RandomSlope):
         return 1.0 - self.q if self.q in (0, 1) else None
 
     @property
+    def cycle(self) -> random_stream.Cycle:  # type: ignore[override]
+        """Each ReLU is dropped once, or kept once if that is rarer."""
+        return random_stream.drop_cycle(self.q)
+
+    @property
     def mean_slope(self) -> float:
         """``E[a] = 1 - q``."""
         return round(1 - self.q, 15)
@@ -146,6 +151,7 @@ class RReLU(RandomSlope):
     upper: float = 1 / 3
 
     draws_in_backward = True
+    cycle = random_stream.Cycle(2, -1.0, mirrored=True)  # the two slopes have the mean of all
 
     def __post_init__(self) -> None:
         check_number(self, "lower")

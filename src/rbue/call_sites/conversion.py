@@ -17,7 +17,7 @@ from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.own_backward import function_around
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
-from rbue.kernels import keys_at, random_relu, site_function
+from rbue.kernels import random_relu, site_function
 from rbue.torch_internals import is_exporting, let_modes_see, outside_graphs
 
 MODES = ("random", "mean", "plain")
@@ -158,7 +158,7 @@ class _RandomSites:
         self.conversion = conversion
         self.draw = draw
         self.relu = random_relu if draw.hook is None else draw.hook.relu
-        self.known = draw.site_keys(conversion.site_words(draw.images.device))
+        self.known = draw.site_keys(conversion.site_words(draw.images.device), conversion.activation)
 
     def __call__(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         if not self.conversion.is_random(path, number) or call.x.numel() == 0:
@@ -173,25 +173,25 @@ class _RandomSites:
         if self.draw.rows == 0:
             raise InvalidInput("the first tensor given to a converted network must have the batch, but it has no rows.")
         self.conversion.warn_of_own_backward(x, path, number)
-        keys = self._keys(path, number)
+        activation = self.conversion.activation.at(call)
+        keys = self._keys(path, number, activation)
         repeat = 1 if self.draw.hook is None else self.draw.hook.before_site(x)
         if x.shape[0] % (self.draw.rows // repeat):
             if self.draw.samples.shape[0] > 1:
                 raise NotFoldable(path)
-            states = self.draw.renumbered(x.shape[0]).row_states()
-            keys = keys_at(states, self._number(path, number))
-        activation = self.conversion.activation.at(call)
+            keys = self.draw.renumbered(x.shape[0]).site_keys(self._number(path, number), activation)[:, 0]
         return site_function(activation)(call, activation, keys.to(x.device), repeat, self.relu, proceed)
 
     def _number(self, path: str, number: int) -> Tensor:
         word = site_number(self.conversion.path_words[path], number)
-        return random_stream.number(word, self.draw.images.device)
+        return random_stream.number(word, self.draw.images.device).reshape(1)
 
-    def _keys(self, path: str, number: int) -> Tensor:
+    def _keys(self, path: str, number: int, activation: Randomness) -> Tensor:
         position = self.conversion.positions.get((path, number))
-        if position is not None:
+        other_cycle = self.draw.balanced and activation.cycle != self.conversion.activation.cycle
+        if position is not None and not other_cycle:
             return self.known[:, position]
-        return keys_at(self.draw.row_states(), self._number(path, number))
+        return self.draw.site_keys(self._number(path, number), activation)[:, 0]
 
 
 class NotFoldable(ConversionError):
@@ -280,7 +280,8 @@ def revert(model: nn.Module) -> nn.Module:
 def seed(model: nn.Module, value: int) -> None:
     """Restart the random bits of plain calls: the next ``model(x)`` is sample 0 of this seed, then 1, ...
 
-    The calls draw the same samples as ``predict(model, x, seed=value)`` with the default image numbers.
+    The calls draw the same samples as ``predict(model, x, seed=value, draws="independent")`` with the default image
+    numbers.
     """
     network = tracing.innermost(model)
     conversion_of(network)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rbue import random_stream
-from rbue.kernels import row_states, site_keys
+from rbue.kernels import site_keys
 from rbue.torch_internals import is_exporting, writing
 
 if TYPE_CHECKING:
@@ -54,25 +54,27 @@ class Draw:
         samples: sample number of each row, shape ``(rows,)`` or ``(1,)``.
         images: image number of each row, shape ``(rows,)``.
         hook: what else a sampler does in this pass.
+        balanced: whether samples share their words in cycles; the state is then that of balanced draws.
     """
 
     state: Tensor
     samples: Tensor
     images: Tensor
     hook: PassHook | None = None
+    balanced: bool = False
 
     @property
     def rows(self) -> int:
         """How many rows the pass has, after its first random site at the latest."""
         return self.images.shape[0]
 
-    def row_states(self) -> Tensor:
-        """The lanes of each row, ``(2, rows)``; a site number completes them to keys."""
-        return row_states(self.state, self.samples, self.images)
-
-    def site_keys(self, numbers: Tensor) -> Tensor:
-        """The keys of each row at each of the numbered sites, ``(2, sites, rows)``."""
-        return site_keys(self.state, self.samples, self.images, numbers)
+    def site_keys(self, numbers: Tensor, activation: Randomness) -> Tensor:
+        """The keys of each row at each of the numbered sites, ``(2, sites, rows)``; a third lane has balanced turns."""
+        if not self.balanced:
+            return site_keys(self.state, self.samples, self.images, numbers)
+        cycles, turns = random_stream.turns(self.samples, activation.cycle)
+        keys = site_keys(self.state, cycles, self.images, numbers)
+        return torch.cat([keys, turns.expand_as(keys[:1])])
 
     def renumbered(self, rows: int) -> Draw:
         """The same sample for ``rows`` rows that are not the images of the batch.
@@ -82,7 +84,7 @@ class Draw:
         """
         start = random_stream.mix(random_stream.working_words(self.images[:1]))
         numbers = random_stream.to_int32(start + _rows(rows, self.images.device))
-        return Draw(self.state, self.samples[:1], numbers)
+        return replace(self, samples=self.samples[:1], images=numbers, hook=None)
 
 
 def _rows(rows: int, device: torch.device) -> Tensor:

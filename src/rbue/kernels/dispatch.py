@@ -26,7 +26,7 @@ from rbue.kernels import kept_tables, native, torch_operations
 from rbue.kernels.layout import ElementLayout
 from rbue.kernels.slope_forms import form_of
 from rbue.kernels.triton_support import triton_kernels
-from rbue.random_stream import bits
+from rbue.random_stream import bits, turned
 from rbue.torch_internals import forward_mode, plain_eager
 
 
@@ -44,7 +44,8 @@ def random_relu(
     Args:
         x: floating-point input; its first dimension is a multiple of ``rows / repeat``.
         activation: what to draw.
-        keys: ``int32`` of shape ``(2, rows)``, one 64-bit key for each row.
+        keys: ``int32`` of shape ``(2, rows)``, one 64-bit key for each row, or ``(3, rows)`` with its turn
+            (:class:`rbue.random_stream.Cycle`).
         repeat: copies of ``x`` to make, each with keys of its own (samples first). Not differentiable.
         cap: upper bound of the output (6 for ReLU6).
         inplace: write the result into ``x``.
@@ -77,11 +78,12 @@ def _refuse_leaf(x: Tensor) -> None:
         raise RuntimeError("a leaf tensor that requires grad cannot be changed in place.")
 
 
-def random_words(keys: Tensor, layout: ElementLayout) -> Tensor:
+def random_words(keys: Tensor, layout: ElementLayout, activation: Randomness) -> Tensor:
     """Random words by the formula, in the shape of the output."""
-    k1, k2 = layout.broadcast_keys(keys)
+    k1, k2, *turn = layout.broadcast_keys(keys)
     table = kept_tables.find(layout)
-    return layout.as_output(bits(layout.traced_table() if table is None else table, k1, k2))
+    words = bits(layout.traced_table() if table is None else table, k1, k2)
+    return layout.as_output(turned(words, turn[0], activation.cycle.mirrored) if turn else words)
 
 
 def _forward(
@@ -111,7 +113,7 @@ def _forward(
             return kernels.forward(x, form, keys, layout, cap, inplace)
     if repeat > 1:
         x = expanded(x, layout)
-    out = activation.capped_forward(x, random_words(keys, layout), cap)
+    out = activation.capped_forward(x, random_words(keys, layout, activation), cap)
     return x.copy_(out) if inplace else out
 
 
@@ -137,7 +139,7 @@ def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: Random
         kernels = triton_kernels()
         if kernels is not None and kernels.supports(out, layout, hashed=keys is not None):
             return kernels.backward(grad, out, form, keys, layout, cap)
-    words = None if keys is None else random_words(keys, layout)
+    words = None if keys is None else random_words(keys, layout, activation)
     found = activation.capped_backward(grad, out, words, cap)
     drawn_from_table = words is not None and kept_tables.find(layout) is not None
     return kept_tables.written(found) if drawn_from_table else found
@@ -214,7 +216,8 @@ def random_activation(x: Tensor, activation: Activation, keys: Tensor, call: Sit
     Args:
         x: floating-point input; its first dimension is a multiple of ``rows / repeat``.
         activation: what to draw.
-        keys: ``int32`` of shape ``(2, rows)``, one 64-bit key for each row.
+        keys: ``int32`` of shape ``(2, rows)``, one 64-bit key for each row, or ``(3, rows)`` with its turn
+            (:class:`rbue.random_stream.Cycle`).
         call: what the network wrote.
         repeat: copies of ``x`` to make, each with keys of its own (samples first). Not differentiable.
     """
@@ -224,7 +227,7 @@ def random_activation(x: Tensor, activation: Activation, keys: Tensor, call: Sit
     elif plain_eager(x) and torch.is_grad_enabled() and any(one.requires_grad for one in (x, *call.operands)):
         out: Tensor = _Redrawn.apply(activation, call, keys, x, *call.operands)
         return out
-    return activation.formula(x, random_words(keys, layout), call)
+    return activation.formula(x, random_words(keys, layout, activation), call)
 
 
 class _Redrawn(torch.autograd.Function):
@@ -234,7 +237,8 @@ class _Redrawn(torch.autograd.Function):
     def forward(ctx: Any, activation: Activation, call: SiteCall, keys: Tensor, x: Tensor, *operands: Tensor) -> Tensor:
         ctx.activation, ctx.call, ctx.keys = activation, replace(call, x=x.new_empty(0), operands=()), keys
         ctx.save_for_backward(x, *operands)
-        return activation.formula(x, random_words(keys, ElementLayout.of(x, keys.shape[-1])), call)
+        words = random_words(keys, ElementLayout.of(x, keys.shape[-1]), activation)
+        return activation.formula(x, words, call)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
@@ -243,7 +247,7 @@ class _Redrawn(torch.autograd.Function):
         wanted = [one for one, needed in zip(inputs, ctx.needs_input_grad[3:], strict=True) if needed]
         x, *operands = inputs
         with torch.enable_grad():
-            words = random_words(ctx.keys, ElementLayout.of(x, ctx.keys.shape[-1]))
+            words = random_words(ctx.keys, ElementLayout.of(x, ctx.keys.shape[-1]), ctx.activation)
             out = ctx.activation.formula(x, words, replace(ctx.call, operands=tuple(operands)))
             found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
         return None, None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[3:])
@@ -258,7 +262,7 @@ def random_dropout(x: Tensor, dropout: Dropout, keys: Tensor, *, repeat: int = 1
     layout = ElementLayout.of(x, keys.shape[-1], repeat)
     if repeat > 1:
         x = expanded(x, layout)
-    return x if dropout.p == 0 else dropout.formula(x, random_words(keys, layout))
+    return x if dropout.p == 0 else dropout.formula(x, random_words(keys, layout, dropout))
 
 
 # What happens at a call site

@@ -11,11 +11,6 @@ from rbue.kernels.triton_support import triton_kernels
 from rbue.torch_internals import is_exporting, plain_eager
 
 
-def row_states(state: Tensor, samples: Tensor, images: Tensor) -> Tensor:
-    """The lanes ``(2, rows)`` after absorbing each row's sample and image number."""
-    return random_stream.absorb(random_stream.absorb(state.unsqueeze(-1), samples), images)
-
-
 def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -> Tensor:
     """Keys of shape ``(2, sites, rows)``.
 
@@ -31,7 +26,8 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
             return kernels.site_keys(state, samples, images, numbers)
         if native.supports_keys(state, samples, images, numbers):
             return native.site_keys(state, samples, images, numbers)
-    return keys_at(row_states(state, samples, images).unsqueeze(1), numbers.unsqueeze(-1))
+    rows = random_stream.absorb(random_stream.absorb(state.unsqueeze(-1), samples), images)
+    return keys_at(rows.unsqueeze(1), numbers.unsqueeze(-1))
 
 
 def keys_at(states: Tensor, numbers: Tensor) -> Tensor:

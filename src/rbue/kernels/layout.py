@@ -82,8 +82,8 @@ class ElementLayout:
         return torch.empty(shape, dtype=dtype, device=self.device, memory_format=self.memory_format)
 
     def broadcast_keys(self, keys: Tensor) -> Tensor:
-        """Keys ``(2, rows)`` shaped to broadcast against the output's rows."""
-        return keys.reshape(2, self.repeat, self.rows // self.repeat, *[1] * len(self.shape))
+        """The lanes of keys ``(2 or 3, rows)``, shaped to broadcast against the output's rows."""
+        return keys.reshape(keys.shape[0], self.repeat, self.rows // self.repeat, *[1] * len(self.shape))
 
     def table(self) -> Tensor:
         """``mix(element)`` for one row, kept between calls, in the memory order of the input."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from rbue import random_stream
 from rbue.activations import DropReLU, RReLU
 from rbue.kernels.layout import ElementLayout
-from rbue.kernels.native_library import Function, Rows, native_library
+from rbue.kernels.native_library import Function, Keys, Rows, native_library
 from rbue.kernels.slope_forms import SlopeForm, form_of
 
 _WORTH_THREADS = 1 << 15  # elements, as in torch
@@ -133,7 +133,7 @@ def _run(function: Any, x: Tensor, out: Tensor, draw: _Draw, *more: int) -> None
     table, keys = layout.table(), _plain_rows(keys)
     rows = Rows(layout.rows, layout.rows // layout.repeat, layout.row_elements)
     tensors = x.data_ptr(), out.data_ptr(), table.data_ptr()
-    function(*tensors, *_lanes(keys), rows, _function(form, cap), *more)
+    function(*tensors, _lanes(keys), rows, _function(form, cap), *more)
 
 
 def _backward(
@@ -149,11 +149,11 @@ def _backward(
     function, threads = _function(form, cap), _threads(out.numel())
     tensors = grad.data_ptr(), out.data_ptr(), result.data_ptr()
     if keys is None:  # every element is treated alike
-        kernels.rbue_backward(*tensors, None, None, None, Rows(1, 1, out.numel()), function, threads)
+        kernels.rbue_backward(*tensors, None, Keys(), Rows(1, 1, out.numel()), function, threads)
         return
     keys, table = _plain_rows(keys), layout.table()
     rows = Rows(layout.rows, layout.rows, layout.row_elements)
-    kernels.rbue_backward(*tensors, table.data_ptr(), *_lanes(keys), rows, function, threads)
+    kernels.rbue_backward(*tensors, table.data_ptr(), _lanes(keys), rows, function, threads)
 
 
 def _function(form: SlopeForm, cap: float | None) -> Function:
@@ -168,9 +168,9 @@ def _plain_rows(keys: Tensor) -> Tensor:
     return keys if keys.stride(1) == 1 else keys.contiguous()
 
 
-def _lanes(keys: Tensor) -> tuple[int, int]:
-    first = keys.data_ptr()
-    return first, first + keys.stride(0) * keys.element_size()
+def _lanes(keys: Tensor) -> Keys:
+    step = keys.stride(0) * keys.element_size()
+    return Keys(*(keys.data_ptr() + lane * step for lane in range(keys.shape[0])))
 
 
 def _threads(elements: int) -> int:
@@ -185,15 +185,18 @@ def _agrees(kernels: ctypes.CDLL) -> bool:
         special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, -2e-39]
         x[:, :8] = torch.tensor(special, dtype=torch.float32)
         grad = torch.randn(4, 257, generator=generator, dtype=torch.float32)
-        keys = random_stream.signed32(0x9E3779B9) * torch.arange(8, dtype=torch.int32).view(2, 4)
+        lanes = random_stream.signed32(0x9E3779B9) * torch.arange(12, dtype=torch.int32).view(3, 4)
+        keys = lanes[:2]
         maps = x[:, 8:248].contiguous().view(4, 20, 3, 4)
         if not _agrees_on_keys(kernels) or not _agrees_on_means(kernels, maps, keys):
             return False
         layout = ElementLayout.of(x, 4)
-        words = random_stream.bits(layout.traced_table(), *layout.broadcast_keys(keys)).view(4, 257)
-        for activation, cap in product((DropReLU(0.6), RReLU()), (None, 2.0)):
-            form = form_of(activation)
+        drawn = random_stream.bits(layout.traced_table(), *layout.broadcast_keys(keys)).view(4, 257)
+        for activation, cap, keys in product((DropReLU(0.6), RReLU()), (None, 2.0), (lanes[:2], lanes)):
+            form, words = form_of(activation), drawn
             assert form is not None
+            if len(keys) == 3:
+                words = random_stream.turned(drawn, keys[2].unsqueeze(1), activation.cycle.mirrored)
             out, result = torch.empty_like(x), torch.empty_like(x)
             _forward(kernels, x, out, _Draw(form, keys, layout, cap))
             _backward(kernels, grad, out, result, form, keys, layout, cap)

@@ -1,8 +1,8 @@
 /* Keys, and the random activations of float32 tensors in one pass over memory, for rbue.kernels.native.
  *
- * Rows lie one after the other in memory; output row r reads input row r % x_rows. table[i] is mix(element i), and
- * (k1[r], k2[r]) the key of row r: see rbue.random_stream, whose words these are, bit for bit. Input and output may be
- * the same memory. Compile without contraction of a * b + c: the formula in activations/relu.py rounds both operations.
+ * Rows lie one after the other in memory; output row r reads input row r % x_rows. table[i] is mix(element i),
+ * (k1[r], k2[r]) the key of row r, and turn[r] its turn in a cycle of balanced draws, or turn is NULL: see
+ * rbue.random_stream, whose words these are, bit for bit. Input and output may be the same memory. Compile without contraction of a * b + c: the formula in activations/relu.py rounds both operations.
  */
 
 #include <stdint.h>
@@ -23,32 +23,54 @@ struct rows {
     int64_t elements;
 };
 
-static inline int32_t word_of(uint32_t table, uint32_t k1, uint32_t k2) {
-    uint32_t h = (table ^ k1) * 0x9E3779B1u;
-    h ^= h >> 15;
-    return (int32_t)((h ^ k2) * 0x85EBCA77u);
+/* The key of one row; where draws are independent its turn is 0. */
+struct key {
+    uint32_t k1;
+    uint32_t k2;
+    uint32_t turn;
+};
+
+struct keys {
+    const uint32_t *k1;
+    const uint32_t *k2;
+    const uint32_t *turn;
+};
+
+static struct key key_of(struct keys keys, int64_t row) {
+    return (struct key){keys.k1[row], keys.k2[row], keys.turn ? keys.turn[row] : 0};
 }
+
+static inline uint32_t word_of(uint32_t table, struct key key) {
+    uint32_t h = (table ^ key.k1) * 0x9E3779B1u;
+    h ^= h >> 15;
+    return (h ^ key.k2) * 0x85EBCA77u;
+}
+
+/* DropReLU's draws are rotated within a cycle, RReLU's mirrored. */
+static inline int32_t rotated(uint32_t table, struct key key) { return (int32_t)(word_of(table, key) + key.turn); }
+
+static inline int32_t mirrored(uint32_t table, struct key key) { return (int32_t)(word_of(table, key) ^ key.turn); }
 
 static inline float slope_of(int32_t word, float scale, float middle) {
     return (float)((word >> 8) | 1) * scale + middle;
 }
 
-static void drop_forward(const float *x, float *out, const uint32_t *table, uint32_t k1, uint32_t k2, int64_t count,
+static void drop_forward(const float *x, float *out, const uint32_t *table, struct key key, int64_t count,
                          int32_t threshold) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
         float value = x[i];
-        int kept = word_of(table[i], k1, k2) >= threshold;
+        int kept = rotated(table[i], key) >= threshold;
         out[i] = (value < 0.0f) & kept ? 0.0f : value;
     }
 }
 
-static void rrelu_forward(const float *x, float *out, const uint32_t *table, uint32_t k1, uint32_t k2, int64_t count,
+static void rrelu_forward(const float *x, float *out, const uint32_t *table, struct key key, int64_t count,
                           float scale, float middle) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
         float value = x[i] + 0.0f; /* -0 becomes +0 */
-        float sloped = slope_of(word_of(table[i], k1, k2), scale, middle) * value;
+        float sloped = slope_of(mirrored(table[i], key), scale, middle) * value;
         out[i] = value < 0.0f ? sloped : value;
     }
 }
@@ -58,12 +80,12 @@ static void cap_at(float *out, int64_t count, float cap) {
     for (int64_t i = 0; i < count; i++) out[i] = out[i] > cap ? cap : out[i];
 }
 
-static void forward(const float *x, float *out, const uint32_t *table, uint32_t k1, uint32_t k2, int64_t count,
+static void forward(const float *x, float *out, const uint32_t *table, struct key key, int64_t count,
                     struct activation f) {
     if (f.drop)
-        drop_forward(x, out, table, k1, k2, count, f.threshold);
+        drop_forward(x, out, table, key, count, f.threshold);
     else
-        rrelu_forward(x, out, table, k1, k2, count, f.scale, f.middle);
+        rrelu_forward(x, out, table, key, count, f.scale, f.middle);
     if (f.cap == f.cap) cap_at(out, count, f.cap);
 }
 
@@ -75,15 +97,15 @@ static void drop_backward(const float *grad, const float *y, float *out, int64_t
     }
 }
 
-static void rrelu_backward(const float *grad, const float *y, float *out, const uint32_t *table, uint32_t k1,
-                           uint32_t k2, int64_t count, float scale, float middle, float cap) {
+static void rrelu_backward(const float *grad, const float *y, float *out, const uint32_t *table, struct key key,
+                           int64_t count, float scale, float middle, float cap) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
         union {
             float value;
             int32_t bits;
         } kept = {y[i]};
-        float sloped = slope_of(word_of(table[i], k1, k2), scale, middle) * grad[i];
+        float sloped = slope_of(mirrored(table[i], key), scale, middle) * grad[i];
         float passed = kept.bits < 0 ? sloped : grad[i];
         out[i] = (kept.bits == 0) | (kept.value >= cap) ? 0.0f : passed;
     }
@@ -122,8 +144,8 @@ static struct piece piece_of(int64_t task, struct rows rows) {
     return (struct piece){task / blocks_of(rows), start, left < BLOCK ? left : BLOCK};
 }
 
-void rbue_forward(const float *x, float *out, const uint32_t *table, const uint32_t *k1, const uint32_t *k2,
-                  struct rows rows, struct activation f, int threads) {
+void rbue_forward(const float *x, float *out, const uint32_t *table, struct keys keys, struct rows rows,
+                  struct activation f, int threads) {
     int64_t tasks = rows.count * blocks_of(rows);
     if (threads > tasks) threads = (int)tasks;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
@@ -131,7 +153,7 @@ void rbue_forward(const float *x, float *out, const uint32_t *table, const uint3
         struct piece p = piece_of(task, rows);
         const float *from = x + p.row % rows.x_count * rows.elements + p.start;
         float *to = out + p.row * rows.elements + p.start;
-        forward(from, to, table + p.start, k1[p.row], k2[p.row], p.count, f);
+        forward(from, to, table + p.start, key_of(keys, p.row), p.count, f);
     }
 }
 
@@ -154,8 +176,8 @@ static void add_pixels(const float *block, float *sums, int64_t channels, int64_
 
 /* The mean over the pixels of the activation, (rows, channels): its values never leave the cache. A block has planes of
  * some channels, part of a long plane, or some pixels with all channels, of which there are at most BLOCK. */
-void rbue_pooled(const float *x, float *out, const uint32_t *table, const uint32_t *k1, const uint32_t *k2,
-                 struct rows rows, struct activation f, int64_t channels, int channels_last, int threads) {
+void rbue_pooled(const float *x, float *out, const uint32_t *table, struct keys keys, struct rows rows,
+                 struct activation f, int64_t channels, int channels_last, int threads) {
     int64_t pixels = rows.elements / channels;
     int64_t wide = channels_last ? channels : pixels, many = channels_last ? pixels : channels;
     int64_t together = wide < BLOCK ? BLOCK / wide : 1;
@@ -170,7 +192,7 @@ void rbue_pooled(const float *x, float *out, const uint32_t *table, const uint32
             for (int64_t at = first * wide; at < end; at += BLOCK) {
                 int64_t count = end - at < BLOCK ? end - at : BLOCK, plane = wide < count ? wide : count;
                 const float *from = x + row % rows.x_count * rows.elements + at;
-                forward(from, block, table + at, k1[row], k2[row], count, f);
+                forward(from, block, table + at, key_of(keys, row), count, f);
                 if (channels_last)
                     add_pixels(block, sums, channels, count / channels);
                 else
@@ -181,8 +203,8 @@ void rbue_pooled(const float *x, float *out, const uint32_t *table, const uint32
     }
 }
 
-void rbue_backward(const float *grad, const float *y, float *out, const uint32_t *table, const uint32_t *k1,
-                   const uint32_t *k2, struct rows rows, struct activation f, int threads) {
+void rbue_backward(const float *grad, const float *y, float *out, const uint32_t *table, struct keys keys,
+                   struct rows rows, struct activation f, int threads) {
     int64_t tasks = rows.count * blocks_of(rows);
     if (threads > tasks) threads = (int)tasks;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
@@ -192,7 +214,7 @@ void rbue_backward(const float *grad, const float *y, float *out, const uint32_t
         if (f.drop)
             drop_backward(grad + at, y + at, out + at, p.count, f.cap);
         else
-            rrelu_backward(grad + at, y + at, out + at, table + p.start, k1[p.row], k2[p.row], p.count, f.scale,
+            rrelu_backward(grad + at, y + at, out + at, table + p.start, key_of(keys, p.row), p.count, f.scale,
                            f.middle, f.cap);
     }
 }

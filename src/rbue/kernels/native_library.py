@@ -42,6 +42,12 @@ class Rows(ctypes.Structure):
     _fields_ = (("count", ctypes.c_int64), ("x_count", ctypes.c_int64), ("elements", ctypes.c_int64))
 
 
+class Keys(ctypes.Structure):
+    """Where the lanes of the rows' keys are; the third is missing where draws are independent."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("k1", "k2", "turn"))
+
+
 class Function(ctypes.Structure):
     """What to apply; ``struct activation``."""
 
@@ -147,11 +153,11 @@ def _opened(path: Path) -> ctypes.CDLL | None:
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    pointer, number, tail = ctypes.c_void_p, ctypes.c_int64, [Rows, Function, ctypes.c_int]
+    pointer, number, tail = ctypes.c_void_p, ctypes.c_int64, [Keys, Rows, Function, ctypes.c_int]
     library.rbue_keys.argtypes = [pointer, pointer, number, pointer, pointer, number, number, pointer]
-    library.rbue_forward.argtypes = [pointer] * 5 + tail
-    library.rbue_pooled.argtypes = [pointer] * 5 + tail[:-1] + [number, ctypes.c_int] + tail[-1:]
-    library.rbue_backward.argtypes = [pointer] * 6 + tail
+    library.rbue_forward.argtypes = [pointer] * 3 + tail
+    library.rbue_pooled.argtypes = [pointer] * 3 + tail[:-1] + [number, ctypes.c_int] + tail[-1:]
+    library.rbue_backward.argtypes = [pointer] * 4 + tail
     for function in (library.rbue_keys, library.rbue_forward, library.rbue_pooled, library.rbue_backward):
         function.restype = None
     return library

@@ -18,7 +18,8 @@ class SlopeForm(NamedTuple):
     """The slope ``a`` of an element with random word ``w``.
 
     Attributes:
-        drop: whether ``a`` is 1 where ``w < threshold`` and 0 elsewhere; otherwise it is drawn from an interval.
+        drop: whether ``a`` is 1 where ``w < threshold`` and 0 elsewhere; otherwise it is drawn from an interval. Its
+            balanced draws are rotated, those of an interval mirrored (:class:`rbue.random_stream.Cycle`).
         threshold: see ``drop``.
         scale: the slope is ``odd(w) * scale + middle`` (:func:`rbue.random_stream.odd_words`).
         middle: see ``scale``.

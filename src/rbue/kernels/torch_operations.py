@@ -108,6 +108,7 @@ class _Piece(NamedTuple):
     rows: slice
     words: Tensor
     scratch: Tensor
+    turn: Tensor | None  # of the samples in their cycles, if draws are balanced
 
 
 def _pieces(keys: Tensor, layout: ElementLayout) -> Iterator[_Piece]:
@@ -116,12 +117,12 @@ def _pieces(keys: Tensor, layout: ElementLayout) -> Iterator[_Piece]:
     at_once = max(1, AT_ONCE // max(1, layout.row_elements))
     rows, samples = min(per_sample, at_once), min(layout.repeat, max(1, at_once // max(1, per_sample)))
     words, scratch = (layout.empty_rows(samples, rows, torch.int32) for _ in range(2))
-    k1, k2 = layout.broadcast_keys(keys)
+    k1, k2, *turn = layout.broadcast_keys(keys)
     for first_sample in range(0, layout.repeat, samples):
         for first_row in range(0, per_sample, rows):
             where = slice(first_sample, first_sample + samples), slice(first_row, first_row + rows)
             here = slice(layout.repeat - first_sample), slice(per_sample - first_row)
-            piece = _Piece(*where, words[here], scratch[here])
+            piece = _Piece(*where, words[here], scratch[here], turn[0][where] if turn else None)
             random_stream.unfinished_bits_into(piece.words, piece.scratch, layout.table(), k1[where], k2[where])
             yield piece
 
@@ -129,6 +130,8 @@ def _pieces(keys: Tensor, layout: ElementLayout) -> Iterator[_Piece]:
 def _minus_infinity_where_dropped(piece: _Piece, form: SlopeForm, out: Tensor) -> None:
     """``-inf`` where ``word < t``, found as ``~word > ~t``; ``+0`` elsewhere."""
     complement = random_stream.finish_complement_(piece.words)
+    if piece.turn is not None:
+        complement.sub_(piece.turn)  # ~(word + turn) = ~word - turn
     bits = complement.new_full((), _MINUS_INFINITY).expand_as(complement)
     limit = ~form.threshold
     torch.ops.aten.threshold_backward.grad_input(bits, complement, limit, grad_input=out.view(torch.int32))
@@ -136,6 +139,9 @@ def _minus_infinity_where_dropped(piece: _Piece, form: SlopeForm, out: Tensor) -
 
 def _slopes(piece: _Piece, form: SlopeForm) -> Tensor:
     """``lower + (upper - lower) * u``, in ``scratch``."""
-    odd = random_stream.finish_(piece.words).bitwise_right_shift_(8).bitwise_or_(1)
+    words = random_stream.finish_(piece.words)
+    if piece.turn is not None:
+        words.bitwise_xor_(piece.turn)
+    odd = words.bitwise_right_shift_(8).bitwise_or_(1)
     slope = piece.scratch.view(torch.float32).copy_(odd)
     return slope.mul_(form.scale).add_(form.middle)

@@ -112,20 +112,23 @@ def copied_rows(own, x_rows, REPEATED: tl.constexpr):
 
 
 @triton.jit
-def row_keys(keys_ptr, lane_stride, row, exists=None):
-    """The two lanes of the key of a row, or of several."""
-    k1 = tl.load(keys_ptr + row, mask=exists).to(tl.uint32, bitcast=True)
-    k2 = tl.load(keys_ptr + lane_stride + row, mask=exists).to(tl.uint32, bitcast=True)
-    return k1, k2
+def row_keys(keys_ptr, lane_stride, row, LANES: tl.constexpr, exists=None):
+    """The lanes of the key of a row, or of several: two, and its turn where draws are balanced."""
+    found = ()
+    for lane in tl.static_range(LANES):
+        found += (tl.load(keys_ptr + lane * lane_stride + row, mask=exists).to(tl.uint32, bitcast=True),)
+    return found
 
 
 @triton.jit
-def word_of(mixed, keys):
-    """The random word of a mixed element number under a key, signed."""
-    k1, k2 = keys
-    h = (mixed ^ k1) * BITS_1
+def word_of(mixed, keys, DROP: tl.constexpr):
+    """The random word of a mixed element number under a key, signed; turned as its class is."""
+    h = (mixed ^ keys[0]) * BITS_1
     h = h ^ (h >> 15)
-    return ((h ^ k2) * BITS_2).to(tl.int32, bitcast=True)
+    word = (h ^ keys[1]) * BITS_2
+    if len(keys) == 3:
+        word = word + keys[2] if DROP else word ^ keys[2]
+    return word.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -162,7 +165,7 @@ def _narrow_relu(x, word, threshold, steepness, intercept, cap, DROP: tl.constex
 def _forward_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row, elements, channels, plane, slabs, across,
     threshold, steepness, intercept, cap,
-    REPEATED: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr,
+    REPEATED: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     place, element, exist = _tile(channels, plane, slabs, across, PIXELS, CHANNELS)
@@ -172,22 +175,23 @@ def _forward_kernel(
     mixed = mix(element.to(tl.uint32))
     for index in tl.static_range(ROWS):
         row = own[index]
-        word = word_of(mixed, row_keys(keys_ptr, lane_stride, row))
+        word = word_of(mixed, row_keys(keys_ptr, lane_stride, row, LANES), DROP)
         y = _narrow_relu(x[index], word, threshold, steepness, intercept, cap, DROP, CAPPED)
         tl.store(out_ptr + row.to(tl.int64) * elements + place, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _gradient(
-    grad, y, mixed, keys_ptr, lane_stride, row, steepness, intercept, cap, DROP: tl.constexpr, CAPPED: tl.constexpr
-):
+    grad, y, mixed, keys_ptr, lane_stride, row, steepness, intercept, cap,
+    DROP: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     """The gradient at the input of one row."""
     if DROP:
         result = tl.where(y == 0, 0.0, grad)
     else:
         wide, wide_grad = y.to(tl.float32), grad.to(tl.float32)
         negative = wide.to(tl.int32, bitcast=True) < 0
-        slope = _slope(word_of(mixed, row_keys(keys_ptr, lane_stride, row)), steepness, intercept)
+        slope = _slope(word_of(mixed, row_keys(keys_ptr, lane_stride, row, LANES), DROP), steepness, intercept)
         result = tl.where(negative, slope * wide_grad, tl.where(wide == 0, 0.0, wide_grad))
     if CAPPED:
         result = tl.where(y >= cap, 0.0, result)
@@ -198,7 +202,7 @@ def _gradient(
 def _backward_kernel(
     grad_ptr, y_ptr, out_ptr, keys_ptr, lane_stride, rows, first_row, elements, channels, plane, slabs, across,
     steepness, intercept, cap,
-    DROP: tl.constexpr, CAPPED: tl.constexpr,
+    DROP: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     place, element, exist = _tile(channels, plane, slabs, across, PIXELS, CHANNELS)
@@ -210,7 +214,7 @@ def _backward_kernel(
     for index in tl.static_range(ROWS):
         row = own[index]
         result = _gradient(
-            grad[index], y[index], mixed, keys_ptr, lane_stride, row, steepness, intercept, cap, DROP, CAPPED
+            grad[index], y[index], mixed, keys_ptr, lane_stride, row, steepness, intercept, cap, DROP, CAPPED, LANES
         )
         tl.store(out_ptr + row.to(tl.int64) * elements + place, result.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -261,7 +265,7 @@ def forward(
             _forward_kernel[grid](
                 x, out, keys, keys.stride(0), launch.rows, launch.rows // layout.repeat, first_row, *launch.shape,
                 form.threshold, form.steepness, form.intercept, cap or 0.0,
-                REPEATED=layout.repeat > 1, DROP=form.drop, CAPPED=cap is not None,
+                REPEATED=layout.repeat > 1, DROP=form.drop, CAPPED=cap is not None, LANES=keys.shape[0],
                 **launch.constants,
             )  # fmt: skip
     if inplace:
@@ -286,7 +290,7 @@ def backward(
             _backward_kernel[grid](
                 grad, out, result, anything, 0 if keys is None else keys.stride(0), launch.rows, first_row,
                 *launch.shape, form.steepness, form.intercept, cap or 0.0,
-                DROP=form.drop, CAPPED=cap is not None, **launch.constants,
+                DROP=form.drop, CAPPED=cap is not None, LANES=2 if keys is None else keys.shape[0], **launch.constants,
             )  # fmt: skip
     return result
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rbue.errors import InvalidInput, whole_number
 from rbue.prediction import RunningStatistics
+from rbue.random_stream import Cycle
 
 
 @dataclass(frozen=True)
@@ -30,20 +31,30 @@ class Adaptive:
     off by more than ``tolerance`` with a risk that can be many times the stated one: a share ``e`` of samples with the
     opposite answer goes unseen with probability ``(1 - e)**first``, which is 71 % for 0.021 and 16, and below 5 % from
     ``e = 3 / first`` on. A larger ``first`` guards against it.
+
+    Balanced samples err less in the mean. What each element does alone cancels within a cycle: after ``n`` of its
+    ``L`` samples ``(L - n) / (L - 1)`` of that variance is left, and nothing at its end. What elements do together
+    does not cancel. One cycle cannot tell the two apart, so ``interactions`` says which part of the variance is taken
+    for the latter. The intervals shrink by the square root of :meth:`rbue.random_stream.Cycle.error`.
     """
 
     tolerance: float = 0.02
     confidence: float = 0.95
     first: int = 16
+    interactions: float = 0.25
 
     def __post_init__(self) -> None:
-        for name in ("tolerance", "confidence"):
+        for name in ("tolerance", "confidence", "interactions"):
             if not isinstance(getattr(self, name), Real):
                 raise InvalidInput(f"{name} must be a number, not {getattr(self, name)!r}.")
         if not 0 < self.tolerance < 1:
             raise InvalidInput(f"tolerance must lie in (0, 1), not {self.tolerance}.")
         if not 0 < self.confidence < 1:
             raise InvalidInput(f"confidence must lie in (0, 1), not {self.confidence}.")
+        if not 0 <= self.interactions <= 1:
+            raise InvalidInput(
+                f"interactions is a part of the variance and must lie in [0, 1], not {self.interactions}."
+            )
         whole_number(self.first, "first, the size of the first round,", least=4)
 
     def rounds(self, samples: int) -> list[int]:
@@ -59,12 +70,18 @@ class Adaptive:
             size *= 2
         return [*sizes, samples]
 
-    def settled(self, statistics: RunningStatistics, rows: Tensor, looks: int) -> Tensor:
+    def settled(
+        self,
+        statistics: RunningStatistics,
+        rows: Tensor,
+        looks: int,
+        cycle: Cycle = Cycle(),  # noqa: B008
+    ) -> Tensor:
         """For each image of ``rows``, whether it needs no more samples."""
         n = int(statistics.count[rows[0]])
         mean, squares = statistics.mean[rows], statistics.squares[rows]
         t = student_quantile(n - 1, 1 - (1 - self.confidence) / looks / 2)
-        half_width = t * torch.sqrt(squares / (n - 1) / n)
+        half_width = t * torch.sqrt(squares / (n - 1) / n * cycle.error(n, self.interactions))
         precise = half_width.amax(1) <= self.tolerance
         top = mean.argmax(1, keepdim=True)
         lead = mean.gather(1, top) - mean

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rbue.errors import InvalidInput, RbueError, warn
 from rbue.prediction import Prediction, RunningStatistics
+from rbue.random_stream import Cycle
 from rbue.sampling.adaptive import Adaptive
 
 _SUM_ROUNDING = 1e-5
@@ -131,27 +132,39 @@ def collect(
     adaptive: Adaptive | None = None,
     return_samples: bool = False,
     report: SampleProgress | None = None,
+    draws: str = "independent",
+    cycle: Cycle = Cycle(),  # noqa: B008
 ) -> Prediction:
-    """Draw samples of one batch and keep running statistics of their probabilities."""
+    """Draw samples of one batch and keep running statistics of their probabilities.
+
+    ``draws`` says what kind of samples they are, ``cycle`` how they balance each other.
+    """
     plan = [samples] if adaptive is None else adaptive.rounds(samples)
     drawing = _Drawing(stream, x, images, outputs, samples if return_samples else 0, report)
     active = torch.arange(len(x), device=x.device)
     for target in plan:
         drawing.draw(target, active)
         if adaptive is not None and target != plan[-1]:
-            settled = adaptive.settled(drawing.statistics, active, len(plan))
+            settled = adaptive.settled(drawing.statistics, active, len(plan), cycle)
             if report is not None:
                 report.advance(int(settled.sum()) * (plan[-1] - target))
             active = active[~settled]
             if len(active) == 0:
                 break
-    result = drawing.statistics.prediction(seed, drawing.kept)
+    result = drawing.statistics.prediction(seed, drawing.kept, draws)
     drawing.check(result.probs)
     return result
 
 
 def collect_at(
-    stream: SampleStream, x: Tensor, images: Tensor, counts: Sequence[int], *, seed: int, keep: int = 0
+    stream: SampleStream,
+    x: Tensor,
+    images: Tensor,
+    counts: Sequence[int],
+    *,
+    seed: int,
+    keep: int = 0,
+    draws: str = "independent",
 ) -> list[Prediction]:
     """The predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep``.
 
@@ -161,9 +174,9 @@ def collect_at(
     drawing = _Drawing(stream, x, images, "logits", keep, None)
     statistics = {count: RunningStatistics(len(x), x.device) for count in fewer}
     drawing.draw(most, torch.arange(len(x), device=x.device), statistics)
-    result = drawing.statistics.prediction(seed, drawing.kept)
+    result = drawing.statistics.prediction(seed, drawing.kept, draws)
     drawing.check(result.probs)
-    return [*(statistics[count].prediction(seed) for count in fewer), result]
+    return [*(statistics[count].prediction(seed, draws=draws) for count in fewer), result]
 
 
 def probabilities(out: Tensor, outputs: str) -> Tensor:

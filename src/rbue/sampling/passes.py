@@ -25,14 +25,17 @@ class PassRunner:
         compiled: whether that is compiled code.
         network: the converted network in it, as it is written.
         conversion: its conversion.
+        balanced: whether its draws are.
     """
 
-    def __init__(self, model: nn.Module, seed: int, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, seed: int, device: torch.device, draws: str = "independent") -> None:
         self.model: Callable[[Tensor], Any]
         self.model, self.compiled = _in_this_thread(model)
         self.network = innermost(model)
         self.conversion = conversion_of(self.network)
-        self.state = random_stream.seed_state(seed, device)
+        self.balanced = draws == "balanced"
+        state = random_stream.seed_state(seed, device)
+        self.state = random_stream.balanced_state(state) if self.balanced else state
 
     def leave_compiled_code(self) -> None:
         """Run the network as it is written from now on."""
@@ -72,7 +75,8 @@ class PassRunner:
         watched = seen is not None or reads is not None
         hook = SampledPass(batch, repeat, fuse, live, seen, reads) if repeat > 1 or watched else None
         # The numbers of the stack * batch rows that come out, samples first; one sample needs its number once.
-        draw = Draw(self.state, samples if stack == 1 else samples.repeat_interleave(batch), images.repeat(stack), hook)
+        row_samples = samples if stack == 1 else samples.repeat_interleave(batch)
+        draw = Draw(self.state, row_samples, images.repeat(stack), hook, self.balanced)
         # The network gets rows of its own: one that works in place must not change the caller's tensor.
         rows = x.clone() if repeat > 1 else repeat_rows(x, stack)
         before, running.draws = running.draws, (self.conversion.token, draw)

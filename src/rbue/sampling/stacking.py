@@ -71,8 +71,10 @@ def _filled(rows: Tensor, size: int) -> Tensor:
 class StackedPasses:
     """Stochastic passes of one network on inputs of one shape."""
 
-    def __init__(self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None) -> None:
-        self.runner = PassRunner(model, seed, x.device)
+    def __init__(
+        self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None, draws: str = "independent"
+    ) -> None:
+        self.runner = PassRunner(model, seed, x.device, draws)
         several = len(x) > 1  # an image alone does not show whether others would change its samples
         form = _form(self.runner.network)
         self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several, form)

@@ -12,8 +12,10 @@ import typer
 from rbue.errors import InvalidInput
 from rbue.lab import data
 from rbue.lab.cli.options import (
+    DRAWS,
     RUN_HELP,
     DeviceName,
+    Draws,
     MethodName,
     RunsFolder,
     Samples,
@@ -30,7 +32,7 @@ from rbue.lab.cli.output import AsJson, duration, facts, number, percent, print_
 from rbue.lab.data.folder import middle_square, scaled_side
 from rbue.lab.data.images import Bytes
 from rbue.lab.runs.folders import RunFolder
-from rbue.lab.runs.measuring import at_a_bound, calibrate_run, evaluate_run, predict_images
+from rbue.lab.runs.measuring import at_a_bound, calibrate_run, evaluate_run, predict_images, usable_draws
 from rbue.lab.runs.networks import load_networks, trained_on
 
 SCORES = {"ECE": "ece", "NLL": "nll", "Brier": "brier"}
@@ -46,6 +48,7 @@ def evaluate(
     split: Annotated[
         str, typer.Option(help="Images to measure on: 'test', or 'validation', those of --holdout.")
     ] = "test",
+    draws: Draws = "independent",
     json: AsJson = False,
 ) -> None:
     """Measure a trained run: accuracy, calibration, proper scores, diversity. The result is kept in its folder."""
@@ -61,7 +64,7 @@ def evaluate(
             )
         config, root = settings_and_root(find_run(run, selection.runs))
     with working(f"evaluating {config.method} on {config.data}"):
-        result = evaluate_run(config, root, device, samples=samples, seed=sample_seed, split=split)
+        result = evaluate_run(config, root, device, samples=samples, seed=sample_seed, split=split, draws=draws)
     folder = RunFolder.of(config, root).path
     if json:
         print_json({"run": folder, "config": config.as_json(), "result": result})
@@ -78,7 +81,7 @@ def evaluate(
             ("mean mutual information", number(result["mutual_information"])),
             ("Mean-JSD", number(result["mean_jsd"])),
             ("Mean-DIS", number(result["mean_dis"])),
-            ("samples", f"{result['samples']} (seed {result['seed']})"),
+            ("samples", f"{result['samples']} {result.get('draws', 'independent')} (seed {result['seed']})"),
             ("parameters", f"{result['parameters']:,}"),
             ("training time", duration(result["training_seconds"])),
         ]
@@ -140,6 +143,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of the data set's size.")],
     samples: Samples = 100,
     seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    draws: Annotated[str | None, DRAWS] = None,
     device: DeviceName = None,
     runs: RunsFolder = Path("runs"),
     json: AsJson = False,
@@ -149,13 +153,14 @@ def predict(
     Entropy (in nats) is the whole uncertainty; mutual information is the part that comes from the model not knowing.
     """
     config, root = settings_and_root(find_run(run, runs))
+    draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"))
     place = device_named(device)
     known = trained_on(config, root)
     pixels = np.stack([read_image(path, known) for path in images])
     unlabelled = replace(known, images=pixels, labels=np.zeros(len(pixels), dtype=np.int64))
     with working(f"predicting with {config.method}"):
         networks = load_networks(config, root, place)
-        prediction = predict_images(config, networks, unlabelled, samples, seed, place)
+        prediction = predict_images(config, networks, unlabelled, samples, seed, place, draws=draws)
     rows: list[dict[str, Any]] = [
         {
             "image": str(path),
@@ -169,7 +174,7 @@ def predict(
         for index, path in enumerate(images)
     ]
     if json:
-        print_json({"run": run, "method": config.method, "seed": seed, "predictions": rows})
+        print_json({"run": run, "method": config.method, "seed": seed, "draws": draws, "predictions": rows})
         return
     numbers = ("confidence", "entropy", "mutual information")
     cells = [

@@ -18,6 +18,7 @@ from rbue.lab import data
 from rbue.lab.cli.options import (
     RUN_HELP,
     DeviceName,
+    Draws,
     RunsFolder,
     Samples,
     device_named,
@@ -79,6 +80,7 @@ def shift(
         bool, typer.Option("--adaptive", help="Stop for an image when its answer has settled.")
     ] = False,
     sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    draws: Draws = "independent",
     cache: Annotated[bool, typer.Option(help="Keep generated images for the next time.")] = True,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = Path("shift"),
     runs: RunsFolder = Path("runs"),
@@ -91,7 +93,7 @@ def shift(
     images are made here. Results are kept in the run folders, so a second command continues where one was stopped.
     """
     names, levels = names_in(corruptions), levels_in(severities)
-    setting = Setting(samples, sample_seed, Adaptive() if adaptive else None)
+    setting = Setting(samples, sample_seed, Adaptive() if adaptive else None, draws)
     place = device_named(device)
     found = find_all(where, runs)
     rows: dict[tuple[RunConfig, Path], list[Row]] = {}
@@ -99,7 +101,17 @@ def shift(
         for root in dict.fromkeys(root for _, root in found):
             configs = [config for config, its_root in found if its_root == root]
             measured = shift_runs(
-                configs, root, place, names, levels, samples, sample_seed, progress, setting.adaptive, cache
+                configs,
+                root,
+                place,
+                names,
+                levels,
+                samples,
+                sample_seed,
+                progress,
+                setting.adaptive,
+                cache,
+                draws=draws,
             )
             rows.update({(config, root): its_rows for config, its_rows in zip(configs, measured, strict=True)})
     labels = labels_for([config for config, _ in found])
@@ -111,7 +123,15 @@ def shift(
         _warn_of_different_images(of_one_set)
     figures = write_figures(outcome, output)
     if json:
-        print_json({"samples": samples, "adaptive": adaptive, "seed": sample_seed, **_document(outcome, figures)})
+        print_json(
+            {
+                "samples": samples,
+                "adaptive": adaptive,
+                "seed": sample_seed,
+                "draws": draws,
+                **_document(outcome, figures),
+            }
+        )
         return
     for of_one_set in _by_data(outcome):
         _show(of_one_set)

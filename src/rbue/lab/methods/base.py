@@ -26,6 +26,7 @@ from rbue.activations import Randomness
 from rbue.call_sites import convert
 from rbue.errors import InvalidInput, did_you_mean
 from rbue.lab.models.registry import find_own
+from rbue.random_stream import Cycle
 from rbue.sampling.collect import SampleStream
 from rbue.sampling.passes import class_scores
 from rbue.sampling.stacking import StackedPasses
@@ -86,6 +87,16 @@ class Method:
         """How many different samples there are; None if there is no end to them."""
         return 1
 
+    @property
+    def balances(self) -> bool:
+        """Whether it has balanced draws."""
+        return False
+
+    @property
+    def cycle(self) -> Cycle:
+        """How its balanced draws balance each other, as far as early stopping may count on it."""
+        return Cycle()
+
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Change a fresh network, in place, into the one to train."""
         return network
@@ -95,8 +106,15 @@ class Method:
         logits = class_scores(network(x))
         return F.cross_entropy(logits, y), logits
 
-    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
-        """Draw samples from the trained networks, for inputs shaped like ``x``."""
+    def stream(
+        self,
+        networks: Sequence[nn.Module],
+        x: Tensor,
+        seed: int,
+        memory: int | None = None,
+        draws: str = "independent",
+    ) -> SampleStream:
+        """Draw samples from the trained networks for inputs shaped like ``x``; ``draws`` as in :func:`rbue.predict`."""
 
         def draw(x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
             if samples.tolist() != [0]:
@@ -110,6 +128,7 @@ class RandomSites(Method):
     """A method that makes call sites random, at training and at test time; ``where`` says which."""
 
     limit = None
+    balances = True
     where: str
 
     def __post_init__(self) -> None:
@@ -119,13 +138,25 @@ class RandomSites(Method):
         """What takes the place of the activations."""
         raise NotImplementedError
 
+    @property
+    def cycle(self) -> Cycle:
+        """That of its activation."""
+        return self.activation().cycle
+
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Make the chosen call sites random."""
         return convert(network, self.activation(), where=self.where, example=example)
 
-    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
+    def stream(
+        self,
+        networks: Sequence[nn.Module],
+        x: Tensor,
+        seed: int,
+        memory: int | None = None,
+        draws: str = "independent",
+    ) -> SampleStream:
         """Random passes of the network."""
-        return StackedPasses(networks[0], x, seed, memory)
+        return StackedPasses(networks[0], x, seed, memory, draws)
 
 
 def outputs_of(network: nn.Module, x: Tensor) -> Tensor:

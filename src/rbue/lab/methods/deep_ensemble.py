@@ -48,6 +48,11 @@ class DeepEnsemble(Method):
         """As many as all members have."""
         return None if self.member.limit is None else self.members * self.member.limit
 
+    @property
+    def balances(self) -> bool:
+        """Whether its members' method does."""
+        return self.member.balances
+
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Prepare one member."""
         return self.member.prepare(network, example)
@@ -56,12 +61,19 @@ class DeepEnsemble(Method):
         """What its method minimises, for each member on its own."""
         return self.member.loss(network, x, y, progress)
 
-    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, memory: int | None = None) -> SampleStream:
+    def stream(
+        self,
+        networks: Sequence[nn.Module],
+        x: Tensor,
+        seed: int,
+        memory: int | None = None,
+        draws: str = "independent",
+    ) -> SampleStream:
         """Samples of the members in turn."""
         if len(networks) != self.members:
             raise InvalidInput(f"{spec_of(self)} needs {self.members} networks, not {len(networks)}.")
         streams = [
-            self.member.stream([network], x, (seed + number) % (1 << 64), memory)
+            self.member.stream([network], x, (seed + number) % (1 << 64), memory, draws)
             for number, network in enumerate(networks)
         ]
 

@@ -205,9 +205,9 @@ def drawn_again(answers: Answers, chosen: NDArray[np.int64], device: torch.devic
     pixels = np.ascontiguousarray(answers.images.images[chosen])
     x = Normalise(answers.images.mean, answers.images.std, device)(torch.from_numpy(pixels).to(device))
     numbers = torch.from_numpy(chosen).to(torch.int32).to(device)
-    seed = record.result["seed"]
+    seed, draws = record.result["seed"], record.result.get("draws", "independent")
     with evaluating(nn.ModuleList(networks)):
-        stream = config.parsed.stream(networks, x, seed)
+        stream = config.parsed.stream(networks, x, seed, draws=draws)
         found = collect(stream, x, numbers, record.result["samples"], seed=seed, return_samples=True)
     assert found.samples is not None
     samples: Samples = found.samples.double().cpu().numpy()

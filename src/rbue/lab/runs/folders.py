@@ -272,9 +272,13 @@ def find_runs(root: Path) -> Iterator[RunFolder]:
         yield RunFolder(config.parent)
 
 
-def result_key(samples: int, seed: int = 0) -> str:
-    """The name of a measurement in ``results.json`` and ``calibration.json``."""
-    return f"samples={samples},seed={seed}"
+def result_key(samples: int, seed: int = 0, draws: str = "independent") -> str:
+    """The name of a measurement in ``results.json`` and ``calibration.json``; independent draws need no mention.
+
+    >>> result_key(100), result_key(20, draws="balanced")
+    ('samples=100,seed=0', 'samples=20,seed=0,draws=balanced')
+    """
+    return f"samples={samples},seed={seed}" + ("" if draws == "independent" else f",draws={draws}")
 
 
 def other_stream(config: RunConfig, measured: Mapping[str, Any]) -> str:

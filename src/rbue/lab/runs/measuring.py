@@ -36,8 +36,10 @@ from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
 from rbue.lab.training import Normalise
 from rbue.prediction import Prediction, concatenate, of_samples
+from rbue.random_stream import Cycle
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleStream, collect, collect_at
+from rbue.sampling.predicting import check_draws
 
 BATCH_PIXELS = {"cpu": 500 << 10, "cuda": 10_000 << 10}
 """Pixels of the images that are predicted at once: 500 of CIFAR's on a CPU; all 10,000 on a GPU, so that one draw of
@@ -59,14 +61,18 @@ def predict_images(
     device: torch.device,
     return_samples: bool = False,
     adaptive: Adaptive | None = None,
+    draws: str = "independent",
 ) -> Prediction:
     """Predict a set of images with the method of a run; a method with fewer samples draws all it has."""
     rule = adaptive if config.parsed.limit is None else None
     count = usable_samples(config, samples)
+    draws = usable_draws(config, draws)
+    cycle = config.parsed.cycle if draws == "balanced" else Cycle()
+    kept = return_samples
     with _measuring(networks, device):
         parts = [
-            collect(stream, x, numbers, count, seed=seed, adaptive=rule, return_samples=return_samples)
-            for stream, x, numbers in _streams(config, networks, images, seed, device)
+            collect(stream, x, numbers, count, seed=seed, adaptive=rule, return_samples=kept, draws=draws, cycle=cycle)
+            for stream, x, numbers in _streams(config, networks, images, seed, device, draws)
         ]
     return concatenate(parts)
 
@@ -79,13 +85,14 @@ def predict_images_at(
     seed: int,
     device: torch.device,
     keep: int,
+    draws: str = "independent",
 ) -> list[Prediction]:
     """Predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep`` samples."""
     reached = sorted({usable_samples(config, count) for count in counts})
     with _measuring(networks, device):
         parts = [
-            collect_at(stream, x, numbers, reached, seed=seed, keep=min(keep, reached[-1]))
-            for stream, x, numbers in _streams(config, networks, images, seed, device)
+            collect_at(stream, x, numbers, reached, seed=seed, keep=min(keep, reached[-1]), draws=draws)
+            for stream, x, numbers in _streams(config, networks, images, seed, device, draws)
         ]
     return [concatenate(part) for part in zip(*parts, strict=True)]
 
@@ -94,6 +101,16 @@ def usable_samples(config: RunConfig, samples: int) -> int:
     """How many of the samples asked for the method of a run has."""
     limit = config.parsed.limit
     return samples if limit is None else min(samples, limit)
+
+
+def usable_draws(config: RunConfig, draws: str) -> str:
+    """How the method of a run draws when asked for ``draws``; one with so many samples and no more has only its own."""
+    check_draws(draws)
+    if config.parsed.limit is not None:
+        return "independent"
+    if draws == "balanced" and not config.parsed.balances:
+        raise InvalidInput(f"{config.method} has no balanced draws; use independent ones.")
+    return draws
 
 
 @contextmanager
@@ -105,7 +122,7 @@ def _measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[
 
 
 def _streams(
-    config: RunConfig, networks: Sequence[nn.Module], images: data.ImageSet, seed: int, device: torch.device
+    config: RunConfig, networks: Sequence[nn.Module], images: data.ImageSet, seed: int, device: torch.device, draws: str
 ) -> Iterator[tuple[SampleStream, torch.Tensor, torch.Tensor]]:
     """For each batch of the images: what draws samples, the normalised batch, and the numbers of its images."""
     normalise = Normalise(images.mean, images.std, device)
@@ -115,7 +132,7 @@ def _streams(
         block = np.ascontiguousarray(images.images[start : start + rows])
         x = normalise(torch.from_numpy(block).to(device))
         numbers = torch.arange(start, start + len(x), dtype=torch.int32, device=device)
-        yield config.parsed.stream(networks, x, seed), x, numbers
+        yield config.parsed.stream(networks, x, seed, draws=draws), x, numbers
 
 
 def measure(prediction: Prediction, labels: torch.Tensor) -> dict[str, float]:
@@ -149,12 +166,18 @@ def diversity(first: Prediction) -> dict[str, object]:
 
 
 def evaluate_run(
-    config: RunConfig, root: Path, device: torch.device, samples: int = 100, seed: int = 0, split: str = "test"
+    config: RunConfig,
+    root: Path,
+    device: torch.device,
+    samples: int = 100,
+    seed: int = 0,
+    split: str = "test",
+    draws: str = "independent",
 ) -> dict[str, Any]:
     """Measure a trained run on the test images and keep the result in its folder.
 
     The ``"validation"`` images are those that ``config.holdout`` kept from training. Choose by them, not by the test
-    images.
+    images. Diversity is always that of independent samples.
 
     What was measured before is given again, unless another version of the random stream drew it, a folder of images
     has other test images by now, or the stored probabilities were removed. An ensemble some of whose members' weights
@@ -164,7 +187,8 @@ def evaluate_run(
     refuse_other_images(config, root)
     warn_of_changed_code(config, root)
     folder = RunFolder.of(config, root)
-    key = result_key(samples, seed)
+    draws = usable_draws(config, draws)
+    key = result_key(samples, seed, draws)
     known = folder.entries(SPLITS[split])
     if key in known:
         outdated = _outdated(config, known[key], split)
@@ -175,7 +199,7 @@ def evaluate_run(
             raise RbueError(
                 f"{folder.path} was measured {outdated}; its weights are not kept in this folder to measure it again."
             )
-    return _measured(config, root, device, samples, seed, split)
+    return _measured(config, root, device, samples, seed, split, draws)
 
 
 def check_split(config: RunConfig, split: str) -> None:
@@ -213,7 +237,13 @@ def _other_images(result: dict[str, Any], images: data.ImageSet) -> bool:
 
 
 def _measured(
-    config: RunConfig, root: Path, device: torch.device, samples: int, seed: int, split: str = "test"
+    config: RunConfig,
+    root: Path,
+    device: torch.device,
+    samples: int,
+    seed: int,
+    split: str = "test",
+    draws: str = "independent",
 ) -> dict[str, Any]:
     folder = RunFolder.of(config, root)
     images = _images(config, split)
@@ -227,9 +257,9 @@ def _measured(
         limit = config.parsed.limit
         counts = [*(count for count in SAMPLE_COUNTS if count < samples and limit is None), samples]
         compared = limit or DIVERSITY_SAMPLES
-        *fewer, prediction = predict_images_at(config, networks, images, counts, seed, device, keep=compared)
+        *fewer, prediction = predict_images_at(config, networks, images, counts, seed, device, compared, draws)
         first = prediction
-        if samples < compared:
+        if samples < compared or draws != "independent":
             first = predict_images(config, networks, images, compared, seed, device, return_samples=True)
         curve = [{"samples": int(one.samples_used[0]), **measure(one, labels)} for one in fewer]
     training = [RunFolder.of(member, root).read("training") for member in config.members()]
@@ -242,12 +272,13 @@ def _measured(
         "by_samples": curve,
         "combined_from": "networks" if stored is None else "stored probabilities",
         "seed": seed,
+        "draws": draws,
         "device": device.type,
         "stream_version": prediction.stream_version,
         "data": images.record(),
         "environment": facts(),
     }
-    key = result_key(samples, seed)
+    key = result_key(samples, seed, draws)
     with folder.locked():
         folder.open(config, facts())
         result["probs_sha256"] = write_probs(_probs(folder, split), prediction.probs.cpu().numpy())

@@ -45,9 +45,12 @@ def shift_run(
     progress: data.Progress | None = None,
     adaptive: Adaptive | None = None,
     cache: bool = True,
+    draws: str = "independent",
 ) -> list[Row]:
     """Measure one trained run under corruptions; see :func:`shift_runs`."""
-    (rows,) = shift_runs([config], root, device, corruptions, severities, samples, seed, progress, adaptive, cache)
+    (rows,) = shift_runs(
+        [config], root, device, corruptions, severities, samples, seed, progress, adaptive, cache, draws=draws
+    )
     return rows
 
 
@@ -63,6 +66,7 @@ def shift_runs(
     adaptive: Adaptive | None = None,
     cache: bool = True,
     helpers: int | None = None,
+    draws: str = "independent",
 ) -> list[list[Row]]:
     """Measure several trained runs on the same damaged images and keep the rows in their folders.
 
@@ -83,6 +87,7 @@ def shift_runs(
         adaptive: stop earlier for images whose answer has settled.
         cache: whether generated images are kept for the next time (see :func:`rbue.lab.corruptions.corrupted`).
         helpers: how many processes make images; None decides by their number.
+        draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
 
     Returns:
         For each run its rows, by corruption and severity: ``corruption``, ``severity``, ``accuracy``, ``ece``, ``nll``,
@@ -94,7 +99,7 @@ def shift_runs(
         RbueError: a run that has neither weights nor rows, or has to be measured and was trained on other images than
             its folder of images holds now.
     """
-    setting = Setting(samples, seed, adaptive)
+    setting = Setting(samples, seed, adaptive, draws)
     cells = _cells(corruptions, severities)
     by_data: dict[str, list[RunConfig]] = {}
     for config in configs:
@@ -236,7 +241,9 @@ class Group:
 
     def _measure(self, config: RunConfig, networks: list[nn.Module], cell: Cell, damaged: data.ImageSet) -> None:
         samples, seed, rule = self.setting.samples, self.setting.seed, self.setting.adaptive
-        prediction = predict_images(config, networks, damaged, samples, seed, self.device, adaptive=rule)
+        prediction = predict_images(
+            config, networks, damaged, samples, seed, self.device, adaptive=rule, draws=self.setting.draws
+        )
         name = sha256_of(damaged.labels)
         self.labels.setdefault(name, damaged.labels)
         row = {

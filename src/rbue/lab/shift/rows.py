@@ -34,6 +34,7 @@ from rbue.lab.runs.folders import (
 )
 from rbue.lab.runs.measuring import usable_samples
 from rbue.sampling.adaptive import Adaptive
+from rbue.sampling.predicting import check_draws
 
 Row = dict[str, Any]
 
@@ -56,15 +57,18 @@ class Setting:
         samples: random passes for each image; with ``adaptive`` the most it may take.
         seed: of the passes.
         adaptive: when to stop earlier.
+        draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
     """
 
     samples: int = 100
     seed: int = 0
     adaptive: Adaptive | None = None
+    draws: str = "independent"
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise InvalidInput(f"samples must be at least 1, but is {self.samples}.")
+        check_draws(self.draws)
 
     def count(self, config: RunConfig) -> int:
         """The passes this method can use of those asked for."""
@@ -75,7 +79,7 @@ class Setting:
 
         Both are None for a method that gave every sample it has, since nothing random is left then: it need not be
         measured again for another number or seed. An adaptive setting is a text,
-        ``adaptive:MOST,TOLERANCE,CONFIDENCE,FIRST``.
+        ``adaptive:MOST,TOLERANCE,CONFIDENCE,FIRST``. Draws that are not independent are said so.
 
         >>> Setting(100, seed=3).facts(RunConfig(method="mc-droprelu"))
         {'samples_asked': 100, 'seed': 3}
@@ -85,10 +89,11 @@ class Setting:
         limit, rule = config.parsed.limit, self.adaptive
         if limit is not None:
             return {"samples_asked": None if self.samples >= limit else self.samples, "seed": None}
-        if rule is None:
-            return {"samples_asked": self.samples, "seed": self.seed}
-        text = f"adaptive:{self.samples},{rule.tolerance:g},{rule.confidence:g},{rule.first}"
-        return {"samples_asked": text, "seed": self.seed}
+        asked: int | str = self.samples
+        if rule is not None:
+            asked = f"adaptive:{self.samples},{rule.tolerance:g},{rule.confidence:g},{rule.first}"
+        draws = {} if self.draws == "independent" else {"draws": self.draws}
+        return {"samples_asked": asked, "seed": self.seed, **draws}
 
 
 class Cell(NamedTuple):
@@ -145,7 +150,7 @@ class ShiftStore:
 
     def _rows(self, config: RunConfig, setting: Setting) -> dict[Cell, Row]:
         wanted = setting.facts(config)
-        rows = [row for row in self._content()["rows"] if wanted == {name: row[name] for name in wanted}]
+        rows = [row for row in self._content()["rows"] if _asked(row) == _asked(wanted)]
         return {Cell(row["corruption"], row["severity"]): row for row in rows}
 
     def add(self, row: Row) -> None:
@@ -221,8 +226,12 @@ def _other_measurement(config: RunConfig, row: Row, clean: dict[str, str] | None
     return ""
 
 
+def _asked(row: Row) -> tuple[Any, ...]:
+    return row["samples_asked"], row["seed"], row.get("draws", "independent")
+
+
 def _key(row: Row) -> tuple[Any, ...]:
-    return row["samples_asked"], row["seed"], row["corruption"], row["severity"]
+    return *_asked(row), row["corruption"], row["severity"]
 
 
 def _order(row: Row) -> tuple[Any, ...]:
@@ -266,7 +275,7 @@ def clean_result(config: RunConfig, folder: RunFolder, setting: Setting) -> dict
     results = folder.entries("results")
     if config.parsed.limit is not None and setting.samples >= config.parsed.limit:
         return next((result for result in results.values() if result.get("samples") == config.parsed.limit), None)
-    found = results.get(result_key(setting.samples, setting.seed))
+    found = results.get(result_key(setting.samples, setting.seed, setting.draws))
     streams = "" if found is None else other_stream(config, found)
     if streams:
         warn(f"{folder.path} was measured on clean images with {streams}; that is left out.")
