@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import torch
-from torch.utils import tensorboard  # noqa: F401 (what is slow happens once, before the first fork)
+import torch._dynamo  # (what is slow happens once, before the first fork)
+from torch.utils import tensorboard  # noqa: F401
 
 from rbue.lab import data, environment
 from rbue.lab.runs.folders import RunConfig, RunFolder
