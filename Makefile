@@ -9,10 +9,10 @@ demo: $(VENV)/.ready  ## all six methods on digits, trained and measured on the 
 	$(BIN)/rbue demo
 
 test: $(VENV)/.ready lint  ## everything that runs on a CPU in a few minutes
-	$(PYTEST) -n 2 -m "not slow and not gpu" --doctest-modules --doctest-ignore-import-errors src tests
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu" --doctest-modules --doctest-ignore-import-errors src tests
 
 test-all: $(VENV)/.ready lint  ## the slow tests too
-	$(PYTEST) -n 2 -m "not gpu" --doctest-modules --doctest-ignore-import-errors src tests
+	$(PYTEST) -n 2 --dist worksteal -m "not gpu" --doctest-modules --doctest-ignore-import-errors src tests
 
 # The oldest torch that is supported, in an environment of its own: its wheel for Linux brings CUDA, several gigabytes.
 OLDEST ?= .venv-oldest

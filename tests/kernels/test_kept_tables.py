@@ -44,8 +44,16 @@ class Graphs:
         return graph.forward
 
 
-@pytest.mark.parametrize("activation", [DropReLU(0.5), RReLU()], ids=str)
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(
+    ("activation", "memory_format"),
+    [
+        (DropReLU(0.5), torch.channels_last),
+        (RReLU(), torch.contiguous_format),
+        pytest.param(DropReLU(0.5), torch.contiguous_format, marks=pytest.mark.slow),
+        pytest.param(RReLU(), torch.channels_last, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_values_and_gradients_are_those_of_the_formula(activation, memory_format, make_x, make_keys, kept):
     x = make_x(3, 4, 5, 6).contiguous(memory_format=memory_format).requires_grad_()
     keys = make_keys(3)

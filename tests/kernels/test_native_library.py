@@ -189,15 +189,23 @@ def test_here_it_is_used():
     assert native.library() is not None
 
 
-THREADED = """
+APART = """
 import os
 
 import torch
+x, keys = torch.ones(2, 3, 4, 4), torch.zeros(2, 4, dtype=torch.int32)
+torch.set_default_device("meta")
+torch.set_default_dtype(torch.float64)
 from rbue.activations import DropReLU, RReLU
-from rbue.kernels import random_relu
-from rbue.kernels import native
+from rbue.kernels import native, random_relu
+from rbue.kernels.fused import pooled_relu
+print(native.library())
+print(pooled_relu(x, DropReLU(0.5), keys, repeat=2).device)
 
-assert native.library() is not None
+torch.set_default_device("cpu")
+torch.set_default_dtype(torch.float32)
+if native.library() is None:
+    raise SystemExit
 torch.set_num_threads(3)
 before = len(os.listdir("/proc/self/task"))
 random_relu(torch.ones(64, 2000), DropReLU(0.7), torch.zeros(2, 64, dtype=torch.int32))
@@ -216,11 +224,23 @@ print("equal")
 """
 
 
+@pytest.fixture(scope="module")
+def apart():
+    """What a process of its own says: one that has had OpenMP threads cannot fork safely, and other tests fork."""
+    return subprocess.run([sys.executable, "-c", APART], capture_output=True, text=True, check=False)
+
+
 @NEEDS_COMPILER
-def test_threads_share_the_work():
-    # Apart, because a process that has had OpenMP threads cannot fork safely, and other tests fork.
-    run = subprocess.run([sys.executable, "-c", THREADED], capture_output=True, text=True, check=False)
-    assert run.stdout == "equal\n", run.stderr[-2000:]
+def test_threads_share_the_work(apart):
+    assert apart.stdout.splitlines()[2:] == ["equal"], apart.stderr[-2000:]
+
+
+def test_other_defaults_of_torch_do_no_harm(apart):
+    """The library loads, and a mean over pixels is where its input is: a kernel that writes elsewhere ends it all."""
+    library, device = apart.stdout.splitlines()[:2]
+    assert ("CDLL" in library) == (native_library.find_compiler() is not None)
+    assert device == "cpu"
+    assert apart.returncode == 0, apart.stderr[-2000:]
 
 
 @NEEDS_COMPILER
@@ -228,27 +248,6 @@ def test_threads_share_the_work():
 def test_a_negative_view_is_read_right(activation, make_x, make_keys):
     x = make_x(4, 50)
     assert random_relu(torch._neg_view(x), activation, make_keys(4)).equal(random_relu(-x, activation, make_keys(4)))
-
-
-OTHER_DEFAULTS = """
-import torch
-x, keys = torch.ones(2, 3, 4, 4), torch.zeros(2, 4, dtype=torch.int32)
-torch.set_default_device("meta")
-torch.set_default_dtype(torch.float64)
-from rbue.activations import DropReLU
-from rbue.kernels import native
-from rbue.kernels.fused import pooled_relu
-print(native.library())
-print(pooled_relu(x, DropReLU(0.5), keys, repeat=2).device)
-"""
-
-
-def test_other_defaults_of_torch_do_no_harm():
-    """The library loads, and a mean over pixels is where its input is: a kernel that writes elsewhere ends it all."""
-    run = subprocess.run([sys.executable, "-c", OTHER_DEFAULTS], capture_output=True, text=True, check=True)
-    library, device = run.stdout.splitlines()
-    assert ("CDLL" in library) == (native_library.find_compiler() is not None)
-    assert device == "cpu"
 
 
 def test_the_source_is_part_of_the_package():

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import rbue
+from rbue.activations import DropReLU, RReLU
 
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 INTERPRETER = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 CASES = Path(__file__).with_name("kernel_cases.py")
+BOTH = (DropReLU(0.6), RReLU())
 
 
 def pytest_of(settings, *words):
@@ -61,8 +63,31 @@ def test_kernels_are_not_compiled_again_for_other_batches_and_sites():
             assert parameter.do_not_specialize_on_alignment == (parameter.name == "keys_ptr")
 
 
+QUICK = (
+    *(f"forward_and_backward_equal_the_formula[few-0.5-{one}-torch.float32]" for one in BOTH),
+    f"batch_norm_a_sum_and_a_relu_in_one[few-plain-0.5-{BOTH[1]}-torch.float32]",
+    f"batch_norm_a_sum_and_a_relu_in_one[few-normalised-None-{BOTH[0]}-torch.float32]",
+    f"a_relu_and_the_mean_over_its_pixels_in_one[few-None-{BOTH[1]}-torch.float32]",
+    "very_many_rows_take_several_launches[rrelu-torch.channels_last]",
+    "the_threshold_is_the_formula_s[0.5]",
+    "underflow_keeps_its_slope_and_zero_has_none[torch.float32]",
+    "in_place_writes_into_the_input_and_says_so",
+    "keys_equal_the_formula[samples1]",
+    "keys_of_one_site_are_read_in_place",
+    "images_cut_into_patches[2]",
+    "a_large_mean_leaves_the_digits_that_count",
+)
+
+
 @NEEDS_TRITON
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))])
+def test_some_interpreted_kernels_equal_the_formula():
+    """Both activations with and without a cap, copies of the images, channels last, the fused kernels, the keys."""
+    passes(INTERPRETER, [f"{CASES}::test_{name}" for name in QUICK])
+
+
+@pytest.mark.slow
+@NEEDS_TRITON
+@pytest.mark.parametrize("part", range(6))
 def test_interpreted_kernels_equal_the_formula(part):
     """In parts of all kinds of cases, whatever their order."""
     passes(

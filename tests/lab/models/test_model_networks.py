@@ -44,20 +44,21 @@ def test_parameter_counts(network, classes):
         assert parameters(create(network, classes=classes)) == PARAMETERS[network, classes]
 
 
-@pytest.mark.parametrize("side", [8, 16, 32, 64])
-def test_any_image_size_at_full_width(name, side):
+def test_any_image_size_at_full_width(name):
     with torch.device("meta"):
         network = create(name, classes=7).eval()
-        assert network(torch.empty(2, 3, side, side)).shape == (2, 7)
+        for side in (8, 16, 32, 64):
+            assert network(torch.empty(2, 3, side, side)).shape == (2, 7)
 
 
-@pytest.mark.parametrize(("side", "channels"), [(1, 3), (5, 1), (8, 1), (16, 3), (32, 1), (64, 3)])
-def test_any_image_size_and_channels(name, side, channels):
+@pytest.mark.parametrize(("channels", "sides"), [(3, (1, 16, 64)), (1, (5, 8, 32))])
+def test_any_image_size_and_channels(name, channels, sides):
     network = narrow(name, classes=5, channels=channels).eval()
-    with torch.no_grad():
-        scores = network(torch.randn(2, channels, side, side))
-    assert scores.shape == (2, 5)
-    assert scores.isfinite().all()
+    for side in sides:
+        with torch.no_grad():
+            scores = network(torch.randn(2, channels, side, side))
+        assert scores.shape == (2, 5)
+        assert scores.isfinite().all()
 
 
 def test_the_size_of_the_image_adds_no_parameters_and_no_sites(name):
@@ -83,7 +84,7 @@ def test_width_factors():
     assert [scaled(64, width) for width in (1, 0.5, 0.25, 0.2, 0.001, 1.5)] == [64, 32, 16, 16, 8, 96]
     with torch.device("meta"):
         for name in list_models():
-            sizes = [parameters(create(name, width=width)) for width in (0.125, 0.25, 0.33, 0.5, 1.0, 1.5, 2.0)]
+            sizes = [parameters(create(name, width=width)) for width in (0.125, 0.33, 1.0, 1.5, 2.0)]
             assert sizes == sorted(sizes)
             assert sizes[0] < sizes[-3] / 3 < sizes[-1] / 9
 

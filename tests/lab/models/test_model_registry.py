@@ -236,11 +236,11 @@ def test_closed_form():
 
 
 @pytest.mark.parametrize("name", list_models())
-@pytest.mark.parametrize("side", [8, 64])
-def test_agrees_with_hooks(name, side):
+def test_agrees_with_hooks(name):
     with torch.device("meta"):
         network = create(name, classes=100)
-    assert multiply_adds(network, (3, side, side)) == counted_by_hooks(network, (3, side, side))
+    for side in (8, 64):
+        assert multiply_adds(network, (3, side, side)) == counted_by_hooks(network, (3, side, side))
 
 
 def test_known_sizes():

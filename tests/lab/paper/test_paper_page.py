@@ -90,27 +90,53 @@ def page_of(root, settings, experiments=EXPERIMENTS):
     return page_files(settings, root)([gather(one, settings, root) for one in experiments])[HTML].decode()
 
 
-@pytest.fixture(scope="module")
-def quick_files(tmp_path_factory):
-    root = pretend(tmp_path_factory.mktemp("paper") / "runs", QUICK)
-    gathered = [gather(one, QUICK, root) for one in EXPERIMENTS]
+def whole_page(folder, experiments):
+    """The files of a report that lacks nothing, and the folder of its runs."""
+    root = pretend(folder / "runs", QUICK, experiments)
+    gathered = [gather(one, QUICK, root) for one in experiments]
     assert {one.experiment.id: one.missing for one in gathered if one.missing} == {}
     return page_files(QUICK, root)(gathered), root
 
 
+@pytest.fixture(scope="module")
+def quick_files(tmp_path_factory):
+    return whole_page(tmp_path_factory.mktemp("paper"), EXPERIMENTS)
+
+
+DRAWN_ALIKE = (
+    "table2-cifar100",
+    "table3-tinyimagenet",
+    "fig-shift-tinyimagenet",
+    "fig-shift-tinyimagenet-ece",
+    "fig-dis",
+)
+"""Experiments whose figures are those of others with other numbers; drawing takes most of the time."""
+
+
+def test_one_page_has_every_kind_of_experiment(tmp_path):
+    some = [one for one in EXPERIMENTS if one.id not in DRAWN_ALIKE]
+    assert {drawing.kind for one in some for drawing in one.drawings} == {*FROM_RUNS, *FROM_ILLUSTRATIONS}
+    # 3 of samples, 1 of positions, 5 without runs, 4 and 2 under corruptions, 1 of diversity, 1 plane
+    assert_whole(*whole_page(tmp_path, some), some, drawings=17, notices=11)
+
+
+@pytest.mark.slow
 def test_everything_on_one_page(quick_files):
-    files, root = quick_files
+    # 9 of samples, 1 of positions, 5 without runs, 8 and 4 under corruptions, 2 of diversity, 1 plane
+    assert_whole(*quick_files, EXPERIMENTS, drawings=30, notices=13)
+
+
+def assert_whole(files, root, experiments, *, drawings, notices):
     text = files[HTML].decode()
     outline = Outline(text)
-    assert set(IDS) <= set(outline.ids)
+    assert {one.id for one in experiments} <= set(outline.ids)
     assert len(set(outline.ids)) == len(outline.ids)
     assert outline.requests == []
     assert {link for link in outline.links if link[1:] not in outline.ids} == set()
     assert sum(link.startswith("#run-") for link in outline.links) > 90
-    # 9 of samples, 1 of positions, 5 without runs, 8 and 4 under corruptions, 2 of diversity, 1 plane
-    assert len(outline.drawings) == 30
+    assert len(outline.drawings) == drawings
     assert all(len(words) > 20 for words in outline.drawings)
-    assert text.count(NO_EVIDENCE) >= 13
+    assert text.count(NO_EVIDENCE) >= notices
     assert str(root) not in text
     assert "This report is not complete" not in text
     assert len(text) < 6_000_000

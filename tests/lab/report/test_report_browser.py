@@ -53,6 +53,7 @@ def _column(page, place):
     return [None if cell is None else cell if place == 0 else float(cell) for cell in cells]
 
 
+@pytest.mark.parametrize("address", ["every block"], indirect=True)
 def test_tables_sort(opened):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
@@ -78,6 +79,7 @@ def test_tables_sort(opened):
         assert sum(one != "none" for one in sorts) == 1
 
 
+@pytest.mark.parametrize("address", ["every block"], indirect=True)
 def test_keyboard_reaches_the_content_first(opened):
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys

@@ -1,6 +1,6 @@
 """Train a run in processes that are killed in chosen epochs, then once without; print both weights' checksums.
 
-Usage: python killed_training.py FOLDER METHOD KILLS SEED
+Usage: python killed_training.py FOLDER METHOD KILLS SEED EPOCHS
 """
 
 import hashlib
@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import torch
-from torch.utils import tensorboard  # noqa: F401 (what is slow happens once, before the first fork)
+import torch._dynamo  # (what is slow happens once, before the first fork)
+from torch.utils import tensorboard  # noqa: F401
 
 from rbue.lab import data, environment
 from rbue.lab.runs.folders import RunConfig, RunFolder
@@ -62,8 +63,8 @@ def checksum(config, root):
 
 
 def main():
-    folder, method, kills, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    recipe = recipe_for("digits", epochs=16, batch=128)
+    folder, method, (kills, seed, count) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:6])
+    recipe = recipe_for("digits", epochs=count, batch=128)
     config = RunConfig(data="digits", model="small_cnn", method=method, width=0.25, recipe=recipe)
     data.load("digits", "train")
     environment.facts()

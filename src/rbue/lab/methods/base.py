@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import torch
@@ -200,19 +201,27 @@ def parse(spec: str) -> Method:
     name, kind, rest = _kind(outer, spec)
     if bracket and not kind.holds_method:
         raise InvalidInput(f"{name} holds no other method, so {spec!r} must have no brackets.")
-    fields, hints = dataclasses.fields(kind), get_type_hints(kind)  # type: ignore[arg-type]
+    kinds = _settings(kind)
+    fields = list(kinds)
     # The text of a method that is held has commas of its own.
     texts = [text.strip() for text in rest.split(",", len(fields) - 1 if kind.holds_method else -1)] if rest else []
     if len(texts) > len(fields) - bool(bracket):
-        names = ", ".join(field.name for field in fields) or "no settings"
+        names = ", ".join(fields) or "no settings"
         raise InvalidInput(f"{spec!r} has {len(texts) + bool(bracket)} settings, but {name} takes {names}.")
-    given = dict(zip([field.name for field in fields], texts, strict=False))
+    given = dict(zip(fields, texts, strict=False))
     if bracket:
-        given[fields[-1].name] = inner[:-1].strip()
-    found = kind(**{field: _read(spec, field, hints[field], text) for field, text in given.items()})
+        given[fields[-1]] = inner[:-1].strip()
+    found = kind(**{field: _read(spec, field, kinds[field], text) for field, text in given.items()})
     if found.name != name:  # a class of one's own keeps the way that was typed to it
         object.__setattr__(found, "name", name)
     return found
+
+
+@cache
+def _settings(kind: type[Method]) -> dict[str, Any]:
+    """The settings of a method with their types, which Python compiles from text each time they are asked for."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
 
 
 def _kind(text: str, spec: str) -> tuple[str, type[Method], str]:

@@ -59,6 +59,7 @@ class Measured:
         self._results: dict[RunConfig, dict[str, Any] | None] = {}
         self._calibrations: dict[RunConfig, dict[str, Any] | None] = {}
         self._corrupted_rows: dict[RunConfig, list[Row]] = {}
+        self._alone: dict[RunConfig, bool] = {}
 
     def configs(self, data: str, model: str, method: str) -> list[RunConfig]:
         """The runs of one cell, one a repetition."""
@@ -113,8 +114,10 @@ class Measured:
         return None if found is None else found.mean
 
     def _trained_alone(self, config: RunConfig) -> bool:
-        trainings = (RunFolder.of(member, self.root).read("training") or {} for member in config.members())
-        return all(training.get("side_by_side", 1) == 1 for training in trainings)
+        if config not in self._alone:
+            trainings = (RunFolder.of(member, self.root).read("training") or {} for member in config.members())
+            self._alone[config] = all(training.get("side_by_side", 1) == 1 for training in trainings)
+        return self._alone[config]
 
     def matrix(self, data: str, model: str, method: str, measure: str) -> list[list[float]] | None:
         """The ``jsd`` or ``dis`` of every two samples, from the first repetition that has it."""
