@@ -273,6 +273,10 @@ def test_predict(trained_once, digit, command, as_json, tmp_path):
     assert first["confidence"] == max(first["probabilities"].values())
     assert second["confidence"] != first["confidence"]  # another place in the list, other random ReLUs
     assert all(one["probabilities"][one["label"]] == one["confidence"] for one in (first, second))
+    assert content["draws"] == "balanced"
+    plain = as_json("predict", trained_once, digit, "--samples", 5, "--draws", "independent")
+    assert plain["draws"] == "independent"
+    assert plain["predictions"][0]["confidence"] != first["confidence"]
     (other,) = as_json("predict", trained_once, digit, "--samples", 5, "--seed", 1)["predictions"]
     assert other["confidence"] != first["confidence"]
     shown = command("predict", trained_once, digit, "--samples", 5).stdout

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from rbue import metrics, random_stream
-from rbue.errors import RbueError, RbueWarning
+from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.runs import measuring
 from rbue.lab.runs.folders import RunConfig, RunFolder, read_probs, write_probs
@@ -20,9 +20,11 @@ from rbue.lab.runs.networks import NoWeights, load_networks
 from rbue.lab.runs.training import train_run, train_runs
 from rbue.lab.training import recipe_for
 from rbue.prediction import of_samples
+from rbue.sampling.adaptive import Adaptive
 
 CPU = torch.device("cpu")
 METHODS = ("mc-droprelu:0.8", "mc-dropout:0.2", "svi", "single", "deep-ensemble:2")
+DRAWS = ("independent", "balanced")
 FIELDS = ("probs", "variance", "votes", "expected_entropy", "samples_used")
 
 
@@ -67,6 +69,43 @@ def test_a_run_is_measured_on_the_way(own, samples):
     first = predict_images(run, networks, images, 4, 1, CPU, return_samples=True)
     for name, value in diversity(first).items():
         np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-8)
+
+
+def test_balanced_measurements_have_a_key_of_their_own_and_independent_diversity(own):
+    run = config("mc-droprelu:0.8")
+    independent, balanced = (evaluate_run(run, own, CPU, samples=5, draws=draws) for draws in DRAWS)
+    assert (independent["draws"], balanced["draws"]) == ("independent", "balanced")
+    assert list(RunFolder.of(run, own).entries("results"))[-2:] == [
+        "samples=5,seed=0",
+        "samples=5,seed=0,draws=balanced",
+    ]
+    assert evaluate_run(run, own, CPU, samples=5, draws="balanced") == balanced
+    assert balanced["nll"] != independent["nll"]
+    assert balanced["jsd"] == independent["jsd"]
+    networks, images = load_networks(run, own, CPU), data.load("digits", "test")
+    found = predict_images(run, networks, images, 5, 0, CPU, draws="balanced")
+    assert found.draws == "balanced"
+    assert balanced["nll"] == pytest.approx(float(metrics.nll(found.probs, torch.from_numpy(images.labels))), rel=1e-5)
+
+
+def test_what_has_no_balanced_draws_says_so_or_has_nothing_to_balance(own):
+    with pytest.raises(InvalidInput, match="svi has no balanced draws; use independent ones"):
+        evaluate_run(config("svi"), own, CPU, samples=2, draws="balanced")
+    assert evaluate_run(config("single"), own, CPU, samples=2, draws="balanced")["draws"] == "independent"
+    assert not config("deep-ensemble:2").parsed.balances
+    assert config("deep-ensemble:2[mc-rrelu]").parsed.balances
+    with pytest.raises(InvalidInput, match="draws must be"):
+        evaluate_run(config("single"), own, CPU, draws="even")
+
+
+def test_early_stopping_counts_on_the_balance_of_a_run(own):
+    run, rule = config("mc-droprelu:0.8"), Adaptive(tolerance=0.02, first=5)
+    networks, images = load_networks(run, own, CPU), data.load("digits", "test")
+    drawn = {
+        draws: predict_images(run, networks, images, 100, 0, CPU, adaptive=rule, draws=draws).samples_used.sum()
+        for draws in DRAWS
+    }
+    assert drawn["balanced"] < 0.9 * drawn["independent"]
 
 
 @pytest.mark.parametrize("method", ["mc-droprelu:0.8", "deep-ensemble:2", "svi"])

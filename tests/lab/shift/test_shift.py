@@ -112,6 +112,20 @@ def predictions(monkeypatch):
     return calls, before
 
 
+def test_balanced_rows_stand_beside_independent_ones(runs, predictions):
+    root, config = runs
+    calls, _ = predictions
+    independent = measure(config, root)
+    before = len(calls)
+    balanced = measure(config, root, draws="balanced")
+    assert len(calls) == before + len(CELLS)
+    assert [row["draws"] for row in balanced] == ["balanced"] * len(CELLS)
+    assert [row["nll"] for row in balanced] != [row["nll"] for row in independent]
+    assert measure(config, root) == independent
+    assert measure(config, root, draws="balanced") == balanced
+    assert len(calls) == before + len(CELLS)
+
+
 def test_rows_are_complete_and_right(runs):
     root, config = runs
     rows = measure(config, root, seed=3)
