@@ -161,6 +161,8 @@ def test_sources_say_where_a_run_was_trained_and_measured():
     assert source.data == "355 of digits, abcdef01"
     assert (source.samples, source.sample_seed, source.seed, source.commit) == (30, 4, 2, "abc")
     assert source_from_run("r", "single", 0, {}).hardware is None
+    balanced = source_from_run("r", "mc-rrelu", 0, result | {"draws": "balanced"})
+    assert (source.method, balanced.method) == ("single", "mc-rrelu, balanced draws")
 
 
 def test_commits_are_shortened_but_not_what_stands_beside_them():

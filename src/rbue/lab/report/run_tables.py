@@ -169,10 +169,13 @@ def source_from_run(
         versions.append(f"stream {measured['stream_version']}")
     checksum = dict(images.get("sha256") or {}).get("images", "")
     count, commit = images.get("count"), measured.get("commit")
-    combined = result.get("combined_from") == "stored probabilities"
+    remarks = [
+        *["from stored probabilities"] * (result.get("combined_from") == "stored probabilities"),
+        *["balanced draws"] * (result.get("draws") == "balanced"),
+    ]
     return Source(
         run=run,
-        method=f"{method}, from stored probabilities" if combined else method,
+        method=", ".join([method, *remarks]),
         seed=seed,
         samples=result.get("samples"),
         sample_seed=result.get("seed"),
