@@ -108,10 +108,12 @@ def test_generated_pages_are_current(script, monkeypatch, capsys):
     """In this process, as each imports torch."""
     monkeypatch.setattr(sys, "argv", [script, "--check"])
     monkeypatch.setattr(sys, "path", [str((ROOT / script).parent), *sys.path])
+    code = None
     try:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     except SystemExit as end:
-        assert not end.code, f"run {script} with python: {end.code} {capsys.readouterr().out}"
+        code = end.code
+    assert not code, f"run {script} with python: {code} {capsys.readouterr().out}"
 
 
 def test_the_papers_ece_has_the_digits_that_it_prints():
