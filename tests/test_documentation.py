@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -103,27 +103,17 @@ def test_the_readme_is_short():
 SCRIPTS = ["docs/build_api.py", "docs/build_results.py", "benchmarks/readme_table.py", "benchmarks/goals.py"]
 
 
-RUN_ALL = """
-import runpy, sys
-from pathlib import Path
-
-place = list(sys.path)
-for script in sys.argv[1:]:
-    sys.argv, sys.path = [script, "--check"], [str(Path(script).parent), *place]
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_generated_pages_are_current(script, monkeypatch, capsys):
+    """In this process, as each imports torch."""
+    monkeypatch.setattr(sys, "argv", [script, "--check"])
+    monkeypatch.setattr(sys, "path", [str((ROOT / script).parent), *sys.path])
+    code = None
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(str(ROOT / script), run_name="__main__")
     except SystemExit as end:
-        if end.code:
-            print(script, end.code)
-"""
-
-
-def test_generated_pages_are_current():
-    """In one process, as each imports torch."""
-    run = [sys.executable, "-c", RUN_ALL, *(str(ROOT / script) for script in SCRIPTS)]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
-    outdated = [script for script in SCRIPTS if f"{ROOT / script} " in done.stdout]
-    assert not outdated, f"run them with python: {outdated}\n{done.stdout}{done.stderr}"
+        code = end.code
+    assert not code, f"run {script} with python: {code} {capsys.readouterr().out}"
 
 
 def test_the_papers_ece_has_the_digits_that_it_prints():

@@ -201,7 +201,7 @@ def parse(spec: str) -> Method:
     name, kind, rest = _kind(outer, spec)
     if bracket and not kind.holds_method:
         raise InvalidInput(f"{name} holds no other method, so {spec!r} must have no brackets.")
-    kinds = _settings(kind)
+    kinds = _settings(kind)  # type: ignore[arg-type]
     fields = list(kinds)
     # The text of a method that is held has commas of its own.
     texts = [text.strip() for text in rest.split(",", len(fields) - 1 if kind.holds_method else -1)] if rest else []
