@@ -185,11 +185,12 @@ class Study:
             if len(found) > 1:
                 accuracy, ece = ([one[name] for one in found] for name in ("accuracy", "ece"))
                 texts.append(
-                    f" Over {len(found)} seeds `{method}` has an accuracy of {100 * mean(accuracy):.2f} ± "
-                    f"{100 * stdev(accuracy):.2f} % and an ECE of {mean(ece):.3f} ± {stdev(ece):.3f} "
-                    "(mean and standard deviation)."
+                    f"`{method}` ({len(found)}) {100 * mean(accuracy):.2f} ± {100 * stdev(accuracy):.2f} %, "
+                    f"{mean(ece):.3f} ± {stdev(ece):.3f}"
                 )
-        return "".join(texts)
+        if not texts:
+            return ""
+        return f" Mean and standard deviation of accuracy and ECE over several seeds: {'; '.join(texts)}."
 
     def reruns(self) -> list[str]:
         """Every run of the rows that were trained more than once with one seed."""
