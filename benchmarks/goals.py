@@ -17,7 +17,7 @@ SECTION = re.compile(r"<!-- goals -->.*<!-- /goals -->", flags=re.DOTALL)
 CNN, RESNET = "16-32-64 CNN, batch 128", "ResNet-18, batch 32"
 OURS = ("rbue DropReLU", "rbue RReLU")
 FORMS = ("", ", folded and compiled")
-ADAPTIVE_SETTING = "first 8, tolerance 0.02"
+ADAPTIVE = (16, 0.05)  # the first round and the tolerance of the rule that is judged
 
 
 class Goal(NamedTuple):
@@ -86,11 +86,42 @@ def against_torch_uncertainty(found: dict[str, Any]) -> dict[str, float | None]:
     return {"": None if peer is None else peer / seconds[f"rbue DropReLU, all sites{FORMS[1]}"]}
 
 
+def balanced_gains(found: dict[str, Any]) -> dict[str, float | None]:
+    """The least gain after whole cycles, for each method."""
+    return {
+        run["config"]["method"]: min(row["gain"] for row in run["errors"] if row["cycles"] in (1, 2, 5, 10))
+        for run in found["runs"]
+    }
+
+
+def balanced_samples(found: dict[str, Any]) -> dict[str, float | None]:
+    """Samples for the scores of 100 independent ones."""
+    return {run["config"]["method"]: run["quality"]["needed"]["balanced"] or math.inf for run in found["runs"]}
+
+
 def adaptive_samples(found: dict[str, Any]) -> dict[str, float | None]:
-    """The samples of one setting, if its accuracy and ECE are those of the fixed number."""
-    row = next(row for row in found["rows"] if row["setting"] == ADAPTIVE_SETTING)
-    close = abs(row["accuracy_difference"]) <= 0.0005 and abs(row["ece_difference"]) <= 0.001
-    return {f"{ADAPTIVE_SETTING}:": row["samples_an_image"] if close else math.inf}
+    """The mean number of samples with one rule, if the scores are those of 100 independent ones."""
+    values: dict[str, float | None] = {}
+    for run in found["runs"]:
+        row = _adaptive(run)
+        close = abs(row["ece_difference"]) <= 0.001 and abs(row["nll_difference"]) <= 0.001
+        values[run["config"]["method"]] = row["samples"] if close else math.inf
+    return values
+
+
+def balanced_seconds(found: dict[str, Any]) -> dict[str, float | None]:
+    """Seconds of 20 samples, where nothing else ran beside them."""
+    return {run["config"]["method"]: run.get("seconds", {}).get("20 balanced") for run in found["runs"]}
+
+
+def adaptive_seconds(found: dict[str, Any]) -> dict[str, float | None]:
+    """Seconds with the same rule."""
+    return {run["config"]["method"]: _adaptive(run).get("seconds") for run in found["runs"]}
+
+
+def _adaptive(run: dict[str, Any]) -> dict[str, Any]:
+    rows = run["adaptive"]
+    return next(row for row in rows if row["draws"] == "balanced" and (row["first"], row["tolerance"]) == ADAPTIVE)
 
 
 def memory_of_a_full_pass(found: dict[str, Any]) -> dict[str, float | None]:
@@ -203,12 +234,38 @@ GOALS = [
         memory_of_a_full_pass,
     ),
     Goal(
-        "adaptive: samples an image for the accuracy and ECE of 100",
+        "squared error of independent draws over balanced, 1 to 10 cycles, ResNet-18 on CIFAR-10",
+        "H200",
+        3,
+        "balanced_draws.json",
+        balanced_gains,
+        at_least=True,
+    ),
+    Goal(
+        "balanced samples for the accuracy, ECE and NLL of 100 independent",
         "H200",
         20,
-        "adaptive_sampling.json",
+        "balanced_draws.json",
+        balanced_samples,
+        digits=0,
+    ),
+    Goal(
+        "the same with adaptive stopping (first 16, tolerance 0.05), mean; inf: NLL is further than 0.001",
+        "H200",
+        10,
+        "balanced_draws.json",
         adaptive_samples,
         digits=1,
+    ),
+    Goal("seconds of 20 balanced samples x 10,000 images", "H200", 0.55, "balanced_draws.json", balanced_seconds),
+    Goal("the same with adaptive stopping", "H200", 0.35, "balanced_draws.json", adaptive_seconds),
+    Goal(
+        "20 balanced samples of one image over 100 plain passes, ResNet-18",
+        "CPU",
+        0.15,
+        "balanced_one_image.json",
+        lambda found: {"": found["of_100_plain_passes"]["20 balanced samples"]},
+        digits=3,
     ),
     Goal("stochastic forward over plain, ResNet-18, batch 32", "CPU", 1.1, "cpu_forward.json", forward_ratios(RESNET)),
     Goal("stochastic forward over plain, 16-32-64 CNN, batch 128", "CPU", 1.3, "cpu_forward.json", forward_ratios(CNN)),

@@ -185,12 +185,10 @@ class Study:
             if len(found) > 1:
                 accuracy, ece = ([one[name] for one in found] for name in ("accuracy", "ece"))
                 texts.append(
-                    f"`{method}` ({len(found)}) {100 * mean(accuracy):.2f} ± {100 * stdev(accuracy):.2f} %, "
-                    f"{mean(ece):.3f} ± {stdev(ece):.3f}"
+                    f" Over {len(found)} seeds `{method}` has {100 * mean(accuracy):.2f} ± {100 * stdev(accuracy):.2f} % "
+                    f"and an ECE of {mean(ece):.3f} ± {stdev(ece):.3f}."
                 )
-        if not texts:
-            return ""
-        return f" Mean and standard deviation of accuracy and ECE over several seeds: {'; '.join(texts)}."
+        return "".join([*texts, *[" These are means and standard deviations."] * bool(texts)])
 
     def reruns(self) -> list[str]:
         """Every run of the rows that were trained more than once with one seed."""

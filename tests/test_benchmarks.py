@@ -10,6 +10,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from rbue.files import write_json
+from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.training import train_run
+from rbue.lab.training import recipe_for
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -95,16 +100,38 @@ def test_goals_are_judged_by_their_limit(script, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "ece", "counted"),
-    [(0.0004, -0.0009, 15), (-0.0004, 0.0009, 15), (0.0006, 0, math.inf), (0, 0.0011, math.inf)],
+    ("nll", "ece", "counted"),
+    [(0.0009, -0.0009, 15), (-0.0004, 0.0009, 15), (0.0011, 0, math.inf), (0, -0.0011, math.inf)],
 )
-def test_adaptive_sampling_counts_only_with_equal_scores(script, accuracy, ece, counted):
+def test_adaptive_sampling_counts_only_with_equal_scores(script, nll, ece, counted):
     goals = script("goals")
     rows = [
-        {"setting": setting, "samples_an_image": samples, "accuracy_difference": accuracy, "ece_difference": ece}
-        for setting, samples in (("fixed", 100), ("first 4, tolerance 0.02", 9), (goals.ADAPTIVE_SETTING, 15))
+        {"draws": draws, "first": first, "tolerance": 0.05, "samples": n, "nll_difference": nll, "ece_difference": ece}
+        for draws, first, n in (("independent", 16, 100), ("balanced", 4, 9), ("balanced", goals.ADAPTIVE[0], 15))
     ]
-    assert list(goals.adaptive_samples({"rows": rows}).values()) == [counted]
+    run = {"config": {"method": "m"}, "adaptive": rows}
+    assert goals.adaptive_samples({"runs": [run]}) == {"m": counted}
+
+
+@pytest.mark.parametrize("activation", ["mc-droprelu:0.8", "mc-rrelu"])
+def test_balanced_draws_are_measured_from_a_run_to_its_picture(script, activation, tmp_path, monkeypatch):
+    config = RunConfig(method=activation, width=0.25, recipe=recipe_for("digits", epochs=1, batch=64))
+    device = torch.device("cpu")
+    train_run(config, tmp_path, device)
+    balanced = script("balanced")
+    monkeypatch.setattr(balanced, "COUNTS", (2, 5, 10))
+    monkeypatch.setattr(balanced, "SETTINGS", balanced.SETTINGS[:1])
+    found = balanced.measure(balanced.Measured(config, tmp_path, device), first=40, samples=200)
+    assert [row["samples"] for row in found["errors"] if row["cycles"] in (1, 2)] == [
+        found["cycle"],
+        2 * found["cycle"],
+    ]
+    assert all(row["independent"] > row["balanced"] for row in found["errors"] if row["cycles"] == 1)
+    assert [row["draws"] for row in found["adaptive"]] == ["independent", "balanced"]
+    balanced.show(found)
+    write_json(tmp_path / "found.json", {"runs": [found]})
+    balanced.picture([tmp_path / "found.json"], tmp_path / "picture.svg")
+    assert "samples" in (tmp_path / "picture.svg").read_text()
 
 
 def test_a_training_in_full_counts_what_it_took(script):
