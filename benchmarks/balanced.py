@@ -239,27 +239,35 @@ def picture(files: Sequence[Path], out: Path) -> None:
     from matplotlib import pyplot
 
     runs = [run for file in files for run in read_json(file, "make it again")["runs"]]
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        groups.setdefault((run["config"]["model"], run["config"]["data"]), []).append(run)
+        config = run["config"]
+        width = "" if config["width"] == 1 else f", {config['width']:g} wide"
+        groups.setdefault(f"{config['model']}{width}, {config['data']}", []).append(run)
     pyplot.rcParams.update({"svg.fonttype": "none", "font.size": 10})
-    figure, axes = pyplot.subplots(1, len(groups), figsize=(4 * len(groups), 3.8), squeeze=False, layout="constrained")
-    colours = {"mc-droprelu:0.8": "C0", "mc-droprelu:0.9": "C1", "mc-droprelu:0.95": "C2", "mc-rrelu": "C3"}
-    names = {"mc-droprelu:0.8": "q = 0.8", "mc-droprelu:0.9": "q = 0.9", "mc-droprelu:0.95": "q = 0.95"}
-    for axis, ((model, name), members) in zip(axes[0], groups.items(), strict=True):
+    figure, axes = pyplot.subplots(1, len(groups), figsize=(3.6 * len(groups) + 1.4, 3.6), squeeze=False)
+    styles = {"mc-droprelu:0.8": "q = 0.8", "mc-droprelu:0.9": "q = 0.9", "mc-droprelu:0.95": "q = 0.95"}
+    order = [*styles.values(), "RReLU"]
+    lines = {}
+    for axis, (name, members) in zip(axes[0], groups.items(), strict=True):
         for run in members:
-            method, rows = run["config"]["method"], run["errors"]
-            colour, label = colours.get(method, "C4"), names.get(method, "RReLU")
+            label = styles.get(run["config"]["method"], "RReLU")
+            rows, colour = run["errors"], f"C{order.index(label)}"
             counts = [row["samples"] for row in rows]
             axis.plot(counts, [row["independent"] for row in rows], "--", color=colour, lw=1)
-            axis.plot(counts, [row["balanced"] for row in rows], color=colour, label=label)
+            (lines[label],) = axis.plot(counts, [row["balanced"] for row in rows], color=colour)
             whole = [row for row in rows if row["cycles"] == 1]
             axis.plot([row["samples"] for row in whole], [row["balanced"] for row in whole], "o", color=colour, ms=5)
-        axis.set(xscale="log", yscale="log", title=f"{model} on {name}", xlabel="samples")
+        axis.set(xscale="log", yscale="log", title=name, xlabel="samples", xticks=[1, 10, 100])
+        axis.set_xticklabels(["1", "10", "100"])
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     axes[0][0].set_ylabel("mean squared error of the mean")
-    axes[0][0].legend(frameon=False, title="solid: balanced\ndashed: independent\ndot: one cycle", alignment="left")
+    known = [label for label in order if label in lines]
+    title = "solid: balanced\ndashed: independent\ndot: one cycle"
+    figure.tight_layout(rect=(0, 0, 1 - 1.4 / figure.get_figwidth(), 1))
+    place = {"loc": "center right", "frameon": False, "alignment": "left"}
+    figure.legend([lines[label] for label in known], known, title=title, **place)
     figure.savefig(out, metadata={"Date": None})
 
 
