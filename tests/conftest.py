@@ -15,9 +15,9 @@ from rbue.kernels import native
 def make_keys():
     """Keys of independent draws for an odd number of rows; for an even one balanced, with a third lane of turns."""
 
-    def make(rows: int, seed: int = 0) -> Tensor:
+    def make(rows: int, seed: int = 0, balanced: bool | None = None) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        lanes = 2 if rows % 2 else 3
+        lanes = 2 + int(rows % 2 == 0 if balanced is None else balanced)
         return torch.randint(-(2**31), 2**31, (lanes, rows), generator=generator).to(torch.int32)
 
     return make

@@ -185,8 +185,15 @@ def test_a_sample_is_the_same_however_it_is_drawn(activation, where):
     torch.testing.assert_close(again, whole, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS[:4], ids=str)
-@pytest.mark.parametrize("form", ["torch operations", "compiled network", "float64"])
+@pytest.mark.parametrize(
+    ("activation", "form"),
+    [
+        *((one, form) for one in ACTIVATIONS[:4] for form in ("torch operations", "float64")),
+        (rbue.DropReLU(0.9), "compiled network"),
+        *(pytest.param(one, "compiled network", marks=pytest.mark.slow) for one in ACTIVATIONS[2:4]),
+    ],
+    ids=str,
+)
 def test_backends_draw_the_same(activation, form, monkeypatch):
     net = network(activation)
     expected = rbue.predict(net, X, samples=12, return_samples=True).samples

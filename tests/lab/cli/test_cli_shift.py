@@ -187,7 +187,7 @@ def test_mistakes_get_one_sentence(shifted, trained_once, fails):
 
 
 def test_stopping_says_that_it_goes_on(shifted, command, monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(shifting, "shift_runs", stop)
