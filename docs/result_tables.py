@@ -184,10 +184,9 @@ class Study:
             found = [one[KEY] for one in results if one is not None and KEY in one]
             if len(found) > 1:
                 accuracy, ece = ([one[name] for one in found] for name in ("accuracy", "ece"))
-                texts.append(
-                    f" Over {len(found)} seeds `{method}` has {100 * mean(accuracy):.2f} ± {100 * stdev(accuracy):.2f} % "
-                    f"and an ECE of {mean(ece):.3f} ± {stdev(ece):.3f}."
-                )
+                accuracy_text = f"{100 * mean(accuracy):.2f} ± {100 * stdev(accuracy):.2f} %"
+                ece_text = f"{mean(ece):.3f} ± {stdev(ece):.3f}"
+                texts.append(f" Over {len(found)} seeds `{method}` has {accuracy_text} and an ECE of {ece_text}.")
         return "".join([*texts, *[" These are means and standard deviations."] * bool(texts)])
 
     def reruns(self) -> list[str]:
