@@ -19,7 +19,7 @@ OLDEST ?= .venv-oldest
 test-oldest: $(OLDEST)/.ready  ## stream, activations, call sites and sampling on that torch
 	OMP_NUM_THREADS=1 PYTHONPATH=src $(OLDEST)/bin/python -m pytest -q -n 2 -m "not slow and not gpu" \
 		tests/test_random_stream.py tests/activations $(addprefix tests/call_sites/test_, forms.py numbering.py styles.py) \
-		$(addprefix tests/sampling/test_, first_passes.py sample_independence.py adaptive.py)
+		$(addprefix tests/sampling/test_, first_passes.py sample_independence.py adaptive.py balanced_draws.py)
 
 test-gpu:  ## kernels against the reference; needs a CUDA device and no installation
 	PYTHONPATH=src:. $(PYTHON) -m pytest -c tests/gpu.ini --rootdir . -m gpu $$(grep -rl --include='*.py' mark.gpu tests)
