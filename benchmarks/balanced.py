@@ -215,6 +215,12 @@ def show(found: dict[str, Any]) -> None:
         numbers = f"{row['independent']:.2e}", f"{row['balanced']:.2e}", f"{row['gain']:.2f}"
         table.add_row(str(row["samples"]), f"{row['cycles']:.2g}", *numbers)
     console.print(table)
+    rows = found["quality"]["rows"]
+    for draws, n in ((draws, n) for n in (20, 40) for draws in DRAWS):
+        row = next((row for row in rows[draws] if row["samples"] == n), None)
+        if row is not None:
+            off = (f"{name} {row[name] - rows['independent'][-1][name]:+.4f}" for name in CLOSE)
+            console.print(f"{n} {draws} samples against 100 independent: {', '.join(off)}")
     console.print(f"samples for the quality of 100 independent ones: {found['quality']['needed']}; {found['seconds']}")
     table = Table(title=f"{name}: adaptive", title_justify="left")
     headings = ("draws", "first", "tolerance", "samples", "accuracy", "ECE", "NLL", "seconds", "too far", "settled")

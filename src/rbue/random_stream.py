@@ -270,6 +270,9 @@ class Cycle(NamedTuple):
         return (1 - interactions) * pairs(self.correlation) + interactions * pairs(self.correlation**2)
 
 
+INDEPENDENT = Cycle()
+"""Where every sample is a cycle of its own."""
+
 _LONGEST = 1 << 16  # samples of a cycle: nobody draws more, and the arithmetic of turns stays within 64 bits
 
 
@@ -284,7 +287,7 @@ def drop_cycle(probability: float) -> Cycle:
     """
     rare = min(probability, 1 - probability)
     if rare <= 0:
-        return Cycle()
+        return INDEPENDENT
     length = min(round(1 / rare), _LONGEST)
     part = length * rare % 1
     part = 0.0 if min(part, 1 - part) < 1e-9 else part

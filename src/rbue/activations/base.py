@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rbue.activations.calls import SiteCall
 from rbue.errors import InvalidInput
-from rbue.random_stream import Cycle
+from rbue.random_stream import INDEPENDENT, Cycle
 
 
 class Randomness(ABC):
@@ -32,7 +32,7 @@ class Randomness(ABC):
     calls: ClassVar[Collection[Callable]] = ()
     """The functions of torch that :meth:`read` knows; compiled code is told of them."""
 
-    cycle: Cycle = Cycle()
+    cycle: Cycle = INDEPENDENT
     """What balanced draws make of its words; by default nothing, and they are independent."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rbue.errors import InvalidInput, whole_number
 from rbue.prediction import RunningStatistics
-from rbue.random_stream import Cycle
+from rbue.random_stream import INDEPENDENT, Cycle
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,7 @@ class Adaptive:
             size *= 2
         return [*sizes, samples]
 
-    def settled(
-        self,
-        statistics: RunningStatistics,
-        rows: Tensor,
-        looks: int,
-        cycle: Cycle = Cycle(),  # noqa: B008
-    ) -> Tensor:
+    def settled(self, statistics: RunningStatistics, rows: Tensor, looks: int, cycle: Cycle = INDEPENDENT) -> Tensor:
         """For each image of ``rows``, whether it needs no more samples."""
         n = int(statistics.count[rows[0]])
         mean, squares = statistics.mean[rows], statistics.squares[rows]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rbue.errors import InvalidInput, RbueError, warn
 from rbue.prediction import Prediction, RunningStatistics
-from rbue.random_stream import Cycle
+from rbue.random_stream import INDEPENDENT, Cycle
 from rbue.sampling.adaptive import Adaptive
 
 _SUM_ROUNDING = 1e-5
@@ -133,7 +133,7 @@ def collect(
     return_samples: bool = False,
     report: SampleProgress | None = None,
     draws: str = "independent",
-    cycle: Cycle = Cycle(),  # noqa: B008
+    cycle: Cycle = INDEPENDENT,
 ) -> Prediction:
     """Draw samples of one batch and keep running statistics of their probabilities.
 

@@ -17,7 +17,7 @@ from rbue import random_stream
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.errors import InvalidInput, RbueError, whole_number
 from rbue.prediction import Prediction, concatenate
-from rbue.random_stream import Cycle
+from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleProgress, collect, refuse_infinite_images
 from rbue.sampling.stacking import StackedPasses
@@ -73,7 +73,7 @@ def predict(
     network = innermost(model)
     conversion = conversion_of(network)
     _check_inputs(x, conversion.inputs)
-    cycle = conversion.activation.cycle if draws == "balanced" else Cycle()
+    cycle = conversion.activation.cycle if draws == "balanced" else INDEPENDENT
     parts: list[Prediction] = []
     start = 0
     bar = SampleProgress(samples, len(x) if isinstance(x, Tensor) else None) if progress else nullcontext()

@@ -16,9 +16,10 @@ from rbue.errors import RbueError
 from rbue.lab import data
 from rbue.lab.report import run_answers as answers
 from rbue.lab.report.run_records import read_records
-from rbue.lab.runs import measuring
+from rbue.lab.runs import temperatures
 from rbue.lab.runs.folders import RunConfig, RunFolder, read_probs, write_probs
-from rbue.lab.runs.measuring import at_a_bound, calibrate_run, evaluate_run, lacks_calibration
+from rbue.lab.runs.measuring import evaluate_run
+from rbue.lab.runs.temperatures import at_a_bound, calibrate_run, lacks_calibration
 from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 
@@ -118,11 +119,11 @@ def test_what_another_process_adds_meanwhile_is_kept(root, monkeypatch):
     run = config("mc-droprelu:0.9")
     folder = RunFolder.of(run, root)
 
-    def cross_fitted(*args, usual=measuring.cross_fitted):
+    def cross_fitted(*args, usual=temperatures.cross_fitted):
         folder.write("calibration", {"samples=1,seed=0": {}})
         return usual(*args)
 
-    monkeypatch.setattr(measuring, "cross_fitted", cross_fitted)
+    monkeypatch.setattr(temperatures, "cross_fitted", cross_fitted)
     calibrate_run(run, root)
     assert list(folder.read("calibration")) == ["samples=1,seed=0", KEY]
 

@@ -126,6 +126,16 @@ def test_balanced_rows_stand_beside_independent_ones(runs, predictions):
     assert len(calls) == before + len(CELLS)
 
 
+def test_adaptive_balanced_rows_say_what_they_took_for_interactions():
+    config = RunConfig(method="mc-droprelu:0.9")
+    asked = [
+        Setting(100, 0, Adaptive(interactions=part), draws).facts(config)["samples_asked"]
+        for part, draws in ((0.25, "independent"), (0.5, "independent"), (0.25, "balanced"), (0.5, "balanced"))
+    ]
+    assert asked[:2] == ["adaptive:100,0.02,0.95,16"] * 2
+    assert asked[2:] == ["adaptive:100,0.02,0.95,16,0.25", "adaptive:100,0.02,0.95,16,0.5"]
+
+
 def test_rows_are_complete_and_right(runs):
     root, config = runs
     rows = measure(config, root, seed=3)

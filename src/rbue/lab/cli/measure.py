@@ -32,8 +32,9 @@ from rbue.lab.cli.output import AsJson, duration, facts, number, percent, print_
 from rbue.lab.data.folder import middle_square, scaled_side
 from rbue.lab.data.images import Bytes
 from rbue.lab.runs.folders import RunFolder
-from rbue.lab.runs.measuring import at_a_bound, calibrate_run, evaluate_run, predict_images, usable_draws
+from rbue.lab.runs.measuring import evaluate_run, predict_images, usable_draws
 from rbue.lab.runs.networks import load_networks, trained_on
+from rbue.lab.runs.temperatures import at_a_bound, calibrate_run
 
 SCORES = {"ECE": "ece", "NLL": "nll", "Brier": "brier"}
 

@@ -26,8 +26,12 @@ DATA = "Data"
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
 DeviceName = Annotated[str | None, typer.Option("--device", help="cpu or cuda (left out: cuda if there is one).")]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Random passes for each image.")]
-DRAWS = typer.Option("--draws", help="independent, or balanced: fewer passes for the same error of the mean.")
-Draws = Annotated[str, DRAWS]
+DRAWS = typer.Option(
+    "--draws",
+    help="independent, or balanced: fewer passes for the same error of the mean.",
+    show_default="balanced where the method has them",
+)
+Draws = Annotated[str, typer.Option("--draws", help=DRAWS.help)]
 MethodName = Annotated[str, typer.Option("--method", help="Short text of a method; `rbue methods` lists them.")]
 
 

@@ -27,7 +27,7 @@ from rbue.activations import Randomness
 from rbue.call_sites import convert
 from rbue.errors import InvalidInput, did_you_mean
 from rbue.lab.models.registry import find_own
-from rbue.random_stream import Cycle
+from rbue.random_stream import INDEPENDENT, Cycle
 from rbue.sampling.collect import SampleStream
 from rbue.sampling.passes import class_scores
 from rbue.sampling.stacking import StackedPasses
@@ -96,7 +96,7 @@ class Method:
     @property
     def cycle(self) -> Cycle:
         """How its balanced draws balance each other, as far as early stopping may count on it."""
-        return Cycle()
+        return INDEPENDENT
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Change a fresh network, in place, into the one to train."""
@@ -107,14 +107,7 @@ class Method:
         logits = class_scores(network(x))
         return F.cross_entropy(logits, y), logits
 
-    def stream(
-        self,
-        networks: Sequence[nn.Module],
-        x: Tensor,
-        seed: int,
-        memory: int | None = None,
-        draws: str = "independent",
-    ) -> SampleStream:
+    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """Draw samples from the trained networks for inputs shaped like ``x``; ``draws`` as in :func:`rbue.predict`."""
 
         def draw(x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
@@ -148,16 +141,9 @@ class RandomSites(Method):
         """Make the chosen call sites random."""
         return convert(network, self.activation(), where=self.where, example=example)
 
-    def stream(
-        self,
-        networks: Sequence[nn.Module],
-        x: Tensor,
-        seed: int,
-        memory: int | None = None,
-        draws: str = "independent",
-    ) -> SampleStream:
+    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """Random passes of the network."""
-        return StackedPasses(networks[0], x, seed, memory, draws)
+        return StackedPasses(networks[0], x, seed, draws=draws)
 
 
 def outputs_of(network: nn.Module, x: Tensor) -> Tensor:

@@ -61,19 +61,12 @@ class DeepEnsemble(Method):
         """What its method minimises, for each member on its own."""
         return self.member.loss(network, x, y, progress)
 
-    def stream(
-        self,
-        networks: Sequence[nn.Module],
-        x: Tensor,
-        seed: int,
-        memory: int | None = None,
-        draws: str = "independent",
-    ) -> SampleStream:
+    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """Samples of the members in turn."""
         if len(networks) != self.members:
             raise InvalidInput(f"{spec_of(self)} needs {self.members} networks, not {len(networks)}.")
         streams = [
-            self.member.stream([network], x, (seed + number) % (1 << 64), memory, draws)
+            self.member.stream([network], x, (seed + number) % (1 << 64), draws)
             for number, network in enumerate(networks)
         ]
 

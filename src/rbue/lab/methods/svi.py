@@ -71,14 +71,7 @@ class SVI(Method):
         loss, logits = super().loss(network, x, y, progress)
         return loss + self.kl_weight * grown * divergence / progress.images, logits
 
-    def stream(
-        self,
-        networks: Sequence[nn.Module],
-        x: Tensor,
-        seed: int,
-        memory: int | None = None,
-        draws: str = "independent",
-    ) -> SampleStream:
+    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """One weight draw a sample, shared by all images."""
         network = networks[0]
 

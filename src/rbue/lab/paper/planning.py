@@ -21,7 +21,8 @@ from rbue.lab.paper.experiments import Experiment
 from rbue.lab.paper.results import CORRUPTION_COUNT, machine_of, shift_is_done
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
-from rbue.lab.runs.measuring import DIVERSITY_SAMPLES, lacks_calibration
+from rbue.lab.runs.measuring import DIVERSITY_SAMPLES
+from rbue.lab.runs.temperatures import lacks_calibration
 
 StepKind = Literal["train", "clean", "shift"]
 STEPS: tuple[StepKind, ...] = ("train", "clean", "shift")

@@ -20,7 +20,7 @@ from rbue.lab.paper.illustrations import read_illustration
 from rbue.lab.paper.numbers import paper_value, printed
 from rbue.lab.paper.settings import Settings, name_of, spread
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
-from rbue.lab.runs.measuring import is_calibration_of
+from rbue.lab.runs.temperatures import is_calibration_of
 from rbue.lab.shift import Row, Setting, ShiftStore
 
 CORRUPTION_COUNT = len(CORRUPTIONS)

@@ -18,7 +18,8 @@ from rbue.lab.paper.experiments import Experiment
 from rbue.lab.paper.illustrations import is_illustrated, write_illustration
 from rbue.lab.paper.planning import STEPS, Job, Step, data_is_here, is_trained, jobs_for
 from rbue.lab.paper.settings import Settings, settings_file
-from rbue.lab.runs.measuring import calibrate_run, evaluate_run
+from rbue.lab.runs.measuring import evaluate_run
+from rbue.lab.runs.temperatures import calibrate_run
 from rbue.lab.runs.training import Report, train_runs
 from rbue.lab.shift import shift_run
 from rbue.lab.training import Diverged

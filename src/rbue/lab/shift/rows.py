@@ -79,7 +79,7 @@ class Setting:
 
         Both are None for a method that gave every sample it has, since nothing random is left then: it need not be
         measured again for another number or seed. An adaptive setting is a text,
-        ``adaptive:MOST,TOLERANCE,CONFIDENCE,FIRST``. Draws that are not independent are said so.
+        ``adaptive:MOST,TOLERANCE,CONFIDENCE,FIRST``. Balanced draws are named, and end it with ``,INTERACTIONS``.
 
         >>> Setting(100, seed=3).facts(RunConfig(method="mc-droprelu"))
         {'samples_asked': 100, 'seed': 3}
@@ -92,6 +92,8 @@ class Setting:
         asked: int | str = self.samples
         if rule is not None:
             asked = f"adaptive:{self.samples},{rule.tolerance:g},{rule.confidence:g},{rule.first}"
+            if self.draws == "balanced":  # independent samples have no use for it
+                asked += f",{rule.interactions:g}"
         draws = {} if self.draws == "independent" else {"draws": self.draws}
         return {"samples_asked": asked, "seed": self.seed, **draws}
 
