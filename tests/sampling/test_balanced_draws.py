@@ -297,8 +297,8 @@ def test_the_prediction_says_how_it_was_drawn():
     net = network(rbue.DropReLU(0.9))
     assert rbue.predict(net, X, samples=2).draws == "balanced"
     assert "2 balanced samples" in repr(rbue.predict(net, X, samples=2))
-    two = rbue.predict(net, [X[:3], X[3:]], samples=2, draws="independent")
-    assert two.draws == "independent"
+    for draws in ("independent", "balanced"):
+        assert rbue.predict(net, [X[:3], X[3:]], samples=2, draws=draws).draws == draws  # of two batches
     rbue.seed(net, 5)
     plain = torch.stack([net(X) for _ in range(2)]).softmax(-1)
     found = rbue.predict(net, X, samples=2, seed=5, draws="independent", return_samples=True).samples
