@@ -39,7 +39,10 @@ def formula():
     def apply(x: Tensor, activation: RandomSlope, keys: Tensor, cap: float | None = None) -> Tensor:
         rows = x.reshape(keys.shape[1], -1)
         k1, k2, *turn = keys.unsqueeze(-1)
-        words = random_stream.bits(random_stream.element_table(rows.shape[1]), k1, k2)
+        table = random_stream.element_table(rows.shape[1])
+        if activation.mask == "channel":
+            table = table[torch.arange(len(table)) // x.shape[2:].numel()]
+        words = random_stream.bits(table, k1, k2)
         if turn:
             words = words ^ turn[0] if isinstance(activation, RReLU) else words + turn[0]
         return activation.capped_forward(rows, words, cap).reshape(x.shape)

@@ -32,6 +32,13 @@ class TestBits:
         kept = functional.drop_relu(negative(*shape, dtype=dtype), 0.7, **numbers) == 0
         assert kept.equal(mask(shape, 0.7, **numbers))
 
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_a_channel_is_kept_or_dropped_as_one(self, shape):
+        numbers = {"seed": 7, "sample": 3, "site": 5}
+        kept = functional.drop_relu(negative(*shape), 0.7, mask="channel", **numbers) == 0
+        channels = mask(shape[:2], 0.7, **numbers)
+        assert kept.equal(channels.reshape(*shape[:2], *[1] * (len(shape) - 2)).expand(shape))
+
     @pytest.mark.parametrize("seed", SEEDS)
     def test_slopes_equal_the_independent_stream(self, seed):
         slopes = -functional.rrelu(negative(4, 500), 0.25, 0.75, seed=seed, sample=1)

@@ -19,6 +19,7 @@ def drop_relu(
     x: Tensor,
     q: float = 0.9,
     *,
+    mask: str = "element",
     seed: int | Tensor,
     sample: int | Tensor = 0,
     image: int | Tensor | None = None,
@@ -33,6 +34,7 @@ def drop_relu(
     Args:
         x: floating-point tensor; the first dimension counts images.
         q: probability that a ReLU is kept.
+        mask: ``"channel"`` keeps or drops the ReLUs of an image's channel (dimension 1) together.
         seed: 64-bit seed, or an ``int64`` tensor.
         sample: number of the stochastic pass, or a tensor of shape ``()`` or ``(B,)``.
         image: number of each image, shape ``(B,)``; 0 to B-1 by default. A single number says that ``x``
@@ -46,7 +48,7 @@ def drop_relu(
     >>> drop_relu(x, 1.0, seed=0)
     tensor([[0., 0., 3., 0.]])
     """
-    return _apply(x, DropReLU(q), seed, sample, image, site, inplace)
+    return _apply(x, DropReLU(q, mask), seed, sample, image, site, inplace)
 
 
 def rrelu(

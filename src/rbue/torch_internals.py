@@ -24,6 +24,7 @@ __all__ = [
     "HigherOrderOperator",
     "TorchDispatchMode",
     "compiled_network",
+    "computed_once",
     "forward_mode",
     "function_modes",
     "graph_break",
@@ -67,6 +68,16 @@ def plain_eager(x: Tensor) -> bool:
         and forward_ad._current_level < 0
         and not torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
     )
+
+
+def computed_once(words: Tensor) -> Tensor:
+    """``words``; compiled code has them written to memory, where each element of a map would make its own anew.
+
+    A view by strides does that.
+    """
+    if torch.compiler.is_dynamo_compiling() and not is_exporting():
+        return words.as_strided(words.shape, words.stride())
+    return words
 
 
 def forward_mode() -> bool:

@@ -173,10 +173,21 @@ def test_extreme_probabilities(make_x):
         rbue.DropActivation(1.5)
 
 
-def test_a_relu_is_that_of_droprelu(make_x):
+def test_a_channel_is_kept_or_dropped_as_one(make_x):
+    x = make_x(6, 40, 5, 5)
+    network = rbue.convert(Applied(F.silu), rbue.DropActivation(Q, "channel"), example=x)
+    passed = (network(x) == x).flatten(2)
+    assert passed.all(2).equal(passed.any(2))
+    assert 0 < passed.all(2).float().mean() < 1
+    with pytest.raises(rbue.InvalidInput, match="mask must be 'element' or 'channel', not 'pixel'"):
+        rbue.DropActivation(Q, "pixel")
+
+
+@pytest.mark.parametrize("mask", ["element", "channel"])
+def test_a_relu_is_that_of_droprelu(mask, make_x):
     x = make_x(6, 4, 5, 5)
-    ours = rbue.convert(nn.Sequential(nn.ReLU6()), rbue.DropReLU(Q), example=x)
-    other = rbue.convert(nn.Sequential(nn.ReLU6()), rbue.DropActivation(Q), example=x)
+    ours = rbue.convert(nn.Sequential(nn.ReLU6()), rbue.DropReLU(Q, mask), example=x)
+    other = rbue.convert(nn.Sequential(nn.ReLU6()), rbue.DropActivation(Q, mask), example=x)
     for network in (ours, other):
         rbue.seed(network, 1)
     assert ours(x).equal(other(x))

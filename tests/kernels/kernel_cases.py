@@ -18,7 +18,7 @@ from rbue.kernels.slope_forms import form_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
-ACTIVATIONS = [DropReLU(0.6), RReLU(), RReLU(0, 1)]
+ACTIVATIONS = [DropReLU(0.6), DropReLU(0.6, "channel"), RReLU(), RReLU(0, 1)]
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 CASES = {  # shape, rows, copies; few are quickly interpreted
     "few": [
@@ -75,7 +75,7 @@ def test_forward_and_backward_equal_the_formula(activation, cap, dtype, shapes):
     for shape, rows, repeat in CASES[shapes]:
         for channels_last in formats(shape):
             x, key = draw(shape, dtype, channels_last), make_keys(rows)
-            layout = ElementLayout.of(x, rows, repeat)
+            layout = ElementLayout.of(x, rows, repeat, activation.mask)
             out = triton_kernels.forward(x, form_of(activation), key, layout, cap, False)
             copies = expanded(x, layout) if repeat > 1 else x
             expected = activation.capped_forward(copies, random_words(key, layout, activation), cap)
@@ -251,7 +251,7 @@ def nearly(found, expected, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", [None, DropReLU(0.6), RReLU()], ids=str)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS[:3]], ids=str)
 @pytest.mark.parametrize(
     ("residual", "cap"), [("none", None), ("none", 0.5), ("plain", None), ("plain", 0.5), ("normalised", None)]
 )
@@ -264,7 +264,8 @@ def test_batch_norm_a_sum_and_a_relu_in_one(activation, residual, cap, dtype, sh
         for channels_last in [True] if shape[1] == 64 and DEVICE == "cpu" else formats(shape):
             x, other = (draw(shape, torch.float32, channels_last, seed).nan_to_num(0.5).to(dtype) for seed in (0, 1))
             norm, second = batch_norm(shape[1], affine=residual == "none"), batch_norm(shape[1], seed=4)
-            layout, key = ElementLayout.of(x, shape[0] * repeat, repeat), make_keys(shape[0] * repeat)
+            rows, mask = shape[0] * repeat, "element" if activation is None else activation.mask
+            layout, key = ElementLayout.of(x, rows, repeat, mask), make_keys(rows)
             added = None if residual == "none" else other
             added_norm = triton_fused.affine(*second) if residual == "normalised" else None
             found = triton_fused.normalised_relu(
@@ -286,7 +287,7 @@ def test_batch_norm_a_sum_and_a_relu_in_one(activation, residual, cap, dtype, sh
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", [DropReLU(0.6), RReLU()], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS[:3], ids=str)
 @pytest.mark.parametrize("cap", [None, 0.5])
 @pytest.mark.parametrize("shapes", FUSED_CASES)
 def test_a_relu_and_the_mean_over_its_pixels_in_one(activation, cap, dtype, shapes):
@@ -295,7 +296,8 @@ def test_a_relu_and_the_mean_over_its_pixels_in_one(activation, cap, dtype, shap
             continue
         for channels_last in formats(shape):
             x = draw(shape, torch.float32, channels_last).nan_to_num(0.5).to(dtype)
-            layout, key = ElementLayout.of(x, shape[0] * repeat, repeat), make_keys(shape[0] * repeat)
+            rows = shape[0] * repeat
+            layout, key = ElementLayout.of(x, rows, repeat, activation.mask), make_keys(rows)
             found = triton_fused.pooled_relu(x, form_of(activation), key, layout, cap)
             copies = (expanded(x, layout) if repeat > 1 else x).float()
             expected = activation.capped_forward(copies, random_words(key, layout, activation), cap)

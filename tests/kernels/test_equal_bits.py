@@ -11,7 +11,8 @@ pytestmark = pytest.mark.usefixtures("cpu_form")
 
 SHAPES = [(5,), (3, 17), (2, 3, 5), (4, 3, 5, 6), (2, 3, 2, 3, 4), (3, 1, 4, 4), (3, 4, 1, 1)]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-ACTIVATIONS = [DropReLU(0.5), DropReLU(0.9), RReLU(), RReLU(0, 1)]
+CHANNELS = DropReLU(0.5, "channel")
+ACTIVATIONS = [DropReLU(0.5), DropReLU(0.9), CHANNELS, RReLU(), RReLU(0, 1)]
 
 
 def strided_forms(x):
@@ -35,7 +36,9 @@ def one_ulp(a, b):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("activation", "cap"), [(DropReLU(0.5), 0.5), (RReLU(), None), (RReLU(0, 1), 0.5)], ids=str)
+@pytest.mark.parametrize(
+    ("activation", "cap"), [(DropReLU(0.5), 0.5), (CHANNELS, None), (RReLU(), None), (RReLU(0, 1), 0.5)], ids=str
+)
 def test_memory_layout_does_not_matter(shape, activation, cap, make_x, make_keys, formula):
     x, keys = make_x(*shape), make_keys(shape[0])
     expected = formula(x, activation, keys, cap)
@@ -66,13 +69,21 @@ def test_the_output_has_the_strides_of_relu(activation, dtype, make_x, make_keys
         assert random_relu(form, activation, keys).stride() == torch.relu(form).stride(), name
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("activation", [one for one in ACTIVATIONS if one is not CHANNELS], ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_patches_of_an_image_count_on(activation, memory_format, make_x, make_keys, formula):
     keys = make_keys(3)
     x = make_x(3 * 4, 2, 5, 5)
     out = random_relu(x.contiguous(memory_format=memory_format), activation, keys)
     assert out.equal(formula(x.reshape(3, 4, 2, 5, 5), activation, keys).reshape(x.shape))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_channels_of_patches_count_on_too(memory_format, make_x, make_keys, formula):
+    keys = make_keys(3)
+    x = make_x(3 * 4, 2, 5, 5)
+    out = random_relu(x.contiguous(memory_format=memory_format), CHANNELS, keys)
+    assert out.equal(formula(x.reshape(3, 4 * 2, 5, 5), CHANNELS, keys).reshape(x.shape))
 
 
 @pytest.mark.parametrize(

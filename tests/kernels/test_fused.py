@@ -11,7 +11,7 @@ from rbue.activations import DropReLU, RReLU
 from rbue.kernels import native, random_relu
 from rbue.kernels.fused import Normalised, can_be_fused, can_be_pooled, normalised_relu, pooled_relu
 
-ACTIVATIONS = [DropReLU(0.6), DropReLU(0), DropReLU(1), RReLU()]
+ACTIVATIONS = [DropReLU(0.6), DropReLU(0.6, "channel"), DropReLU(0), DropReLU(1), RReLU()]
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 SHAPES = [(3, 5, 4, 4), (2, 512, 4, 4), (2, 3, 200, 100), (1, 1, 1, 1), (2, 700, 5, 5), (2, 3, 2, 3, 4), (2, 6, 9)]
 

@@ -46,13 +46,14 @@ def outputs_and_gradients(function, inputs, *numbers):
 
 
 class TestCompiled:
-    def test_masks_are_equal_in_every_shape(self, make_x, make_keys):
+    @pytest.mark.parametrize("mask", ["element", "channel"])
+    def test_masks_are_equal_in_every_shape(self, mask, make_x, make_keys):
         inputs = [make_x(*shape) for shape in SHAPES]
         inputs += [x.contiguous(memory_format=torch.channels_last) for x in inputs if x.dim() == 4]
         keys = [make_keys(len(x)) for x in inputs]
 
         def function(inputs, keys):
-            return [random_relu(x, DropReLU(0.5), k) for x, k in zip(inputs, keys, strict=True)]
+            return [random_relu(x, DropReLU(0.5, mask), k) for x, k in zip(inputs, keys, strict=True)]
 
         compiled = torch.compile(function, fullgraph=True)
         for out, expected in zip(compiled(inputs, keys), function(inputs, keys), strict=True):

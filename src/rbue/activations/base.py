@@ -32,6 +32,9 @@ class Randomness(ABC):
     calls: ClassVar[Collection[Callable]] = ()
     """The functions of torch that :meth:`read` knows; compiled code is told of them."""
 
+    mask: str = "element"
+    """What has a draw of its own: each ``"element"``, or each ``"channel"`` of an image, all of it alike."""
+
     cycle: Cycle = INDEPENDENT
     """What balanced draws make of its words; by default nothing, and they are independent."""
 
@@ -85,3 +88,9 @@ def check_probability_kept(owner: object, noun: str) -> None:
     q = owner.q  # type: ignore[attr-defined]
     if not 0 <= q <= 1:
         raise InvalidInput(f"q is the probability that {noun} is kept and must lie in [0, 1], not {q}.")
+
+
+def check_mask(owner: Randomness) -> None:
+    """Refuse a ``mask`` that there is none of."""
+    if owner.mask not in ("element", "channel"):
+        raise InvalidInput(f"mask must be 'element' or 'channel', not {owner.mask!r}.")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rbue import random_stream
-from rbue.activations.base import Activation, Randomness, check_probability_kept
+from rbue.activations.base import Activation, Randomness, check_mask, check_probability_kept
 from rbue.activations.calls import FORMS, SiteCall, arguments_of, dense_input, read_relu
 from rbue.activations.relu import DropReLU
 
@@ -51,7 +51,8 @@ class DropActivation(Activation):
 
     It makes GELU (both forms), SiLU, Hardswish, LeakyReLU, PReLU, ELU, Mish, Tanh and every spelling of ReLU random.
     ``q=1`` is the plain network. A ``tanh`` that is not an activation (a gate, a squashed output, a GELU written out by
-    hand) is one to this class too: leave it out with ``where=``; :func:`rbue.sites` lists them.
+    hand) is one to this class too: leave it out with ``where=``; :func:`rbue.sites` lists them. ``mask`` is that of
+    :class:`DropReLU`; dimension 1 of a transformer's maps counts its tokens.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
     >>> import rbue
@@ -61,11 +62,13 @@ class DropActivation(Activation):
     """
 
     q: float = 0.9
+    mask: str = "element"
 
     calls = (*FORMS, *_CALLS)
 
     def __post_init__(self) -> None:
         check_probability_kept(self, "an activation")
+        check_mask(self)
 
     @property
     def cycle(self) -> random_stream.Cycle:  # type: ignore[override]
@@ -94,7 +97,7 @@ class DropActivation(Activation):
 
     def at(self, call: SiteCall) -> Randomness:
         """DropReLU where the network has a ReLU, with its kernels."""
-        return DropReLU(self.q) if call.function is None else self
+        return DropReLU(self.q, self.mask) if call.function is None else self
 
     def formula(self, x: Tensor, words: Tensor, call: SiteCall) -> Tensor:
         """``f(x)`` with probability ``q``, else ``x``: selected, so that NaN and infinity stay what they are."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rbue import random_stream
-from rbue.activations.base import Activation, check_number, check_probability_kept
+from rbue.activations.base import Activation, check_mask, check_number, check_probability_kept
 from rbue.activations.calls import FORMS, SiteCall, read_relu
 from rbue.errors import InvalidInput
 from rbue.torch_internals import is_exporting
@@ -99,16 +99,21 @@ class DropReLU(RandomSlope):
     The slope for ``x < 0`` is ``a = 1 - Q`` with ``Q ~ Bernoulli(q)``: ``q=1`` is the plain network, ``q=0``
     the linear one. The paper uses 0.8 to 0.95.
 
+    With ``mask="channel"`` the ReLUs of an image's channel are kept or dropped together; that is dimension 1, as for
+    BatchNorm.
+
     >>> DropReLU(q=0.9).mean_slope
     0.1
     """
 
     q: float = 0.9
+    mask: str = "element"
 
     draws_in_backward = False
 
     def __post_init__(self) -> None:
         check_probability_kept(self, "a ReLU")
+        check_mask(self)
 
     @property
     def fixed_slope(self) -> float | None:  # type: ignore[override]

@@ -27,7 +27,7 @@ from rbue.kernels.layout import ElementLayout
 from rbue.kernels.slope_forms import form_of
 from rbue.kernels.triton_support import triton_kernels
 from rbue.random_stream import bits, turned
-from rbue.torch_internals import forward_mode, plain_eager
+from rbue.torch_internals import computed_once, forward_mode, plain_eager
 
 
 def random_relu(
@@ -79,11 +79,12 @@ def _refuse_leaf(x: Tensor) -> None:
 
 
 def random_words(keys: Tensor, layout: ElementLayout, activation: Randomness) -> Tensor:
-    """Random words by the formula, in the shape of the output."""
+    """Random words by the formula, in a shape that broadcasts against the output."""
     k1, k2, *turn = layout.broadcast_keys(keys)
     table = kept_tables.find(layout)
     words = bits(layout.traced_table() if table is None else table, k1, k2)
-    return layout.as_output(turned(words, turn[0], activation.cycle.mirrored) if turn else words)
+    words = layout.as_output(turned(words, turn[0], activation.cycle.mirrored) if turn else words)
+    return words if activation.mask == "element" else computed_once(words)
 
 
 def _forward(
@@ -95,7 +96,7 @@ def _forward(
     inplace: bool,
     saved: bool,
 ) -> Tensor:
-    layout = ElementLayout.of(x, keys.shape[-1], repeat)
+    layout = ElementLayout.of(x, keys.shape[-1], repeat, activation.mask)
     if activation.fixed_slope == 1:  # the one probability without a 32-bit threshold
         out = expanded(x, layout) if repeat > 1 else x if inplace else x.clone()
         return out if cap is None else out.clamp_(max=cap)
@@ -125,7 +126,7 @@ def expanded(x: Tensor, layout: ElementLayout) -> Tensor:
 
 
 def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: RandomSlope, cap: float | None) -> Tensor:
-    layout = ElementLayout.of(out, 1 if keys is None else keys.shape[-1])
+    layout = ElementLayout.of(out, 1 if keys is None else keys.shape[-1], mask=activation.mask)
     differentiable = torch.is_grad_enabled() and grad.requires_grad
     form = form_of(activation) if plain_eager(grad) and not differentiable else None
     if form is not None:
@@ -221,7 +222,7 @@ def random_activation(x: Tensor, activation: Activation, keys: Tensor, call: Sit
         call: what the network wrote.
         repeat: copies of ``x`` to make, each with keys of its own (samples first). Not differentiable.
     """
-    layout = ElementLayout.of(x, keys.shape[-1], repeat)
+    layout = ElementLayout.of(x, keys.shape[-1], repeat, activation.mask)
     if repeat > 1:
         x = expanded(x, layout)
     elif plain_eager(x) and torch.is_grad_enabled() and any(one.requires_grad for one in (x, *call.operands)):
@@ -237,7 +238,7 @@ class _Redrawn(torch.autograd.Function):
     def forward(ctx: Any, activation: Activation, call: SiteCall, keys: Tensor, x: Tensor, *operands: Tensor) -> Tensor:
         ctx.activation, ctx.call, ctx.keys = activation, replace(call, x=x.new_empty(0), operands=()), keys
         ctx.save_for_backward(x, *operands)
-        words = random_words(keys, ElementLayout.of(x, keys.shape[-1]), activation)
+        words = random_words(keys, ElementLayout.of(x, keys.shape[-1], mask=activation.mask), activation)
         return activation.formula(x, words, call)
 
     @staticmethod
@@ -247,7 +248,8 @@ class _Redrawn(torch.autograd.Function):
         wanted = [one for one, needed in zip(inputs, ctx.needs_input_grad[3:], strict=True) if needed]
         x, *operands = inputs
         with torch.enable_grad():
-            words = random_words(ctx.keys, ElementLayout.of(x, ctx.keys.shape[-1]), ctx.activation)
+            layout = ElementLayout.of(x, ctx.keys.shape[-1], mask=ctx.activation.mask)
+            words = random_words(ctx.keys, layout, ctx.activation)
             out = ctx.activation.formula(x, words, replace(ctx.call, operands=tuple(operands)))
             found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
         return None, None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[3:])
@@ -259,7 +261,7 @@ def random_dropout(x: Tensor, dropout: Dropout, keys: Tensor, *, repeat: int = 1
     The formula is the only form: it sits before the classifier, where tensors are small, and compilers fuse it. The
     arguments are those of :func:`random_activation`.
     """
-    layout = ElementLayout.of(x, keys.shape[-1], repeat)
+    layout = ElementLayout.of(x, keys.shape[-1], repeat, dropout.mask)
     if repeat > 1:
         x = expanded(x, layout)
     return x if dropout.p == 0 else dropout.formula(x, random_words(keys, layout, dropout))

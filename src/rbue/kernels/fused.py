@@ -86,7 +86,8 @@ def normalised_relu(
 ) -> Tensor:
     """A random activation of what BatchNorm makes, as :func:`.random_relu`; a plain ReLU without an activation."""
     x, cap = before.x, rounded_cap(cap, before.x.dtype)
-    layout = ElementLayout.of(x, x.shape[0] * repeat if keys is None else keys.shape[-1], repeat)
+    mask = "element" if activation is None else activation.mask
+    layout = ElementLayout.of(x, x.shape[0] * repeat if keys is None else keys.shape[-1], repeat, mask)
     kernels, form = _gpu_kernels(x), _kernel_form(activation)
     if kernels is None or layout.patches > 1 or (form is None and activation is not None):
         whole = before.compute()
@@ -105,7 +106,7 @@ def pooled_relu(
 ) -> Tensor:
     """The mean over the pixels of a random activation of ``x``, ``(rows, channels)``."""
     cap = rounded_cap(cap, x.dtype)
-    layout = ElementLayout.of(x, keys.shape[-1], repeat)
+    layout = ElementLayout.of(x, keys.shape[-1], repeat, activation.mask)
     kernels = _gpu_kernels(x) or (native if native.supports_pooling(x, layout) else None)
     form = _kernel_form(activation)
     if kernels is None or layout.patches > 1 or form is None:

@@ -43,8 +43,8 @@ def keeping() -> Iterator[None]:
 
 def note(layout: ElementLayout) -> None:
     """Keep the table of a site, if this thread is keeping tables."""
-    if _keeper != threading.get_ident() or layout.device.type != "cuda":
-        return
+    if _keeper != threading.get_ident() or layout.device.type != "cuda" or layout.shared > 1:
+        return  # the words of channels are few, and written to memory
     size = layout.row_elements
     if size > _LARGEST or _key(layout) in _kept:
         return
@@ -54,7 +54,7 @@ def note(layout: ElementLayout) -> None:
 
 def find(layout: ElementLayout) -> Tensor | None:
     """The table of a site, for code that is being compiled and knows the sizes of a row."""
-    if not torch.compiler.is_dynamo_compiling() or is_exporting():
+    if not torch.compiler.is_dynamo_compiling() or is_exporting() or layout.shared != 1:
         return None
     from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import, and here already
 

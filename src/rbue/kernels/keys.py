@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rbue import random_stream
 from rbue.kernels import native
 from rbue.kernels.triton_support import triton_kernels
-from rbue.torch_internals import is_exporting, plain_eager
+from rbue.torch_internals import computed_once, plain_eager
 
 
 def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -> Tensor:
@@ -32,8 +31,4 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
 
 def keys_at(states: Tensor, numbers: Tensor) -> Tensor:
     """The keys that site numbers make of the lanes of rows, which they broadcast against."""
-    keys = random_stream.absorb(states, numbers)
-    if torch.compiler.is_dynamo_compiling() and not is_exporting():
-        # A view by strides has its tensor written to memory; else each element of a map would make its keys anew.
-        return keys.as_strided(keys.shape, keys.stride())
-    return keys
+    return computed_once(random_stream.absorb(states, numbers))

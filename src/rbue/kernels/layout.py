@@ -3,7 +3,8 @@
 A key belongs to a *row*: one image in one sample. Usually row ``r`` is ``x[r]``. Two other cases occur inside
 networks: images cut into ``k`` patches along the first dimension, ``(rows * k, ...)``, and the first random
 site of a sampler, where one input row feeds ``repeat`` output rows (one for each sample, samples first).
-An element's number is its place in the row in logical order, whatever the memory format.
+An element's number is its place in the row in logical order, whatever the memory format. Where one draw serves a whole
+channel, it is the place of the channel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from rbue.torch_internals import is_vmapped
 
 @dataclass(frozen=True)
 class ElementLayout:
-    """How ``rows`` keys spread over an input tensor, and the shape and memory order of the output."""
+    """How ``rows`` keys spread over an input tensor, and the shape and memory order of the output.
+
+    ``shared`` neighbours in logical order have one number.
+    """
 
     shape: tuple[int, ...]
     rows: int
@@ -30,15 +34,20 @@ class ElementLayout:
     memory_format: torch.memory_format
     dense: bool
     device: torch.device
+    shared: int = 1
 
     @classmethod
-    def of(cls, x: Tensor, rows: int, repeat: int = 1) -> ElementLayout:
-        """The layout of ``x`` under ``rows`` keys; ``rows / repeat`` must divide ``x.shape[0]``."""
+    def of(cls, x: Tensor, rows: int, repeat: int = 1, mask: str = "element") -> ElementLayout:
+        """The layout of ``x`` under ``rows`` keys; ``rows / repeat`` must divide ``x.shape[0]``.
+
+        With ``mask="channel"`` the elements of a channel, dimension 1 as for BatchNorm, have one number.
+        """
         memory_format, dense = torch.contiguous_format, x.is_contiguous()
         for candidate, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
             if not dense and x.dim() == dims and not is_vmapped(x) and x.is_contiguous(memory_format=candidate):
                 memory_format, dense = candidate, True
-        return cls(tuple(x.shape), rows, repeat, memory_format, dense, x.device)
+        shared = math.prod(x.shape[2:]) if mask == "channel" else 1
+        return cls(tuple(x.shape), rows, repeat, memory_format, dense, x.device, shared)
 
     @property
     def patches(self) -> int:
@@ -51,6 +60,11 @@ class ElementLayout:
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one row."""
         return (self.patches, *self.shape[1:])
+
+    @property
+    def number_shape(self) -> tuple[int, ...]:
+        """The shape of the numbers of one row, which broadcasts against it."""
+        return self.row_shape if self.shared == 1 else (*self.row_shape[:2], *[1] * (len(self.shape) - 2))
 
     def rows_of(self, x: Tensor) -> Tensor:
         """The input as ``(1, rows / repeat, patches, ...)``, to broadcast against the output's rows."""
@@ -86,14 +100,14 @@ class ElementLayout:
         return keys.reshape(keys.shape[0], self.repeat, self.rows // self.repeat, *[1] * len(self.shape))
 
     def table(self) -> Tensor:
-        """``mix(element)`` for one row, kept between calls, in the memory order of the input."""
-        if self.memory_format is torch.contiguous_format:
+        """``mix(number)`` of each element of one row, kept between calls, in the memory order of the input."""
+        if self.memory_format is torch.contiguous_format and self.shared == 1:
             return _row_table(self.row_shape, self.device)
-        return _reordered_table(self.row_shape, self.memory_format, self.device)
+        return _reordered_table(self)
 
     def traced_table(self) -> Tensor:
-        """``mix(element)`` for one row, computed on the spot, for tracers and compilers."""
-        row = self.row_shape
+        """``mix(number)``, to broadcast against one row, computed on the spot, for tracers and compilers."""
+        row = self.number_shape
         count = 1
         for size in row:
             count = count * size
@@ -112,9 +126,9 @@ def _table_prefix(count: int, device: torch.device) -> Tensor:
 
 
 _MOST_REORDERED = 32 << 20
-"""Elements of all tables kept in another memory order: each is a copy, and inputs may come in ever new sizes."""
+"""Elements of all tables kept in another order: each is a copy, and inputs may come in ever new sizes."""
 
-_reordered: dict[tuple[tuple[int, ...], torch.memory_format, torch.device], Tensor] = {}  # the last used at the end
+_reordered: dict[tuple[tuple[int, ...], torch.memory_format, torch.device, int], Tensor] = {}  # last used at the end
 _reordering = threading.Lock()
 
 
@@ -123,12 +137,13 @@ def _row_table(row_shape: tuple[int, ...], device: torch.device) -> Tensor:
     return _table_prefix(math.prod(row_shape), device).view(row_shape)
 
 
-def _reordered_table(row_shape: tuple[int, ...], memory_format: torch.memory_format, device: torch.device) -> Tensor:
-    key = row_shape, memory_format, device
+def _reordered_table(layout: ElementLayout) -> Tensor:
+    key = layout.row_shape, layout.memory_format, layout.device, layout.shared
     with _reordering:
         table = _reordered.pop(key, None)
         if table is None:
-            table = _row_table(row_shape, device).contiguous(memory_format=memory_format)
+            numbers = _row_table(layout.number_shape, layout.device)
+            table = numbers.expand(layout.row_shape).contiguous(memory_format=layout.memory_format)
             room = _MOST_REORDERED - table.numel()
             while _reordered and sum(other.numel() for other in _reordered.values()) > room:
                 del _reordered[next(iter(_reordered))]

@@ -80,7 +80,7 @@ def _normalised_kernel(
     x_ptr, residual_ptr, affine_ptr, residual_affine_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row,
     channels, plane, to_pixel, to_channel, threshold, steepness, intercept, cap,
     REPEATED: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
-    RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr,
+    RANDOM: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr, BY_CHANNEL: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None]
@@ -96,7 +96,7 @@ def _normalised_kernel(
     WIDE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     numbers = _numbers_of(affine_ptr, channel, channels, known, WIDE)
     residual_numbers = _numbers_of(residual_affine_ptr, channel, channels, known, WIDE) if RESIDUAL_NORM else ()
-    mixed = mix((channel * plane + pixel).to(tl.uint32))
+    mixed = mix((channel if BY_CHANNEL else channel * plane + pixel).to(tl.uint32))
     for index in tl.static_range(ROWS):
         row = own[index]
         y = _normalised(x[index], numbers, WIDE)
@@ -118,7 +118,8 @@ def _normalised_kernel(
 def _pooled_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, images, samples, channels, plane, to_pixel, to_channel,
     threshold, steepness, intercept, cap, share,
-    DROP: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr, SAMPLES: tl.constexpr, CHANNELS: tl.constexpr,
+    DROP: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    SAMPLES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -129,7 +130,8 @@ def _pooled_kernel(
     total = tl.zeros((SAMPLES, CHANNELS), tl.float32)
     for pixel in range(plane):
         x = tl.load(start + pixel * to_pixel, mask=channel < channels, other=0.0).to(tl.float32)
-        word = word_of(mix((channel * plane + pixel).to(tl.uint32)), keys, DROP)
+        number = channel if BY_CHANNEL else channel * plane + pixel
+        word = word_of(mix(number.to(tl.uint32)), keys, DROP)
         y = wide_relu(x, word, threshold, steepness, intercept, DROP)
         if CAPPED:
             y = tl.where(y > cap, cap, y)
@@ -183,7 +185,7 @@ def normalised_relu(
                 *((0, 0.0, 0.0) if form is None else (form.threshold, form.steepness, form.intercept)), cap or 0.0,
                 REPEATED=layout.repeat > 1, RESIDUAL=residual is not None, RESIDUAL_NORM=residual_norm is not None,
                 RANDOM=form is not None, DROP=form is not None and form.drop, CAPPED=cap is not None,
-                LANES=2 if keys is None else keys.shape[0],
+                LANES=2 if keys is None else keys.shape[0], BY_CHANNEL=layout.shared > 1,
                 ROWS=together, PIXELS=pixels, CHANNELS=across, WHOLE=plane % pixels == channels % across == 0,
                 num_warps=warps_for(pixels * across),
             )  # fmt: skip
@@ -217,6 +219,7 @@ def pooled_relu(x: Tensor, form: SlopeForm, keys: Tensor, layout: ElementLayout,
         _pooled_kernel[grid](
             x, out, keys, keys.stride(0), images, layout.repeat, channels, plane, *_steps(layout),
             form.threshold, form.steepness, form.intercept, cap or 0.0, 1.0 / plane,
-            DROP=form.drop, CAPPED=cap is not None, LANES=keys.shape[0], SAMPLES=stack, CHANNELS=block,
+            DROP=form.drop, CAPPED=cap is not None, LANES=keys.shape[0], BY_CHANNEL=layout.shared > 1,
+            SAMPLES=stack, CHANNELS=block,
         )  # fmt: skip
     return out

@@ -69,8 +69,8 @@ def mix(x):
 def _tile(channels, plane, slabs, across, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
     """The places in the memory of a row that a program takes, the elements there, and which of them exist.
 
-    A division takes as many instructions as an element does, and those by ``slabs`` and ``across`` vanish where they
-    are 1, as Triton compiles that case apart.
+    A division takes as many instructions as an element does. Those by ``slabs`` and ``across``, and that by how many
+    elements share a number, vanish where they are 1, as Triton compiles that case apart.
     """
     slab = tl.program_id(0) % slabs
     start = slab // across * channels * plane
@@ -164,7 +164,7 @@ def _narrow_relu(x, word, threshold, steepness, intercept, cap, DROP: tl.constex
 @triton.jit(**UNSPECIALISED)
 def _forward_kernel(
     x_ptr, out_ptr, keys_ptr, lane_stride, rows, x_rows, first_row, elements, channels, plane, slabs, across,
-    threshold, steepness, intercept, cap,
+    shared, threshold, steepness, intercept, cap,
     REPEATED: tl.constexpr, DROP: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -172,7 +172,7 @@ def _forward_kernel(
     inside = None if WHOLE else exist
     own = own_rows(first_row, rows, ROWS)
     x = read_rows(x_ptr, copied_rows(own, x_rows, REPEATED), elements, place, inside)
-    mixed = mix(element.to(tl.uint32))
+    mixed = mix((element // shared).to(tl.uint32))
     for index in tl.static_range(ROWS):
         row = own[index]
         word = word_of(mixed, row_keys(keys_ptr, lane_stride, row, LANES), DROP)
@@ -201,7 +201,7 @@ def _gradient(
 @triton.jit(**UNSPECIALISED)
 def _backward_kernel(
     grad_ptr, y_ptr, out_ptr, keys_ptr, lane_stride, rows, first_row, elements, channels, plane, slabs, across,
-    steepness, intercept, cap,
+    shared, steepness, intercept, cap,
     DROP: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -210,7 +210,7 @@ def _backward_kernel(
     own = own_rows(first_row, rows, ROWS)
     grad = read_rows(grad_ptr, own, elements, place, inside)
     y = read_rows(y_ptr, own, elements, place, inside)
-    mixed = None if DROP else mix(element.to(tl.uint32))
+    mixed = None if DROP else mix((element // shared).to(tl.uint32))
     for index in tl.static_range(ROWS):
         row = own[index]
         result = _gradient(
@@ -264,7 +264,7 @@ def forward(
         for first_row, grid in launch.parts():
             _forward_kernel[grid](
                 x, out, keys, keys.stride(0), launch.rows, launch.rows // layout.repeat, first_row, *launch.shape,
-                form.threshold, form.steepness, form.intercept, cap or 0.0,
+                layout.shared, form.threshold, form.steepness, form.intercept, cap or 0.0,
                 REPEATED=layout.repeat > 1, DROP=form.drop, CAPPED=cap is not None, LANES=keys.shape[0],
                 **launch.constants,
             )  # fmt: skip
@@ -289,7 +289,7 @@ def backward(
         for first_row, grid in launch.parts():
             _backward_kernel[grid](
                 grad, out, result, anything, 0 if keys is None else keys.stride(0), launch.rows, first_row,
-                *launch.shape, form.steepness, form.intercept, cap or 0.0,
+                *launch.shape, layout.shared, form.steepness, form.intercept, cap or 0.0,
                 DROP=form.drop, CAPPED=cap is not None, LANES=2 if keys is None else keys.shape[0], **launch.constants,
             )  # fmt: skip
     return result

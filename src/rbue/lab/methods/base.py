@@ -177,7 +177,7 @@ def parse(spec: str) -> Method:
     """The method that a short text names.
 
     >>> parse("mc-droprelu:0.95")
-    MCDropReLU(q=0.95, where='all')
+    MCDropReLU(q=0.95, where='all', mask='element')
     >>> parse("deep-ensemble:4[mc-droprelu:0.95]") == parse("deep-ensemble:4,mc-droprelu:0.95")
     True
     """
