@@ -10,7 +10,7 @@ from rbue import _moved
 from rbue._version import __version__
 
 if TYPE_CHECKING:
-    from rbue import calibration, functional, metrics, variance
+    from rbue import augment, calibration, functional, metrics, variance
     from rbue.activations import DropActivation, Dropout, DropReLU, RReLU
     from rbue.batchnorm import update_bn
     from rbue.call_sites import Site, SiteTable, convert, mode, revert, seed, sites
@@ -32,6 +32,7 @@ __all__ = [
     "Site",
     "SiteTable",
     "__version__",
+    "augment",
     "calibration",
     "convert",
     "functional",

@@ -49,8 +49,9 @@ LANE_START = (0x243F6A88, 0x13198A2E)
 MIX_MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
 BITS_MULTIPLIERS = (0x9E3779B1, 0x85EBCA77)
 
-BALANCED = 0xA4093822
-"""What the lanes absorb after the seed where draws are balanced: the second word of the fraction of pi."""
+BALANCED, AUGMENTED = 0xA4093822, 0x299F31D0
+"""What the lanes absorb after the seed where draws are balanced, and for augmentations: the fifth and sixth word of the
+fraction of pi."""
 
 _WORD = 0xFFFFFFFF
 
@@ -299,6 +300,11 @@ def drop_cycle(probability: float) -> Cycle:
 def balanced_state(state: Tensor) -> Tensor:
     """The lanes of balanced draws, from those after the seed: a domain of their own."""
     return absorb(state, number(BALANCED, state.device))
+
+
+def augmented_state(state: Tensor) -> Tensor:
+    """The lanes of augmentations, from those after the seed; samples of either kind have them."""
+    return absorb(state, number(AUGMENTED, state.device))
 
 
 def turns(samples: Tensor, cycle: Cycle) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rbue import random_stream
+from rbue.augment import Augmentation
 from rbue.call_sites import Draw, conversion_of, innermost, running
 from rbue.errors import RbueError
 from rbue.sampling.shared_prefix import SampledPass, repeat_rows
@@ -47,7 +48,8 @@ class PassRunner:
 
         ``share`` runs what comes before the first random site once for all samples; ``fuse`` lets it fuse calls,
         ``live`` notes the memory it holds. ``seen`` is given the rows of each random site, ``reads`` follows their
-        results. ``model`` is called in the place of the usual one.
+        results. ``model`` is called in the place of the usual one. ``augment`` changes each row before that, and there
+        is nothing to share then.
         """
         try:
             return self._stacked(x, samples, images, share, **options)
@@ -69,6 +71,7 @@ class PassRunner:
         live: LiveRows | None = None,
         seen: list[int] | None = None,
         reads: HostReads | None = None,
+        augment: Augmentation | None = None,
     ) -> Tensor:
         stack, batch = len(samples), len(x)
         repeat = stack if share else 1
@@ -79,6 +82,8 @@ class PassRunner:
         draw = Draw(self.state, row_samples, images.repeat(stack), hook, self.balanced)
         # The network gets rows of its own: one that works in place must not change the caller's tensor.
         rows = x.clone() if repeat > 1 else repeat_rows(x, stack)
+        if augment is not None:
+            rows = augment(rows, draw.samples, draw.images)
         before, running.draws = running.draws, (self.conversion.token, draw)
         try:
             with torch.no_grad(), nullcontext() if reads is None else reads:

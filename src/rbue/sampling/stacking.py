@@ -8,12 +8,13 @@ size, and a compiled network gets the last one filled up, so that a batch needs 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from rbue.augment import Augment, Augmentation
 from rbue.call_sites import NotFoldable
 from rbue.sampling.passes import PassRunner
 from rbue.sampling.plans import PassPlan, make_plan, shares_alone, warn_of_batch_dependence
@@ -72,17 +73,33 @@ class StackedPasses:
     """Stochastic passes of one network on inputs of one shape."""
 
     def __init__(
-        self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None, draws: str = "independent"
+        self,
+        model: nn.Module,
+        x: Tensor,
+        seed: int,
+        memory: int | None = None,
+        draws: str = "independent",
+        augment: Augment | Sequence[Augment] | None = None,
     ) -> None:
+        self.augment = None if augment is None else Augmentation(augment, seed, x.device, draws)
         self.runner = PassRunner(model, seed, x.device, draws)
         several = len(x) > 1  # an image alone does not show whether others would change its samples
         form = _form(self.runner.network)
         self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several, form)
         known: PassPlan | None = self.runner.conversion.plans.get(self.key)
         self.plan = known if known is not None and known.telling else make_plan(self.runner, x, known)
-        if self.plan.share:
+        if self.shares:
             self.runner.leave_compiled_code()
         self.budget = _default_budget(x.device) if memory is None else memory
+
+    @property
+    def shares(self) -> bool:
+        """Whether samples share what comes before the first random site; they cannot if each sees another image."""
+        return self.plan.share and self.augment is None
+
+    def _cost(self, images: int, samples: int) -> float:
+        """Bytes that a pass holds at once, roughly."""
+        return self.plan.cost(images, samples) if self.augment is None else self.plan.cost(images * samples, 1)
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
@@ -92,7 +109,7 @@ class StackedPasses:
             if not self.plan.stack and piece.samples > 1:
                 work += piece.one_by_one()
                 continue
-            cost = self.plan.cost(piece.size, piece.samples)
+            cost = self._cost(piece.size, piece.samples)
             single = piece.size * piece.samples == 1
             if cost > self.budget and not single:
                 work += reversed(self._split(piece))
@@ -105,7 +122,8 @@ class StackedPasses:
             fill = piece.size if self.runner.compiled else 0
             try:
                 rows, numbers = _filled(x[batch], fill), _filled(images[batch], fill)
-                out = self.runner.run(rows, samples[stack], numbers, self.plan.share, fuse=self.plan.fuse)
+                how = {"fuse": self.plan.fuse, "augment": self.augment}
+                out = self.runner.run(rows, samples[stack], numbers, self.shares, **how)
             except NotFoldable:
                 if piece.samples == 1:
                     raise
@@ -115,7 +133,7 @@ class StackedPasses:
                 continue
             except Exception as error:
                 if not _is_out_of_memory(error):
-                    if not self.plan.share or piece.samples == 1:
+                    if not self.shares or piece.samples == 1:
                         raise
                     self._stop_sharing(x)  # these images go another way than those that the plan was made with
                     work.append(piece)
@@ -159,7 +177,7 @@ class StackedPasses:
     def _split(self, piece: Piece) -> list[Piece]:
         """Smaller pieces of work: fewer images, or fewer samples of one."""
         if piece.size > 1:
-            return piece.with_fewer_images(max(1, int(self.budget // self.plan.cost(1, piece.samples))))
+            return piece.with_fewer_images(max(1, int(self.budget // self._cost(1, piece.samples))))
         start, stop = piece.stack.start, piece.stack.stop
         middle = start + piece.samples // 2
         return [piece.with_samples(start, middle), piece.with_samples(middle, stop)]

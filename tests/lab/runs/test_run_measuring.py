@@ -352,3 +352,18 @@ def test_a_method_that_draws_nothing_has_no_stream(own):
     evaluate_run(run, own, CPU)
     drawn_by(RunFolder.of(run, own), 0)
     assert evaluate_run(run, own, CPU)["ece"] == 0.5
+
+
+def test_augmented_measurements_have_a_key_of_their_own_and_more_samples_than_networks(own):
+    run = config("single")
+    plain = evaluate_run(run, own, CPU, samples=6)
+    found = evaluate_run(run, own, CPU, samples=6, augment="shift:1, flip")
+    assert (plain["samples"], found["samples"], found["augment"]) == (1, 6, "shift:1,flip")
+    assert [row["samples"] for row in found["by_samples"]] == [1, 4]
+    assert list(RunFolder.of(run, own).entries("results"))[-2:] == [
+        "samples=6,seed=0",
+        "samples=6,seed=0,augment=shift:1,flip",
+    ]
+    assert "augment" not in plain
+    assert found["nll"] != plain["nll"]
+    assert evaluate_run(run, own, CPU, samples=6, augment="shift:1,flip") == found

@@ -14,6 +14,7 @@ from rbue.lab import data
 from rbue.lab.cli.options import (
     DRAWS,
     RUN_HELP,
+    Augment,
     DeviceName,
     Draws,
     MethodName,
@@ -31,6 +32,7 @@ from rbue.lab.cli.options import (
 from rbue.lab.cli.output import AsJson, duration, facts, number, percent, print_json, remark, say, table, working
 from rbue.lab.data.folder import middle_square, scaled_side
 from rbue.lab.data.images import Bytes
+from rbue.lab.runs.augmented import canonical
 from rbue.lab.runs.folders import RunFolder
 from rbue.lab.runs.measuring import evaluate_run, predict_images, usable_draws
 from rbue.lab.runs.networks import load_networks, trained_on
@@ -50,6 +52,7 @@ def evaluate(
         str, typer.Option(help="Images to measure on: 'test', or 'validation', those of --holdout.")
     ] = "test",
     draws: Draws = "independent",
+    augment: Augment = "",
     json: AsJson = False,
 ) -> None:
     """Measure a trained run: accuracy, calibration, proper scores, diversity. The result is kept in its folder."""
@@ -65,7 +68,8 @@ def evaluate(
             )
         config, root = settings_and_root(find_run(run, selection.runs))
     with working(f"evaluating {config.method} on {config.data}"):
-        result = evaluate_run(config, root, device, samples=samples, seed=sample_seed, split=split, draws=draws)
+        asked = {"samples": samples, "seed": sample_seed, "split": split, "draws": draws, "augment": augment}
+        result = evaluate_run(config, root, device, **asked)  # type: ignore[arg-type]
     folder = RunFolder.of(config, root).path
     if json:
         print_json({"run": folder, "config": config.as_json(), "result": result})
@@ -83,6 +87,7 @@ def evaluate(
             ("Mean-JSD", number(result["mean_jsd"])),
             ("Mean-DIS", number(result["mean_dis"])),
             ("samples", f"{result['samples']} {result.get('draws', 'independent')} (seed {result['seed']})"),
+            *([("augmentations", result["augment"])] if result.get("augment") else []),
             ("parameters", f"{result['parameters']:,}"),
             ("training time", duration(result["training_seconds"])),
         ]
@@ -145,6 +150,7 @@ def predict(
     samples: Samples = 100,
     seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
     draws: Annotated[str | None, DRAWS] = None,
+    augment: Augment = "",
     device: DeviceName = None,
     runs: RunsFolder = Path("runs"),
     json: AsJson = False,
@@ -154,14 +160,15 @@ def predict(
     Entropy (in nats) is the whole uncertainty; mutual information is the part that comes from the model not knowing.
     """
     config, root = settings_and_root(find_run(run, runs))
-    draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"))
+    augment = canonical(augment)
+    draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"), augment)
     place = device_named(device)
     known = trained_on(config, root)
     pixels = np.stack([read_image(path, known) for path in images])
     unlabelled = replace(known, images=pixels, labels=np.zeros(len(pixels), dtype=np.int64))
     with working(f"predicting with {config.method}"):
         networks = load_networks(config, root, place)
-        prediction = predict_images(config, networks, unlabelled, samples, seed, place, draws=draws)
+        prediction = predict_images(config, networks, unlabelled, samples, seed, place, draws=draws, augment=augment)
     rows: list[dict[str, Any]] = [
         {
             "image": str(path),
@@ -175,7 +182,8 @@ def predict(
         for index, path in enumerate(images)
     ]
     if json:
-        print_json({"run": run, "method": config.method, "seed": seed, "draws": draws, "predictions": rows})
+        asked = {"seed": seed, "draws": draws, **({"augment": augment} if augment else {})}
+        print_json({"run": run, "method": config.method, **asked, "predictions": rows})
         return
     numbers = ("confidence", "entropy", "mutual information")
     cells = [

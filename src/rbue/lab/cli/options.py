@@ -32,6 +32,10 @@ DRAWS = typer.Option(
     show_default="balanced where the method has them",
 )
 Draws = Annotated[str, typer.Option("--draws", help=DRAWS.help)]
+Augment = Annotated[
+    str,
+    typer.Option("--augment", help="What each pass does to its images: a list of flip, shift:2, crop:0.8."),
+]
 MethodName = Annotated[str, typer.Option("--method", help="Short text of a method; `rbue methods` lists them.")]
 
 

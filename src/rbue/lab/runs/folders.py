@@ -272,13 +272,14 @@ def find_runs(root: Path) -> Iterator[RunFolder]:
         yield RunFolder(config.parent)
 
 
-def result_key(samples: int, seed: int = 0, draws: str = "independent") -> str:
-    """The name of a measurement in ``results.json`` and ``calibration.json``; independent draws need no mention.
+def result_key(samples: int, seed: int = 0, draws: str = "independent", augment: str = "") -> str:
+    """The name of a measurement in ``results.json`` and ``calibration.json``; what is as in the paper needs no mention.
 
-    >>> result_key(100), result_key(20, draws="balanced")
-    ('samples=100,seed=0', 'samples=20,seed=0,draws=balanced')
+    >>> result_key(100), result_key(20, draws="balanced", augment="flip")
+    ('samples=100,seed=0', 'samples=20,seed=0,draws=balanced,augment=flip')
     """
-    return f"samples={samples},seed={seed}" + ("" if draws == "independent" else f",draws={draws}")
+    more = {"draws": "" if draws == "independent" else draws, "augment": augment}
+    return f"samples={samples},seed={seed}" + "".join(f",{name}={value}" for name, value in more.items() if value)
 
 
 def other_stream(config: RunConfig, measured: Mapping[str, Any]) -> str:

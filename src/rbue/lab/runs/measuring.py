@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 from rbue import metrics
+from rbue.augment import Augmentation
 from rbue.call_sites import evaluating
 from rbue.errors import InvalidInput, RbueError, did_you_mean
 from rbue.lab import data
 from rbue.lab.environment import facts
+from rbue.lab.runs.augmented import augmented, canonical, parse_augment
 from rbue.lab.runs.folders import (
     RunConfig,
     RunFolder,
@@ -59,17 +61,18 @@ def predict_images(
     return_samples: bool = False,
     adaptive: Adaptive | None = None,
     draws: str = "independent",
+    augment: str = "",
 ) -> Prediction:
     """Predict a set of images with the method of a run; a method with fewer samples draws all it has."""
-    rule = adaptive if config.parsed.limit is None else None
-    count = usable_samples(config, samples)
-    draws = usable_draws(config, draws)
-    cycle = config.parsed.cycle if draws == "balanced" else INDEPENDENT
+    count = usable_samples(config, samples, augment)
+    rule = adaptive if usable_samples(config, samples + 1, augment) > samples else None
+    draws = usable_draws(config, draws, augment)
+    cycle = config.parsed.cycle if draws == "balanced" and not augment else INDEPENDENT
     settings = {"seed": seed, "adaptive": rule, "return_samples": return_samples, "draws": draws, "cycle": cycle}
     with _measuring(networks, device):
         parts = [
             collect(stream, x, numbers, count, **settings)  # type: ignore[arg-type]
-            for stream, x, numbers in _streams(config, networks, images, seed, device, draws)
+            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment)
         ]
     return concatenate(parts)
 
@@ -83,28 +86,32 @@ def predict_images_at(
     device: torch.device,
     keep: int,
     draws: str = "independent",
+    augment: str = "",
 ) -> list[Prediction]:
     """Predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep`` samples."""
-    reached = sorted({usable_samples(config, count) for count in counts})
+    reached = sorted({usable_samples(config, count, augment) for count in counts})
     with _measuring(networks, device):
         parts = [
             collect_at(stream, x, numbers, reached, seed=seed, keep=min(keep, reached[-1]), draws=draws)
-            for stream, x, numbers in _streams(config, networks, images, seed, device, draws)
+            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment)
         ]
     return [concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def usable_samples(config: RunConfig, samples: int) -> int:
-    """How many of the samples asked for the method of a run has."""
+def usable_samples(config: RunConfig, samples: int, augment: str = "") -> int:
+    """How many of the samples asked for the method of a run has; of augmented ones there is no end."""
     limit = config.parsed.limit
-    return samples if limit is None else min(samples, limit)
+    return samples if limit is None or augment else min(samples, limit)
 
 
-def usable_draws(config: RunConfig, draws: str) -> str:
-    """How the method of a run draws when asked for ``draws``; one with so many samples and no more has only its own."""
+def usable_draws(config: RunConfig, draws: str, augment: str = "") -> str:
+    """How the method of a run draws when asked for ``draws``.
+
+    One with so many samples and no more has only its own. Its augmentations may be balanced.
+    """
     check_draws(draws)
     if config.parsed.limit is not None:
-        return "independent"
+        return draws if augment else "independent"
     if draws == "balanced" and not config.parsed.balances:
         raise InvalidInput(f"{config.method} has no balanced draws; use independent ones.")
     return draws
@@ -119,7 +126,13 @@ def _measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[
 
 
 def _streams(
-    config: RunConfig, networks: Sequence[nn.Module], images: data.ImageSet, seed: int, device: torch.device, draws: str
+    config: RunConfig,
+    networks: Sequence[nn.Module],
+    images: data.ImageSet,
+    seed: int,
+    device: torch.device,
+    draws: str,
+    augment: str,
 ) -> Iterator[tuple[SampleStream, torch.Tensor, torch.Tensor]]:
     """For each batch of the images: what draws samples, the normalised batch, and the numbers of its images."""
     normalise = Normalise(images.mean, images.std, device)
@@ -129,7 +142,12 @@ def _streams(
         block = np.ascontiguousarray(images.images[start : start + rows])
         x = normalise(torch.from_numpy(block).to(device))
         numbers = torch.arange(start, start + len(x), dtype=torch.int32, device=device)
-        yield config.parsed.stream(networks, x, seed, draws=draws), x, numbers
+        stream = config.parsed.stream(networks, x, seed, draws=draws)
+        if augment:
+            black = [-mean / std for mean, std in zip(images.mean, images.std, strict=True)]
+            changing = Augmentation(parse_augment(augment, black), seed, device, draws)
+            stream = augmented(stream, changing, config.parsed.limit)
+        yield stream, x, numbers
 
 
 def measure(prediction: Prediction, labels: torch.Tensor) -> dict[str, float]:
@@ -170,11 +188,13 @@ def evaluate_run(
     seed: int = 0,
     split: str = "test",
     draws: str = "independent",
+    augment: str = "",
 ) -> dict[str, Any]:
     """Measure a trained run on the test images and keep the result in its folder.
 
     The ``"validation"`` images are those that ``config.holdout`` kept from training. Choose by them, not by the test
-    images. Diversity is always that of independent samples.
+    images. ``augment`` names what each sample does to its images first (:mod:`rbue.lab.runs.augmented`). Diversity is
+    always that of independent samples of the images as they are.
 
     What was measured before is given again, unless another version of the random stream drew it, a folder of images
     has other test images by now, or the stored probabilities were removed. An ensemble some of whose members' weights
@@ -184,8 +204,9 @@ def evaluate_run(
     refuse_other_images(config, root)
     warn_of_changed_code(config, root)
     folder = RunFolder.of(config, root)
-    draws = usable_draws(config, draws)
-    key = result_key(samples, seed, draws)
+    augment = canonical(augment)
+    draws = usable_draws(config, draws, augment)
+    key = result_key(samples, seed, draws, augment)
     known = folder.entries(SPLITS[split])
     if key in known:
         outdated = _outdated(config, known[key], split)
@@ -196,7 +217,7 @@ def evaluate_run(
             raise RbueError(
                 f"{folder.path} was measured {outdated}; its weights are not kept in this folder to measure it again."
             )
-    return _measured(config, root, device, samples, seed, split, draws)
+    return _measured(config, root, device, samples, seed, split, draws, augment)
 
 
 def check_split(config: RunConfig, split: str) -> None:
@@ -241,22 +262,26 @@ def _measured(
     seed: int,
     split: str = "test",
     draws: str = "independent",
+    augment: str = "",
 ) -> dict[str, Any]:
     folder = RunFolder.of(config, root)
     images = _images(config, split)
     labels = torch.from_numpy(images.labels).to(device)
-    stored = _from_members(config, root, device, samples, seed, images) if split == "test" else None
+    combine = split == "test" and not augment  # members keep the probabilities of test images as they are
+    stored = _from_members(config, root, device, samples, seed, images) if combine else None
     if stored is not None:
         first, prediction = stored
         curve: list[dict[str, float]] = []
     else:
         networks = load_networks(config, root, device)
         limit = config.parsed.limit
-        counts = [*(count for count in SAMPLE_COUNTS if count < samples and limit is None), samples]
+        endless = limit is None or bool(augment)
+        counts = [*(count for count in SAMPLE_COUNTS if count < samples and endless), samples]
         compared = limit or DIVERSITY_SAMPLES
-        *fewer, prediction = predict_images_at(config, networks, images, counts, seed, device, compared, draws)
+        drawn = predict_images_at(config, networks, images, counts, seed, device, compared, draws, augment)
+        *fewer, prediction = drawn
         first = prediction
-        if samples < compared or draws != "independent":
+        if samples < compared or draws != "independent" or augment:
             first = predict_images(config, networks, images, compared, seed, device, return_samples=True)
         curve = [{"samples": int(one.samples_used[0]), **measure(one, labels)} for one in fewer]
     training = [RunFolder.of(member, root).read("training") for member in config.members()]
@@ -270,12 +295,13 @@ def _measured(
         "combined_from": "networks" if stored is None else "stored probabilities",
         "seed": seed,
         "draws": draws,
+        **({"augment": augment} if augment else {}),
         "device": device.type,
         "stream_version": prediction.stream_version,
         "data": images.record(),
         "environment": facts(),
     }
-    key = result_key(samples, seed, draws)
+    key = result_key(samples, seed, draws, augment)
     with folder.locked():
         folder.open(config, facts())
         result["probs_sha256"] = write_probs(_probs(folder, split), prediction.probs.cpu().numpy())
@@ -321,6 +347,6 @@ def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
         return False
     results = folder.entries("results")
     last = list(results.values())[-1] if results else {}
-    if other_images(last, images) or not belong_to(folder.probs, last):
+    if other_images(last, images) or last.get("augment") or not belong_to(folder.probs, last):
         return False
     return read_probs(folder.probs).shape == (len(images), len(images.classes))

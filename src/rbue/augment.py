@@ -1,0 +1,152 @@
+"""Augmented passes: every sample of an image sees it flipped, shifted or cropped in its own way.
+
+An augmentation is a function ``augment(x, uniform) -> x`` of the rows of a pass, ``(rows, ...)``. It changes each row
+by numbers of its own: ``uniform(n)`` has ``n`` of them for each row, ``(rows, n)``, in ``(0, 1)``. They come from the
+random stream, so sample ``k`` of image ``i`` sees the same picture whatever the batch size, the device and the number
+of samples. Balanced samples have them in mirrored pairs, ``u`` and ``1 - u``: of two samples one is flipped, and they
+are shifted to opposite sides.
+
+Several are given as a list and are applied in turn, each with numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rbue import random_stream
+from rbue.errors import InvalidInput, whole_number
+from rbue.kernels import site_keys
+
+__all__ = ["Augment", "Crop", "Flip", "Shift"]
+
+Uniform = Callable[[int], Tensor]
+Augment = Callable[[Tensor, Uniform], Tensor]
+"""What :func:`rbue.predict` takes as ``augment``: a function of the rows of a pass and their uniform numbers."""
+
+_PAIRS = random_stream.Cycle(2, -1.0, mirrored=True)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Turn every second image around, left to right.
+
+    >>> x = torch.arange(4.0).reshape(1, 1, 2, 2)
+    >>> Flip()(x, lambda n: torch.full((1, n), 0.2)).flatten()
+    tensor([1., 0., 3., 2.])
+    """
+
+    def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        """Flip the rows whose number is below a half."""
+        _check_images(x, self)
+        return torch.where(uniform(1)[:, :, None, None] < 0.5, x.flip(3), x)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Move an image by up to ``pixels`` each way, and fill what comes in from outside.
+
+    ``fill`` is a value of the network's input, or one for each channel: 0 is the mean of images that are normalised.
+
+    >>> x = torch.arange(1.0, 5).reshape(1, 1, 2, 2)
+    >>> Shift(1)(x, lambda n: torch.full((1, n), 0.9)).flatten()  # a row down and a column to the right
+    tensor([0., 0., 0., 1.])
+    """
+
+    pixels: int = 2
+    fill: float | tuple[float, ...] = 0.0
+
+    def __post_init__(self) -> None:
+        whole_number(self.pixels, "pixels", least=1)
+
+    def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        """Shift each row by whole pixels."""
+        _check_images(x, self)
+        count, _, height, width = x.shape
+        fill = torch.tensor(self.fill, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+        padded = fill.expand(*x.shape[:2], height + 2 * self.pixels, width + 2 * self.pixels).clone()
+        padded[:, :, self.pixels : -self.pixels, self.pixels : -self.pixels] = x
+        steps = 2 * self.pixels + 1
+        # Where the window lies in the padded image: moved to the left, it shows the image moved to the right.
+        start = steps - 1 - (uniform(2) * steps).long().clamp(max=steps - 1)  # a product may be rounded up to the end
+        rows = start[:, :1] + torch.arange(height, device=x.device)
+        columns = start[:, 1:] + torch.arange(width, device=x.device)
+        images = torch.arange(count, device=x.device)[:, None, None]
+        return padded.permute(0, 2, 3, 1)[images, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Cut a window out of an image and enlarge it to the old size, bilinearly.
+
+    Its sides are those of the image times a number between ``smallest`` and 1, and it may lie anywhere.
+    """
+
+    smallest: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.smallest <= 1:
+            raise InvalidInput(f"smallest is a part of an image's side and must lie in (0, 1], not {self.smallest}.")
+
+    def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        """Cut each row at a place of its own."""
+        _check_images(x, self)
+        size, across, down = uniform(3).unbind(1)
+        side = self.smallest + (1 - self.smallest) * size
+        free = 1 - side  # in units in which an image reaches from -1 to 1
+        zero = torch.zeros_like(side)
+        moves = [side, zero, free * (2 * across - 1), zero, side, free * (2 * down - 1)]
+        grid = F.affine_grid(torch.stack(moves, 1).reshape(-1, 2, 3), list(x.shape), align_corners=False)
+        return F.grid_sample(x, grid.to(x.dtype), padding_mode="border", align_corners=False)
+
+
+def _check_images(x: Tensor, step: object) -> None:
+    if x.dim() != 4:
+        raise InvalidInput(f"{type(step).__name__} needs images of shape (B, C, H, W), not {tuple(x.shape)}.")
+
+
+class Augmentation:
+    """Augmentations under a seed, applied to numbered samples of numbered images."""
+
+    def __init__(
+        self, augment: Augment | Sequence[Augment], seed: int, device: torch.device, draws: str = "independent"
+    ) -> None:
+        self.steps = tuple(augment) if isinstance(augment, (list, tuple)) else (augment,)
+        for step in self.steps:
+            if not callable(step):
+                raise InvalidInput(
+                    f"augment must be a function of images and uniform numbers, such as rbue.augment.Flip(), or a list "
+                    f"of them, not {step!r}."
+                )
+        self.balanced = draws == "balanced"
+        self.state = random_stream.augmented_state(random_stream.seed_state(seed, device))
+
+    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Tensor:
+        """The rows ``x`` as these samples of these images see them; one sample number may stand for all."""
+        cycles, turns = random_stream.turns(samples, _PAIRS) if self.balanced else (samples, None)
+        numbers = torch.arange(len(self.steps), dtype=torch.int32, device=images.device)
+        keys = site_keys(self.state, cycles, images, numbers)
+        for number, step in enumerate(self.steps):
+            found = step(x, _uniform(keys[:, number], turns))
+            if not isinstance(found, Tensor) or found.shape != x.shape:
+                what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise InvalidInput(f"augment must keep the shape {tuple(x.shape)} of its images, but gave {what}.")
+            x = found
+        return x
+
+
+def _uniform(keys: Tensor, turns: Tensor | None) -> Uniform:
+    """The numbers of rows with these keys, ``(2, rows)``."""
+
+    def uniform(count: int) -> Tensor:
+        table = random_stream.element_table(count, keys.device)
+        words = random_stream.bits(table, *keys.unsqueeze(-1))
+        if turns is not None:
+            words = random_stream.turned(words, turns.unsqueeze(-1), mirrored=True)
+        return 0.5 + random_stream.odd_words(words) / (1 << 24)
+
+    return uniform

@@ -1,0 +1,150 @@
+"""Augmented passes: what a sample sees depends on its numbers alone, and its output is that of a plain call on it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import numpy_stream
+import rbue
+from rbue.augment import Augmentation, Crop, Flip, Shift
+
+EVERY = [Flip(), Shift(2), Crop(0.7)]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 5)
+    )
+
+
+def images(count=6, seed=1):
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def recorded(seen):
+    """An augmentation that changes nothing and notes its numbers."""
+
+    def augment(x, uniform):
+        seen.append(uniform(3))
+        return x
+
+    return augment
+
+
+@pytest.mark.parametrize("draws", ["independent", "balanced"])
+def test_samples_are_those_of_the_augmented_images(draws):
+    """Without shared prefix or stack: one sample at a time, on images that were changed before."""
+    x, net = images(), rbue.convert(network(), rbue.DropReLU(0.8), example=images())
+    drawn = rbue.predict(net, x, samples=7, seed=3, draws=draws, augment=EVERY, return_samples=True)
+    change, numbers = Augmentation(EVERY, 3, x.device, draws), torch.arange(len(x), dtype=torch.int32)
+    for k in range(7):
+        changed = change(x, torch.tensor([k], dtype=torch.int32), numbers)
+        alone = rbue.predict(net, changed, samples=k + 1, seed=3, draws=draws, return_samples=True)
+        torch.testing.assert_close(drawn.samples[k], alone.samples[k], rtol=1e-4, atol=1e-6)
+    plain = rbue.predict(net, x, samples=7, seed=3, draws=draws, return_samples=True)
+    assert (drawn.samples - plain.samples).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("where", ["all", "last"])
+def test_batch_size_memory_and_number_of_samples_do_not_matter(where):
+    x, net = images(), rbue.convert(network(), rbue.DropReLU(0.8), where=where, example=images())
+    whole = rbue.predict(net, x, samples=6, augment=EVERY, return_samples=True).samples
+    single = rbue.predict(net, x.split(1), samples=6, augment=EVERY, return_samples=True).samples
+    little = rbue.predict(net, x, samples=6, augment=EVERY, return_samples=True, memory=1 << 12).samples
+    longer = rbue.predict(net, x, samples=11, augment=EVERY, return_samples=True).samples[:6]
+    some = rbue.predict(net, x[2:4], index=torch.tensor([2, 3]), samples=6, augment=EVERY, return_samples=True).samples
+    for other in (single, little, longer):
+        torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(some, whole[:, 2:4], rtol=1e-4, atol=1e-6)
+
+
+def test_numbers_are_those_of_the_documented_stream():
+    first, second = [], []
+    change = Augmentation([recorded(first), recorded(second)], 2**40 + 7, torch.device("cpu"))
+    change(images(), torch.tensor([5], dtype=torch.int32), torch.arange(6, dtype=torch.int32))
+    for place, seen in enumerate((first, second)):
+        lanes = numpy_stream.keys(2**40 + 7, 5, np.arange(6), place, domain=[0x299F31D0])
+        words = numpy_stream.bits(np.arange(3), *(lane[:, None] for lane in lanes)).view(np.int32)
+        expected = 0.5 + ((words >> 8) | 1) / 2**24
+        assert np.allclose(seen[0].numpy(), expected, rtol=0, atol=1e-7)
+
+
+def test_balanced_samples_come_in_mirrored_pairs():
+    seen = []
+    change = Augmentation(recorded(seen), 0, torch.device("cpu"), "balanced")
+    for sample in range(4):
+        change(images(), torch.tensor([sample], dtype=torch.int32), torch.arange(6, dtype=torch.int32))
+    assert torch.equal(seen[0] + seen[1], torch.ones(6, 3))
+    assert torch.equal(seen[2] + seen[3], torch.ones(6, 3))
+    assert not torch.equal(seen[0], seen[2])
+
+
+def test_numbers_are_uniform_and_images_differ():
+    seen = []
+    rows = torch.zeros(4000, 1, 1, 1)
+    numbers = torch.arange(4000, dtype=torch.int32)
+    Augmentation(recorded(seen), 0, torch.device("cpu"))(rows, numbers[:1], numbers)
+    counts = torch.histc(seen[0][:, 0], 10, 0, 1)
+    assert ((counts - 400) ** 2 / 400).sum() < 27.9  # the 0.999 quantile with 9 degrees of freedom
+    assert torch.corrcoef(seen[0].T).triu(1).abs().max() < 0.06
+
+
+@pytest.mark.parametrize(
+    ("u", "down", "right"), [((0.1, 0.9), -2, 2), ((0.5, 0.3), 0, -1), ((0.999999, 0.0001), 2, -2)]
+)
+def test_a_shift_moves_by_whole_pixels(u, down, right):
+    x = images(1)
+    moved = Shift(2, fill=9.0)(x, lambda n: torch.tensor([u]))
+    for row in range(8):
+        for column in range(8):
+            inside = 0 <= row - down < 8 and 0 <= column - right < 8
+            expected = x[0, :, row - down, column - right] if inside else torch.full((3,), 9.0)
+            assert moved[0, :, row, column].equal(expected)
+
+
+def test_a_crop_is_a_window_enlarged():
+    x = images(2)
+    torch.testing.assert_close(Crop(1.0)(x, lambda n: torch.full((2, n), 0.3)), x)
+    corner = Crop(0.5)(x, lambda n: torch.tensor([[0.0, 0.0, 1.0]] * 2))  # the smallest window, left and at the bottom
+    window = torch.nn.functional.interpolate(x[:, :, 4:, :4], scale_factor=2, mode="bilinear", align_corners=False)
+    torch.testing.assert_close(corner[:, :, 1:, :-1], window[:, :, 1:, :-1])  # the other edges see pixels outside
+
+
+def test_adaptive_stopping_does_not_count_on_the_balance():
+    x, net = images(), rbue.convert(network(), rbue.DropReLU(0.9), example=images())
+    rule = rbue.Adaptive(tolerance=0.05, first=8)
+    balanced = rbue.predict(net, x, samples=64, adaptive=rule, augment=Flip()).samples_used
+    independent = rbue.predict(net, x, samples=64, adaptive=rule, augment=Flip(), draws="independent").samples_used
+    plain = rbue.predict(net, x, samples=64, adaptive=rule).samples_used
+    assert plain.float().mean() < balanced.float().mean()
+    assert balanced.float().mean() <= 2 * independent.float().mean()
+
+
+@pytest.mark.parametrize(
+    ("augment", "message"),
+    [
+        ("flip", "augment must be a function of images .* not 'flip'"),
+        ([Flip(), 3], "augment must be a function of images .* not 3"),
+        (lambda x, uniform: x[..., 1:], r"must keep the shape \(.*, 3, 8, 8\) of its images, but gave \(.*, 3, 8, 7\)"),
+        (lambda x, uniform: None, "must keep the shape .* but gave NoneType"),
+    ],
+)
+def test_what_is_no_augmentation_is_refused(augment, message):
+    net = rbue.convert(network(), rbue.DropReLU(0.8), example=images())
+    with pytest.raises(rbue.InvalidInput, match=message):
+        rbue.predict(net, images(), samples=2, augment=augment)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Shift(0), "pixels is 0"),
+        (lambda: Crop(1.5), r"smallest .* must lie in \(0, 1\], not 1\.5"),
+        (lambda: Flip()(torch.zeros(3, 4), None), r"Flip needs images of shape \(B, C, H, W\), not \(3, 4\)"),
+    ],
+)
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(rbue.InvalidInput, match=message):
+        make()
