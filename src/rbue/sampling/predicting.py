@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from rbue import random_stream
+from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.errors import InvalidInput, RbueError, whole_number
 from rbue.prediction import Prediction, concatenate
@@ -35,6 +36,7 @@ def predict(
     progress: bool = False,
     memory: int | None = None,
     draws: str = "balanced",
+    temperature: float | Temperature | bool = True,
 ) -> Prediction:
     """Predict with uncertainty: the mean and the spread of many random passes (paper §3.3).
 
@@ -59,6 +61,9 @@ def predict(
             DropActivation, Dropout) or slopes come in mirrored pairs (RReLU). Each sample alone is distributed as
             before, and the mean of few of them is several times closer to its limit. ``"independent"`` ones are those
             of plain calls (:func:`rbue.seed`); the paper's measurements use them.
+        temperature: scale the mean probabilities by the temperature that is kept with the network
+            (:func:`rbue.set_temperature`), if there is one; False does not, a number scales by that one instead.
+            Adaptive stopping looks at the mean before.
 
     >>> from rbue import DropReLU, convert
     >>> _ = torch.manual_seed(0)
@@ -72,6 +77,7 @@ def predict(
     check_draws(draws)
     network = innermost(model)
     conversion = conversion_of(network)
+    scale = _temperature(temperature, conversion.temperature)
     _check_inputs(x, conversion.inputs)
     cycle = conversion.activation.cycle if draws == "balanced" else INDEPENDENT
     parts: list[Prediction] = []
@@ -104,7 +110,33 @@ def predict(
         raise InvalidInput("the loader gave no batch; there is nothing to predict.")
     if index is not None and len(index) != start:
         raise InvalidInput(f"index numbers {len(index)} images, but the loader gave {start}.")
-    return parts[0] if len(parts) == 1 else concatenate(parts)
+    prediction = parts[0] if len(parts) == 1 else concatenate(parts)
+    return prediction if scale == 1 else prediction.scaled(scale)
+
+
+def warm_up(model: nn.Module, x: Tensor | Iterable[Any], samples: int = 100, **settings: Any) -> None:
+    """Do now what the first :func:`predict` would do before its passes, so that the next ones are as fast as they get.
+
+    Kernels are compiled or loaded, the network is looked at (how its samples may be stacked), libraries choose their
+    algorithms, memory is taken from the system. That belongs to one kind of request: give ``x`` with the shape, type
+    and device, and the ``samples`` and other settings of :func:`predict`, that will be asked for. What ``x`` holds does
+    not matter, as long as it is finite. Of a loader the first batch is used.
+
+    >>> from rbue import DropReLU, convert
+    >>> net = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), DropReLU(0.8))
+    >>> warm_up(net, torch.zeros(1, 4), samples=30)
+    """
+    batch = next(iter(batches_of(x)), None)
+    if batch is None:
+        raise InvalidInput("the loader gave no batch; there is nothing to warm up with.")
+    predict(model, batch, samples=samples, **settings)
+
+
+def _temperature(given: float | Temperature | bool, kept: float) -> float:
+    """What to scale by: the kept temperature, none, or another."""
+    if isinstance(given, bool):
+        return kept if given else 1.0
+    return float((given if isinstance(given, Temperature) else Temperature(given)).value)
 
 
 def check_draws(draws: str) -> None:
