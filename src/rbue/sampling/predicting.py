@@ -119,12 +119,12 @@ def warm_up(model: nn.Module, x: Tensor | Iterable[Any], samples: int = 100, **s
 
     Kernels are compiled or loaded, the network is looked at (how its samples may be stacked), libraries choose their
     algorithms, memory is taken from the system. That belongs to one kind of request: give ``x`` with the shape, type
-    and device, and the ``samples`` and other settings of :func:`predict`, that will be asked for. What ``x`` holds does
-    not matter, as long as it is finite. Of a loader the first batch is used.
+    and device, and the ``samples`` and other settings of :func:`predict`, that will be asked for. Noise will do for
+    ``x``; zeros may show too little of the network. Of a loader the first batch is used.
 
     >>> from rbue import DropReLU, convert
     >>> net = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), DropReLU(0.8))
-    >>> warm_up(net, torch.zeros(1, 4), samples=30)
+    >>> warm_up(net, torch.randn(1, 4), samples=30)
     """
     batch = next(iter(batches_of(x)), None)
     if batch is None:
