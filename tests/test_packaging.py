@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 ALONE = """
 import sys
-for name in "PIL cv2 matplotlib rich safetensors scipy sklearn skimage torchmetrics typer".split():
+for name in "PIL cv2 matplotlib rich scipy sklearn skimage torchmetrics typer".split():
     sys.modules[name] = None  # not installed
 import torch, rbue
 assert "torch._dynamo" not in sys.modules, "the compiler takes longer to import than torch"
@@ -43,7 +43,7 @@ def alone(path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_library_needs_torch_and_numpy_alone(tmp_path):
+def test_the_library_needs_torch_numpy_and_safetensors_alone(tmp_path):
     done = alone(ROOT / "src", tmp_path)
     assert "pip install rich" in done.stdout, done.stderr
     assert done.returncode == 1

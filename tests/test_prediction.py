@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rbue.calibration import Temperature
 from rbue.prediction import Prediction, RunningStatistics, concatenate, of_samples
 
 
@@ -117,3 +118,19 @@ def test_comparing_predictions_is_no_error():
     one, other = (accumulate(random_probs(4, 5, 3), []) for _ in range(2))
     assert one != other
     assert [one, other].index(other) == 1
+
+
+def test_a_temperature_scales_the_mean_and_leaves_the_spread():
+    drawn = of_samples(random_probs(9, 6, 4, 3))
+    once = drawn.scaled(1.7)
+    assert torch.equal(once.probs, Temperature(1.7)(drawn.probs))
+    assert (once.temperature, drawn.temperature) == (1.7, 1.0)
+    for name in ("variance", "votes", "expected_entropy", "mutual_information", "samples", "label"):
+        assert torch.equal(getattr(once, name), getattr(drawn, name)), name
+    assert (once.entropy > drawn.entropy).all()
+    assert torch.equal(once.scaled(0.5).probs, drawn.scaled(0.5).probs)  # not one after the other
+    assert torch.equal(once.scaled(1).probs, drawn.probs)
+    both = concatenate([once, once])
+    assert (both.temperature, len(both.unscaled_probs)) == (1.7, 12)
+    assert "temperature 1.7" in repr(both)
+    assert "temperature" not in repr(drawn)

@@ -13,14 +13,17 @@ if TYPE_CHECKING:
     from rbue import augment, calibration, functional, metrics, variance
     from rbue.activations import DropActivation, Dropout, DropReLU, RReLU
     from rbue.batchnorm import update_bn
-    from rbue.call_sites import Site, SiteTable, convert, mode, revert, seed, sites
+    from rbue.call_sites import ConversionSummary, Site, SiteTable, convert, mode, revert, seed, set_temperature, sites
+    from rbue.call_sites.summary import conversion
     from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
     from rbue.prediction import Prediction
-    from rbue.sampling import Adaptive, predict
+    from rbue.sampling import Adaptive, predict, warm_up
+    from rbue.saving import load, save
 
 __all__ = [
     "Adaptive",
     "ConversionError",
+    "ConversionSummary",
     "DropActivation",
     "DropReLU",
     "Dropout",
@@ -34,25 +37,42 @@ __all__ = [
     "__version__",
     "augment",
     "calibration",
+    "conversion",
     "convert",
     "functional",
+    "load",
     "metrics",
     "mode",
     "predict",
     "revert",
+    "save",
     "seed",
+    "set_temperature",
     "sites",
     "update_bn",
     "variance",
+    "warm_up",
 ]
 
 _HOMES = {
     "rbue.activations": ("DropActivation", "DropReLU", "Dropout", "RReLU"),
     "rbue.batchnorm": ("update_bn",),
-    "rbue.call_sites": ("Site", "SiteTable", "convert", "mode", "revert", "seed", "sites"),
+    "rbue.call_sites": (
+        "ConversionSummary",
+        "Site",
+        "SiteTable",
+        "convert",
+        "mode",
+        "revert",
+        "seed",
+        "set_temperature",
+        "sites",
+    ),
+    "rbue.call_sites.summary": ("conversion",),
     "rbue.errors": ("ConversionError", "InvalidInput", "RbueError", "RbueWarning"),
     "rbue.prediction": ("Prediction",),
-    "rbue.sampling": ("Adaptive", "predict"),
+    "rbue.sampling": ("Adaptive", "predict", "warm_up"),
+    "rbue.saving": ("load", "save"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

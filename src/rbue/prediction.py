@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rbue import random_stream
+from rbue.calibration import Temperature
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +17,7 @@ class Prediction:
     """The outcome of ``samples_used`` stochastic passes for each image (paper §3.3).
 
     Attributes:
-        probs: mean class probabilities, ``(B, C, ...)``.
+        probs: mean class probabilities, ``(B, C, ...)``, scaled by ``temperature``.
         variance: population variance of the sampled probabilities, ``(B, C, ...)``.
         votes: how many samples had each class as their most probable one, integers, ``(B, C, ...)``.
         expected_entropy: mean over samples of their entropies, in nats, ``(B, ...)``.
@@ -29,6 +30,10 @@ class Prediction:
             so the population variance, the entropy of the mean and the mutual information lie nearer their limits.
             Pairwise JSD and disagreement within a cycle grow by up to ``L / (L - 1)``; pairs from different cycles
             are those of independent draws. Votes have the same mean and are not binomial.
+        temperature: what the mean of the samples was scaled by (:class:`rbue.calibration.Temperature`); 1 if it was
+            not. ``confidence`` and ``entropy`` are those of the scaled mean. What the samples say of their spread
+            is left as it was drawn: ``variance``, ``votes``, ``expected_entropy``, ``mutual_information``, ``samples``.
+        unscaled_probs: the mean before that; None if it was not scaled.
     """
 
     probs: Tensor
@@ -40,6 +45,8 @@ class Prediction:
     samples: Tensor | None = None
     stream_version: int = random_stream.VERSION
     draws: str = "independent"
+    temperature: float = 1.0
+    unscaled_probs: Tensor | None = None
 
     def __len__(self) -> int:
         return self.probs.shape[0]
@@ -61,15 +68,23 @@ class Prediction:
 
     @property
     def mutual_information(self) -> Tensor:
-        """Entropy of the mean minus mean entropy, in nats: what the samples disagree about, ``(B, ...)``."""
-        return (self.entropy - self.expected_entropy).clamp(min=0)
+        """Entropy of the unscaled mean minus mean entropy, in nats: what the samples disagree about, ``(B, ...)``."""
+        mean = self.probs if self.unscaled_probs is None else self.unscaled_probs
+        return (entropy(mean) - self.expected_entropy).clamp(min=0)
+
+    def scaled(self, temperature: float) -> Prediction:
+        """The same samples with their mean scaled by another temperature than before; 1 takes it off."""
+        mean = self.probs if self.unscaled_probs is None else self.unscaled_probs
+        if temperature == 1:
+            return replace(self, probs=mean, temperature=1.0, unscaled_probs=None)
+        return replace(self, probs=Temperature(temperature)(mean), temperature=temperature, unscaled_probs=mean)
 
     def __repr__(self) -> str:
         drawn = self.samples_used
         count = f"{int(drawn.min())}" if drawn.min() == drawn.max() else f"{int(drawn.min())} to {int(drawn.max())}"
         return (
             f"Prediction({len(self)} images, {self.probs.shape[1]} classes, {count} {self.draws} samples each, "
-            f"seed={self.seed}, "
+            f"seed={self.seed}, {'' if self.temperature == 1 else f'temperature {self.temperature:.4g}, '}"
             f"mean confidence {self.confidence.mean():.3f}, "
             f"mean mutual information {self.mutual_information.mean():.4f})"
         )
@@ -83,6 +98,7 @@ def entropy(probs: Tensor) -> Tensor:
 def concatenate(parts: Sequence[Prediction]) -> Prediction:
     """One prediction from those of consecutive batches."""
     samples = [part.samples for part in parts if part.samples is not None]
+    unscaled = [part.unscaled_probs for part in parts if part.unscaled_probs is not None]
     return Prediction(
         probs=torch.cat([part.probs for part in parts]),
         variance=torch.cat([part.variance for part in parts]),
@@ -92,6 +108,8 @@ def concatenate(parts: Sequence[Prediction]) -> Prediction:
         seed=parts[0].seed,
         draws=parts[0].draws,
         samples=torch.cat(samples, dim=1) if samples else None,
+        temperature=parts[0].temperature,
+        unscaled_probs=torch.cat(unscaled) if unscaled else None,
     )
 
 

@@ -273,7 +273,7 @@ def test_convert_and_revert_networks_of_transformers(name):
 def test_sites_lists_them(make_x):
     table = rbue.sites(gelu_network(), make_x(2, 2), rbue.DropActivation())
     assert [(site.name, site.form) for site in table] == [("1", "F.gelu"), ("3", "F.gelu")]
-    with pytest.raises(rbue.ConversionError, match=r"it uses gelu instead; use rbue\.DropActivation"):
+    with pytest.raises(rbue.ConversionError, match=r"it uses GELU instead; use rbue\.DropActivation"):
         rbue.sites(gelu_network(), make_x(2, 2))
 
 

@@ -38,16 +38,14 @@ def test_a_copy_made_in_another_mode_is_random(how: str) -> None:
         assert not copied(x).equal(copied(x))
 
 
-def test_class_attributes_and_repr_are_unchanged() -> None:
+def test_class_and_attributes_are_unchanged() -> None:
     network = SharedReluResNet()
     network.note = "mine"
-    before = repr(network)
     rbue.convert(network, rbue.DropReLU(0.5), example=images())
     assert isinstance(network, SharedReluResNet)
     assert isinstance(network.layers[0].relu, nn.ReLU)
     assert type(network).__name__ == "SharedReluResNet"
     assert (type(network).__module__, type(network).__qualname__) == ("style_networks", "SharedReluResNet")
-    assert repr(network) == before
     assert network.note == "mine"
     network.note = "changed"
     assert rbue.revert(network).note == "changed"

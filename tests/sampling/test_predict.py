@@ -910,3 +910,38 @@ def test_answers_in_the_place_of_scores_are_refused(decide, kind):
     net = rbue.convert(Decides(decide), rbue.DropReLU(0.5))
     with pytest.raises(rbue.RbueError, match=f"returned torch.{kind}.* before any argmax"):
         rbue.predict(net, torch.randn(3, 4), samples=2)
+
+
+def test_the_temperature_of_a_network_is_applied_unless_told_otherwise():
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    plain = rbue.predict(network, x, samples=8)
+    assert plain.temperature == 1
+    rbue.set_temperature(network, 2.0)
+    kept = rbue.predict(network, x.split(2), samples=8, return_samples=True)
+    assert (kept.temperature, kept.unscaled_probs.shape) == (2.0, plain.probs.shape)
+    torch.testing.assert_close(kept.probs, plain.scaled(2.0).probs)
+    torch.testing.assert_close(kept.samples.mean(0), kept.unscaled_probs)
+    assert torch.equal(rbue.predict(network, x, samples=8, temperature=False).probs, plain.probs)
+    for given in (3.0, rbue.calibration.Temperature(3.0)):
+        assert torch.equal(rbue.predict(network, x, samples=8, temperature=given).probs, plain.scaled(3.0).probs)
+    for bad in (0, "hot", None):
+        with pytest.raises(InvalidInput, match="temperature"):
+            rbue.predict(network, x, samples=8, temperature=bad)
+
+
+def test_warming_up_leaves_a_later_prediction_nothing_to_find_out():
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    expected = rbue.predict(copy.deepcopy(network), x, samples=8).probs
+    calls = []
+    network.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
+    network.train()
+    assert rbue.warm_up(network, DataLoader(torch.zeros_like(x), batch_size=len(x)), samples=8) is None
+    assert network.training
+    assert len(calls) > 1
+    calls.clear()
+    assert torch.equal(rbue.predict(network, x, samples=8).probs, expected)
+    assert len(calls) == 1
+    with pytest.raises(InvalidInput, match="nothing to warm up with"):
+        rbue.warm_up(network, [])

@@ -222,14 +222,26 @@ def is_tensor_bounded_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any
 
 
 OTHER_ACTIVATIONS: dict[Callable, str] = {
-    function: function.__name__
-    for function in (
-        F.gelu, F.silu, F.elu, F.selu, F.celu, F.leaky_relu, F.prelu, F.rrelu, F.mish, F.softplus, F.hardswish,
-        F.hardsigmoid, F.tanh, F.sigmoid, F.glu, F.logsigmoid, torch.tanh, torch.sigmoid, Tensor.tanh,
-        Tensor.sigmoid,
-    )
-}  # fmt: skip
-"""Activations that are not ReLU, to name them when a network has no ReLU at all."""
+    F.gelu: "GELU",
+    F.silu: "SiLU",
+    F.hardswish: "Hardswish",
+    F.mish: "Mish",
+    F.leaky_relu: "LeakyReLU",
+    F.leaky_relu_: "LeakyReLU",
+    F.prelu: "PReLU",
+    F.elu: "ELU",
+    F.elu_: "ELU",
+    F.selu: "SELU",
+    F.celu: "CELU",
+    F.rrelu: "RReLU",
+    F.softplus: "Softplus",
+    F.hardsigmoid: "Hardsigmoid",
+    F.logsigmoid: "LogSigmoid",
+    F.glu: "GLU",
+    **dict.fromkeys((F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_), "Tanh"),
+    **dict.fromkeys((F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_), "Sigmoid"),
+}
+"""Activations that are not ReLU, to say which a network has besides, or instead."""
 
 ATEN_FORMS: frozenset[Any] = frozenset(
     getattr(torch.ops.aten, name + ending).default

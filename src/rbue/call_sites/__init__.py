@@ -6,19 +6,23 @@ from rbue.call_sites.conversion import (
     conversion_of,
     convert,
     count_call,
+    install,
     mode,
     revert,
     seed,
+    set_temperature,
     uncounted,
 )
 from rbue.call_sites.draws import Draw
 from rbue.call_sites.scope import running
+from rbue.call_sites.summary import ConversionSummary
 from rbue.call_sites.table import Placement, Site, SiteTable
 from rbue.call_sites.tracing import innermost, sites
 from rbue.call_sites.untouched import evaluating, unchanged
 
 __all__ = [
     "Conversion",
+    "ConversionSummary",
     "Draw",
     "NotFoldable",
     "Placement",
@@ -29,10 +33,12 @@ __all__ = [
     "count_call",
     "evaluating",
     "innermost",
+    "install",
     "mode",
     "revert",
     "running",
     "seed",
+    "set_temperature",
     "sites",
     "unchanged",
     "uncounted",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from rbue import random_stream
 from rbue.activations import Activation, Randomness, SiteCall
+from rbue.calibration import Temperature
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.own_backward import function_around
+from rbue.call_sites.summary import ConversionSummary, warn_of_plain
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
 from rbue.kernels import random_relu, site_function
-from rbue.torch_internals import is_exporting, let_modes_see, outside_graphs
+from rbue.torch_internals import is_exporting, let_modes_see, outside_graphs, tree_map_only
 
 MODES = ("random", "mean", "plain")
 
@@ -42,6 +44,24 @@ class Conversion:
         self.inputs = 1  # how many arguments the example had
         self.warned: set[tuple[str, int]] = set()
         self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes; copies begin anew
+        self.example: Any = None  # what the sites were found with, tensors without their content
+        self.others: dict[str, int] = {}  # activations of other kinds that the example met, by name
+        self.temperature = 1.0
+        self.classes: tuple[str, ...] | None = None
+
+    def summary(self, network: nn.Module) -> ConversionSummary:
+        """What it is, for people."""
+        random = [site for site in self.sites if self.chosen is None or (site.path, site.call) in self.chosen]
+        return ConversionSummary(
+            type(network).__name__,
+            self.activation,
+            self.sites,
+            SiteTable(random),
+            everywhere=self.chosen is None,
+            plain={} if self.activation.in_every_module else dict(self.others),
+            temperature=self.temperature,
+            classes=self.classes,
+        )
 
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run the network's own ``forward`` with its call sites made random."""
@@ -218,9 +238,8 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
         activation: ``DropReLU(q)`` or ``RReLU(lower, upper)``; ``DropActivation(q)`` for networks with GELU, SiLU and
             the like; or ``Dropout(p)``, the baseline, whose sites are the inputs of convolutions and linear layers
             (``where="last"`` is the classifier's); or an object of a class of your own (:mod:`rbue.activations.base`).
-        where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices, a name such as
-            ``"layer4.0.relu[1]"``, a pattern such as ``"layer4.*"``, or a function of a
-            :class:`~rbue.call_sites.table.Site`.
+        where: ``"all"``, ``"first"``, ``"last"``, an index, a name such as ``"layer4.0.relu[1]"``, a pattern such as
+            ``"layer4.*"``, a list of these, or a function of a :class:`~rbue.call_sites.table.Site`.
         example: an input (a tensor, a tuple of arguments or a dict of keyword arguments). Needed for every
             placement except ``"all"``. Sites it does not reach are random under ``"all"`` and plain, with a
             warning, otherwise.
@@ -243,20 +262,31 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
         raise InvalidInput(f"where is a tensor of shape {tuple(where.shape)}; if it is the example, give example=x.")
     network = tracing.innermost(model)
     everything = isinstance(where, str) and where == "all"
+    others: dict[str, int] = {}
     if example is None:
         tracing.refuse_unseen_parts(network)
         if not everything:
             raise InvalidInput(f"where={where!r} needs an example input to find the call sites; pass example=x.")
         found, chosen = SiteTable(()), None
     else:
-        found = tracing.find_sites(network, example, activation)
+        found, others = tracing.find_sites(network, example, activation)
         chosen = None if everything else choose(found, where, activation.noun)
+    conversion = install(network, activation, found, chosen)
+    conversion.inputs = len(example) if isinstance(example, (tuple, list, dict)) else 1
+    conversion.others = others
+    with suppress(Exception):  # only rbue.save has use for it, and asks for an example if it is not there
+        conversion.example = tree_map_only(Tensor, lambda x: torch.empty_like(x, device="meta"), example)
+    warn_of_plain(conversion.summary(network), where)
+    return model
+
+
+def install(network: nn.Module, activation: Randomness, found: SiteTable, chosen: frozenset | None) -> Conversion:
+    """Make call sites random that are known already, in the place of an earlier conversion."""
     if following.CONVERSION in network.__dict__:
         revert(network)
     paths = [path for path, _ in network.named_modules()]
     start = int(torch.randint(1 << 62, (), dtype=torch.int64, device="cpu"))
     conversion = Conversion(activation, found, chosen, paths, start)
-    conversion.inputs = len(example) if isinstance(example, (tuple, list, dict)) else 1
     with torch.inference_mode(False):  # they count calls outside it too
         draws.attach_buffers(network, start)
         conversion.moved(network, dict(network._buffers))
@@ -264,7 +294,7 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     let_modes_see(activation.calls)
     network.__dict__[following.CONVERSION] = conversion
     checkpointing.install()
-    return model
+    return conversion
 
 
 def revert(model: nn.Module) -> nn.Module:
@@ -338,6 +368,24 @@ def mode(model: nn.Module, name: str) -> Iterator[nn.Module]:
         yield model
     finally:
         conversion.mode = before
+
+
+def set_temperature(model: nn.Module, temperature: float | Temperature) -> None:
+    """Keep a temperature with a converted network: :func:`rbue.predict` scales its mean probabilities by it.
+
+    Copies and saved files have it too. Converting again forgets it, because it was fitted to other samples; 1 takes it
+    away. Fit it with :meth:`rbue.calibration.Temperature.fit` to ``predict(..., temperature=False).probs`` of images
+    that the network was not trained on.
+
+    >>> from rbue import DropReLU, predict
+    >>> net = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), DropReLU(q=0.9))
+    >>> set_temperature(net, 1.5)
+    >>> predict(net, torch.randn(5, 4), samples=10).temperature
+    1.5
+    """
+    if not isinstance(temperature, Temperature):
+        temperature = Temperature(temperature)
+    conversion_of(tracing.innermost(model)).temperature = float(temperature.value)
 
 
 def conversion_of(network: nn.Module) -> Conversion:

@@ -76,6 +76,12 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
             conversion.moved(self, before)
         return self
 
+    def extra_repr(self: nn.Module) -> str:
+        conversion, own = self.__dict__.get(CONVERSION), base.extra_repr(self)
+        if conversion is None:
+            return own
+        return "\n".join(line for line in (f"rbue: {conversion.summary(self).line}", own) if line)
+
     def reduce(self: nn.Module, protocol: Any) -> tuple:
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__.copy()
         return _rebuild, (base,), state
@@ -83,6 +89,7 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
     namespace: dict[str, Any] = {
         "forward": forward,
         "_apply": apply,
+        "extra_repr": extra_repr,
         "__reduce_ex__": reduce,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,

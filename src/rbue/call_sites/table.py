@@ -78,7 +78,7 @@ class SiteTable(Sequence[Site]):
         return "\n".join(lines)
 
 
-Placement = Union[str, int, Sequence[int], Callable[[Site], bool]]  # noqa: UP007 (shown in documentation)
+Placement = Union[str, int, Sequence[Union[str, int]], Callable[[Site], bool]]  # noqa: UP007 (shown in documentation)
 
 
 def choose(sites: SiteTable, where: Placement, noun: str = "ReLU") -> frozenset[tuple[str, int]]:
@@ -86,29 +86,41 @@ def choose(sites: SiteTable, where: Placement, noun: str = "ReLU") -> frozenset[
 
     Args:
         sites: what there is to choose from.
-        where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices (negative ones count from the
-            end), a name such as ``"layer4.0.relu[1]"``, a pattern such as ``"layer4.*"``, or a function of a
+        where: ``"all"``, ``"first"``, ``"last"``, an index (negative ones count from the end), a name such as
+            ``"layer4.0.relu[1]"``, a pattern such as ``"layer4.*"``, a list of these, or a function of a
             :class:`Site`. A module's path picks every call of that module, not those of the modules inside
             it; ``"relu[0]"`` picks the first call alone.
         noun: what a site is called in an error.
     """
     if callable(where):
         picked = [site for site in sites if where(site)]
-    elif isinstance(where, str):
-        picked = _by_word(sites, where)
+    elif isinstance(where, (str, Integral)):
+        picked = _by_one(sites, where, noun)
     elif isinstance(where, Iterable):
-        picked = [_by_index(sites, index) for index in where]
-    elif isinstance(where, Integral):
-        picked = [_by_index(sites, where)]
+        picked = [site for one in where for site in _by_one(sites, one, noun)]
     else:
         raise InvalidInput(
-            "where must be 'all', 'first', 'last', an index, a list of indices, a name pattern or a function, "
+            "where must be 'all', 'first', 'last', an index, a name or pattern, a list of these, or a function, "
             f"not {where!r}."
         )
     if not picked:
-        hint = f" (inside it: where={where + '.*'!r})" if isinstance(where, str) and _has_inside(sites, where) else ""
-        raise InvalidInput(f"where={where!r} picks none of the {len(sites)} {noun} call sites{hint}:\n{sites!r}")
+        raise _picks_none(sites, where, noun)
     return frozenset((site.path, site.call) for site in picked)
+
+
+def _by_one(sites: SiteTable, one: str | int, noun: str) -> list[Site]:
+    """What one index, name or pattern picks: in a list, each has to pick something."""
+    if not isinstance(one, str):
+        return [_by_index(sites, one)]
+    found = _by_word(sites, one)
+    if not found:
+        raise _picks_none(sites, one, noun)
+    return found
+
+
+def _picks_none(sites: SiteTable, where: Placement, noun: str) -> InvalidInput:
+    hint = f" (inside it: where={where + '.*'!r})" if isinstance(where, str) and _has_inside(sites, where) else ""
+    return InvalidInput(f"where={where!r} picks none of the {len(sites)} {noun} call sites{hint}:\n{sites!r}")
 
 
 def _by_word(sites: SiteTable, word: str) -> list[Site]:
@@ -130,13 +142,8 @@ def _has_inside(sites: SiteTable, path: str) -> bool:
 
 
 def _by_index(sites: SiteTable, index: int) -> Site:
-    if isinstance(index, str):
-        raise InvalidInput(
-            f"a list for where holds indices, not {index!r}; for several names give a function, such as "
-            "lambda site: site.name in names."
-        )
     if isinstance(index, bool) or not isinstance(index, Integral):
-        raise InvalidInput(f"a site index must be an integer, not {index!r}.")
+        raise InvalidInput(f"a site index must be an integer, and a name a text, not {index!r}.")
     if not -len(sites) <= index < len(sites):
         raise InvalidInput(f"there is no site {index}: the network has {len(sites)} (0 to {len(sites) - 1}).")
     return sites[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,16 +42,16 @@ def sites(model: nn.Module, example: Any, activation: Randomness | None = None) 
     index  site  form    shape
     0      1     F.relu  2x8
     """
-    return find_sites(innermost(model), example, DropReLU() if activation is None else activation)
+    return find_sites(innermost(model), example, DropReLU() if activation is None else activation)[0]
 
 
-def find_sites(network: nn.Module, example: Any, activation: Randomness) -> SiteTable:
-    """The call sites of one kind, or an error if there is none."""
+def find_sites(network: nn.Module, example: Any, activation: Randomness) -> tuple[SiteTable, dict[str, int]]:
+    """The call sites of one kind, or an error if there is none; and how often other activations were met."""
     refuse_unseen_parts(network)
     found, others = record(network, example, activation)
     if not found:
         raise ConversionError(_no_site_message(network, activation, others))
-    return found
+    return found, others
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -119,10 +120,10 @@ def _scripted_functions(module: nn.Module) -> Iterator[str]:
             yield label
 
 
-def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[SiteTable, list[str]]:
-    """Run the example; return the call sites and the names of other activations met."""
+def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[SiteTable, dict[str, int]]:
+    """Run the example; return the call sites, and how often other activations were met, by name."""
     found: list[Site] = []
-    others: list[str] = []
+    others: Counter[str] = Counter()
     bounded: set[str] = set()
 
     def note(call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
@@ -131,8 +132,8 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
 
     class Recorder(SiteMode):
         def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-            if func in OTHER_ACTIVATIONS:
-                others.append(OTHER_ACTIVATIONS[func])
+            if func in OTHER_ACTIVATIONS and func not in activation.calls and not self.scope.suspended:
+                others[OTHER_ACTIVATIONS[func]] += 1
             elif is_tensor_bounded_relu(func, args, kwargs or {}):
                 bounded.add(self.scope.path or "the network")
             return super().__torch_function__(func, types, args, kwargs)
@@ -153,7 +154,7 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
             f"a clamp in {', '.join(sorted(bounded))} has a tensor that is 0 as its lower bound and stays plain, since "
             "only its numbers say that it is a ReLU; write clamp(min=0) to make it random."
         )
-    return SiteTable(found), sorted(set(others))
+    return SiteTable(found), dict(sorted(others.items()))
 
 
 _recording_lock = threading.RLock()
@@ -196,7 +197,7 @@ _WAY_OUT = "give it ReLUs, or use rbue.Dropout(p), which needs none."
 _OTHER_WAY_OUT = "use rbue.DropActivation(q), which makes most of these random, or rbue.Dropout(p), which needs none."
 
 
-def _no_site_message(network: nn.Module, activation: Randomness, others: list[str]) -> str:
+def _no_site_message(network: nn.Module, activation: Randomness, others: dict[str, int]) -> str:
     name = type(network).__name__
     part = following.converted_part(network)
     if part is not None:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from rbue import random_stream
 from rbue.augment import Augment
+from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.errors import InvalidInput, RbueError, whole_number
 from rbue.prediction import Prediction, concatenate
@@ -37,6 +38,7 @@ def predict(
     memory: int | None = None,
     draws: str = "balanced",
     augment: Augment | Sequence[Augment] | None = None,
+    temperature: float | Temperature | bool = True,
 ) -> Prediction:
     """Predict with uncertainty: the mean and the spread of many random passes (paper §3.3).
 
@@ -64,6 +66,9 @@ def predict(
         augment: what each sample does to its images first, such as ``[rbue.augment.Flip(), rbue.augment.Shift(2)]``; a
             function or a list of them (:mod:`rbue.augment`). It often makes the mean better, and it costs: samples that
             see other images have nothing to share, so each is a whole pass.
+        temperature: scale the mean probabilities by the temperature that is kept with the network
+            (:func:`rbue.set_temperature`), if there is one; False does not, a number scales by that one instead.
+            Adaptive stopping looks at the mean before.
 
     >>> from rbue import DropReLU, convert
     >>> _ = torch.manual_seed(0)
@@ -77,6 +82,7 @@ def predict(
     check_draws(draws)
     network = innermost(model)
     conversion = conversion_of(network)
+    scale = _temperature(temperature, conversion.temperature)
     _check_inputs(x, conversion.inputs)
     # What augmentations add to the spread does not cancel within a cycle of the activation.
     cycle = conversion.activation.cycle if draws == "balanced" and augment is None else INDEPENDENT
@@ -110,7 +116,33 @@ def predict(
         raise InvalidInput("the loader gave no batch; there is nothing to predict.")
     if index is not None and len(index) != start:
         raise InvalidInput(f"index numbers {len(index)} images, but the loader gave {start}.")
-    return parts[0] if len(parts) == 1 else concatenate(parts)
+    prediction = parts[0] if len(parts) == 1 else concatenate(parts)
+    return prediction if scale == 1 else prediction.scaled(scale)
+
+
+def warm_up(model: nn.Module, x: Tensor | Iterable[Any], samples: int = 100, **settings: Any) -> None:
+    """Do now what the first :func:`predict` would do before its passes, so that the next ones are as fast as they get.
+
+    Kernels are compiled or loaded, the network is looked at (how its samples may be stacked), libraries choose their
+    algorithms, memory is taken from the system. That belongs to one kind of request: give ``x`` with the shape, type
+    and device, and the ``samples`` and other settings of :func:`predict`, that will be asked for. Noise will do for
+    ``x``; zeros may show too little of the network. Of a loader the first batch is used.
+
+    >>> from rbue import DropReLU, convert
+    >>> net = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), DropReLU(0.8))
+    >>> warm_up(net, torch.randn(1, 4), samples=30)
+    """
+    batch = next(iter(batches_of(x)), None)
+    if batch is None:
+        raise InvalidInput("the loader gave no batch; there is nothing to warm up with.")
+    predict(model, batch, samples=samples, **settings)
+
+
+def _temperature(given: float | Temperature | bool, kept: float) -> float:
+    """What to scale by: the kept temperature, none, or another."""
+    if isinstance(given, bool):
+        return kept if given else 1.0
+    return float((given if isinstance(given, Temperature) else Temperature(given)).value)
 
 
 def check_draws(draws: str) -> None:
