@@ -14,7 +14,7 @@ APART = {"__init__", "__main__", "_version"}
 def stated():
     """The ordered modules of the library and of the laboratory."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    library, laboratory = re.search(r"it in this list:(.*?)\. Never.*?own order is:(.*?)\.", text, re.DOTALL).groups()
+    library, laboratory = re.search(r"it in this list:(.*?)\.\s+Never.*?own order is:(.*?)\.", text, re.DOTALL).groups()
     return re.findall(r"`(\w+)`", library), re.findall(r"`(\w+)`", laboratory)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rbue.prediction import Prediction
     from rbue.sampling import Adaptive, predict, warm_up
     from rbue.saving import load, save
+    from rbue.tuning import Tuned, tune
 
 __all__ = [
     "Adaptive",
@@ -34,6 +35,7 @@ __all__ = [
     "RbueWarning",
     "Site",
     "SiteTable",
+    "Tuned",
     "__version__",
     "augment",
     "calibration",
@@ -49,6 +51,7 @@ __all__ = [
     "seed",
     "set_temperature",
     "sites",
+    "tune",
     "update_bn",
     "variance",
     "warm_up",
@@ -73,6 +76,7 @@ _HOMES = {
     "rbue.prediction": ("Prediction",),
     "rbue.sampling": ("Adaptive", "predict", "warm_up"),
     "rbue.saving": ("load", "save"),
+    "rbue.tuning": ("Tuned", "tune"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,16 @@ from rbue.sampling.predicting import batches_of, check_batch
 
 __all__ = ["update_bn"]
 
-_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def update_bn(model: nn.Module, x: Tensor | Iterable[Any], batch_size: int = 128, seed: int = 0) -> dict[str, Tensor]:
+def update_bn(
+    model: nn.Module,
+    x: Tensor | Iterable[Any],
+    batch_size: int = 128,
+    seed: int = 0,
+    layers: Collection[str] | None = None,
+) -> dict[str, Tensor]:
     """Estimate the BatchNorm statistics of a network again, in place, with its random sites on.
 
     Averaged weights (SWA, EMA) have seen no batch, and a new ``q`` moves what the layers see; so the running statistics
@@ -39,6 +45,8 @@ def update_bn(model: nn.Module, x: Tensor | Iterable[Any], batch_size: int = 128
         x: training inputs ``(N, ...)``, or a loader that yields batches of them, or tuples whose first entry is one.
         batch_size: the most images of a tensor in one pass; a loader's batches are taken as they come.
         seed: 64-bit seed of the draws.
+        layers: the names of the BatchNorm layers whose statistics are estimated; all of them by default. The others
+            keep theirs and use them.
 
     Returns:
         The statistics from before, by their names in the state dict: ``model.load_state_dict(before, strict=False)``
@@ -56,18 +64,21 @@ def update_bn(model: nn.Module, x: Tensor | Iterable[Any], batch_size: int = 128
     size, state = whole_number(batch_size, "batch_size"), random_stream.check_seed(seed)
     network = innermost(model.module if isinstance(model, AveragedModel) else model)
     # By the names of the wrapper, whose own load_state_dict is to take them back.
-    normed = [(path, one) for path, one in model.named_modules() if isinstance(one, _LAYERS)]
-    layers = {path: one for path, one in normed if one.running_mean is not None}
-    before = {path: {name: value.clone() for name, value in _statistics(one)} for path, one in layers.items()}
-    if layers:
-        seen: dict[nn.Module, int] = dict.fromkeys(layers.values(), 0)
+    normed = [(path, one) for path, one in model.named_modules() if isinstance(one, BATCH_NORMS)]
+    wanted = {path: one for path, one in normed if one.running_mean is not None and (layers is None or path in layers)}
+    unknown = sorted(set(layers or ()) - {path for path, _ in normed})
+    if unknown:
+        raise InvalidInput(f"layers names {unknown[0]!r}, but the network has no BatchNorm layer there.")
+    before = {path: {name: value.clone() for name, value in _statistics(one)} for path, one in wanted.items()}
+    if wanted:
+        seen: dict[nn.Module, int] = dict.fromkeys(wanted.values(), 0)
         reached: list[nn.Module] = []
         try:
             with torch.no_grad(), evaluating(network), _cumulative(seen):
                 _pass_all(network, _pieces(x, size), state)
             reached = [layer for layer, values in seen.items() if values]
         finally:
-            for path, layer in layers.items():
+            for path, layer in wanted.items():
                 if layer not in reached:
                     for name, value in _statistics(layer):
                         value.copy_(before[path][name])

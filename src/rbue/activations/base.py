@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -37,6 +38,13 @@ class Randomness(ABC):
 
     cycle: Cycle = INDEPENDENT
     """What balanced draws make of its words; by default nothing, and they are independent."""
+
+    def __repr__(self) -> str:
+        """Its settings; a mask by element, which is usual, goes without saying."""
+        names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
+        settings = [(name, getattr(self, name)) for name in names]
+        shown = (f"{name}={value!r}" for name, value in settings if (name, value) != ("mask", "element"))
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @abstractmethod
     def read(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> SiteCall | None:

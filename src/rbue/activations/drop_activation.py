@@ -45,7 +45,7 @@ _CALLS: dict[Callable, _Entry] = {
 """Each call: its name, its positional arguments, its out-of-place form, its further tensors, and whether in place."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DropActivation(Activation):
     """Keep each activation with probability ``q``, otherwise pass the input through.
 

@@ -92,7 +92,7 @@ class RandomSlope(Activation):
         return torch.where(x < 0, self.slope_variance * x * x, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DropReLU(RandomSlope):
     """Keep each ReLU with probability ``q``, otherwise pass the input through (strategy I).
 

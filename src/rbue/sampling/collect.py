@@ -28,15 +28,15 @@ class SampleStream(Protocol):
 class SampleProgress:
     """Counts drawn samples in a progress bar on standard error; plain silence where that is not a terminal."""
 
-    def __init__(self, samples: int, images: int | None) -> None:
+    def __init__(self, samples: int, images: int | None, what: str = "sampling") -> None:
         try:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
         except ImportError as error:
             raise RbueError("progress=True needs rich; pip install rich, or leave progress out.") from error
-        columns = (TextColumn("sampling"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+        columns = (TextColumn(what), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task("sampling", total=None if images is None else samples * images)
+        self._task = self._progress.add_task(what, total=None if images is None else samples * images)
 
     def advance(self, drawn: int) -> None:
         """Note samples drawn, or found not to be needed."""
