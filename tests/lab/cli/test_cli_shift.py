@@ -274,3 +274,20 @@ def test_a_folder_whose_images_changed_while_training_was_stopped_is_noticed(shi
     next((pictures / "a").iterdir()).unlink()
     said = fails("train", *words, code=1)
     assert re.search(r"holds a training with data of (\d+) images \(.*\), not of (\d+) images", said), said
+
+
+@pytest.mark.filterwarnings("default::rbue.errors.RbueWarning")
+def test_held_out_images_are_damaged_on_demand(shifted_once, as_json, command, fails, no_figures):
+    root, folders = shifted_once
+    pictures = f"folder:{root.parent / 'pictures'}"
+    words = ("train", "--data", pictures, *TINY)
+    run, other = (as_json(*words, "--holdout", 12, "--holdout-seed", seed)["run"] for seed in (0, 1))
+    content = as_json("shift", run, *FEW, "--split", "validation")
+    assert content["split"] == "validation"
+    assert {row["images"] for row in content["runs"][0]["rows"]} == {12}
+    assert "(validation) under 2 corruptions" in command("shift", run, *FEW, "--split", "validation").stdout
+    assert "split" not in as_json("shift", run, *FEW)
+    assert "held out different images" in command("shift", run, other, *FEW, "--split", "validation").stderr
+    assert "held out" not in command("shift", run, other, *FEW).stderr
+    said = fails("shift", folders["single"], *FEW, "--split", "validation", code=2)
+    assert "a run without held-out images has no validation images" in said

@@ -63,6 +63,7 @@ def test_every_recipe_option_reaches_the_run(as_json):
         *("train", "--method", "single", "--seed", 3, "--holdout", 1300, "--holdout-seed", 2, "--width", 0.25),
         *("--epochs", 1, "--batch", 64, "--rate", 0.02, "--milestones", "0.5,0.75", "--factor", 0.5, "--momentum", 0.8),
         *("--no-nesterov", "--weight-decay", 0.001, "--padding", 0, "--flip", "--device", "cpu"),
+        *("--label-smoothing", 0.1, "--cutout", 3, "--mixup", 0.2, "--noise", 0.05, "--augmix"),
     )
     config = content["config"]
     assert (config["seed"], config["holdout"], config["holdout_seed"], config["width"]) == (3, 1300, 2, 0.25)
@@ -77,6 +78,11 @@ def test_every_recipe_option_reaches_the_run(as_json):
         "weight_decay": 0.001,
         "padding": 0,
         "flip": True,
+        "label_smoothing": 0.1,
+        "cutout": 3,
+        "mixup": 0.2,
+        "noise": 0.05,
+        "augmix": True,
     }
     assert content["networks"][0]["data"]["count"] == 142
 
@@ -114,6 +120,8 @@ def test_a_named_recipe_and_any_part_of_an_average_reach_every_member_of_an_ense
     ("words", "said"),
     [
         (("--recipe", "strng"), "there is no recipe 'strng' (did you mean 'strong'?); there are paper, strong."),
+        (("--mixup", -1), "mixup must be a number of at least 0, not -1.0."),
+        (("--cutout", 9), "cutout must be at most 8 pixels, the side of the images, not 9."),
         (("--average", "sw"), "average must be swa, ema or none, not 'sw' (did you mean 'swa'?)."),
         (
             ("--average-rate", 0.1),

@@ -26,14 +26,17 @@ RECIPE = {"epochs": 3, "batch": 7, "learning_rate": 0.3, "milestones": (0.5,), "
 RECIPE |= {"momentum": 0.5, "nesterov": False, "weight_decay": 0.5, "padding": 1, "flip": False}
 AVERAGES = [{"average": "swa"}, {"average": "swa", "average_start": 0.5}, {"average": "ema"}]
 AVERAGES += [{"average": "swa", "average_learning_rate": 0.5}, {"average": "ema", "average_decay": 0.5}]
+AUGMENTED = {"label_smoothing": 0.1, "cutout": 8, "mixup": 0.2, "noise": 0.1, "augmix": True}
 
 
 def test_every_setting_has_a_folder_of_its_own(tmp_path):
     run = RunConfig()
     changed = [replace(run, **{name: value}) for name, value in SETTINGS.items()]
-    changed += [replace(run, recipe=replace(run.recipe, **{name: value})) for name, value in RECIPE.items()]
+    changed += [
+        replace(run, recipe=replace(run.recipe, **{name: value})) for name, value in (RECIPE | AUGMENTED).items()
+    ]
     changed += [replace(run, recipe=replace(run.recipe, **average)) for average in AVERAGES]
-    names = RECIPE.keys() | {name for average in AVERAGES for name in average}
+    names = RECIPE.keys() | AUGMENTED.keys() | {name for average in AVERAGES for name in average}
     assert (SETTINGS.keys(), names) == tuple({one.name for one in fields(kind)} for kind in (RunConfig, Recipe))
     assert len({one.id for one in (run, *changed)}) == len(changed)  # three epochs are there twice
     assert len({RunFolder.of(one, tmp_path).path for one in (run, *changed)}) == len(changed)

@@ -16,7 +16,7 @@ from PIL import Image
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.environment import default_device
 from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs
-from rbue.lab.training import recipe_for
+from rbue.lab.training import Recipe, recipe_for
 from rbue.lab.training.engines import ENGINES
 
 RUN_HELP = "A run folder, or the eight-digit id at its end."
@@ -87,12 +87,22 @@ class Selection:
     ] = None
     average_rate: Annotated[float | None, _recipe("Learning rate of swa from there on (half of --rate).")] = None
     average_decay: Annotated[float | None, _recipe("What ema keeps at a step (0.999).")] = None
+    label_smoothing: Annotated[float | None, _recipe("Part of a label spread over all classes (0).")] = None
+    cutout: Annotated[int | None, _recipe("Side of a square of zeros at a random place of each image (0).")] = None
+    mixup: Annotated[
+        float | None, _recipe("Images and labels mixed in pairs, with parts from Beta(MIXUP, MIXUP) (0: not).")
+    ] = None
+    noise: Annotated[
+        float | None,
+        _recipe("Gaussian noise on half of the images: its largest standard deviation, where pixels are 0 to 1 (0)."),
+    ] = None
+    augmix: Annotated[bool | None, _recipe("AugMix without its consistency loss (not).")] = None
 
     def config(self, method: str) -> RunConfig:
         """The run of a method with these settings."""
         named = {"learning_rate": self.rate, "average_learning_rate": self.average_rate}
-        names = ("epochs", "batch", "factor", "momentum", "nesterov", "weight_decay", "padding", "flip")
-        changes = {name: getattr(self, name) for name in (*names, "average", "average_start", "average_decay")}
+        other = {"learning_rate", "average_learning_rate", "milestones"}
+        changes = {part.name: getattr(self, part.name) for part in fields(Recipe) if part.name not in other}
         recipe = recipe_for(self.data, self.recipe, milestones=_fractions(self.milestones), **named, **changes)
         return RunConfig(
             data=self.data,

@@ -1,4 +1,4 @@
-"""``rbue shift`` and ``rbue corrupt``: trained runs on damaged test images, and a picture of the damage."""
+"""``rbue shift`` and ``rbue corrupt``: trained runs on damaged images, and a picture of the damage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from rbue.lab.data.images import Bytes
 from rbue.lab.report.figure_style import svg
 from rbue.lab.report.figures import severity_boxes, severity_medians
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.shift import Row, Setting, by_severity, clean_result, shift_runs, summarise
+from rbue.lab.runs.training import training_data
+from rbue.lab.shift import Row, Setting, ShiftStore, by_severity, clean_result, shift_runs, summarise
 from rbue.lab.shift.corrupted_sets import check_size
 from rbue.sampling.adaptive import Adaptive
 
@@ -67,6 +68,12 @@ class Measured:
     folder: RunFolder
     rows: list[Row]
     clean: dict[str, Any] | None
+    split: str = "test"
+
+    @property
+    def images(self) -> str:
+        """What was damaged, in words."""
+        return self.config.data if self.split == "test" else f"{self.config.data} ({self.split})"
 
 
 def shift(
@@ -80,6 +87,9 @@ def shift(
         bool, typer.Option("--adaptive", help="Stop for an image when its answer has settled.")
     ] = False,
     sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    split: Annotated[
+        str, typer.Option(help="Images to damage: those of 'test', or of 'validation', kept by --holdout.")
+    ] = "test",
     draws: Draws = "independent",
     cache: Annotated[bool, typer.Option(help="Keep generated images for the next time.")] = True,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = Path("shift"),
@@ -87,7 +97,7 @@ def shift(
     device: DeviceName = None,
     json: AsJson = False,
 ) -> None:
-    """Measure trained runs on damaged test images: 19 corruptions at severities 1 to 5.
+    """Measure trained runs on damaged images: 19 corruptions at severities 1 to 5.
 
     Published sets (CIFAR-10-C, CIFAR-100-C, Tiny-ImageNet-C) are used where they lie beside the data; otherwise the
     images are made here. Results are kept in the run folders, so a second command continues where one was stopped.
@@ -112,13 +122,15 @@ def shift(
                 setting.adaptive,
                 cache,
                 draws=draws,
+                split=split,
             )
             rows.update({(config, root): its_rows for config, its_rows in zip(configs, measured, strict=True)})
     labels = labels_for([config for config, _ in found])
     outcome = []
     for (config, root), label in zip(found, labels, strict=True):
         folder = RunFolder.of(config, root)
-        outcome.append(Measured(label, config, folder, rows[config, root], clean_result(config, folder, setting)))
+        clean = clean_result(config, folder, setting, split)
+        outcome.append(Measured(label, config, folder, rows[config, root], clean, split))
     for of_one_set in _by_data(outcome):
         _warn_of_different_images(of_one_set)
     figures = write_figures(outcome, output)
@@ -129,6 +141,7 @@ def shift(
                 "adaptive": adaptive,
                 "seed": sample_seed,
                 "draws": draws,
+                **({} if split == "test" else {"split": split}),
                 **_document(outcome, figures),
             }
         )
@@ -167,7 +180,7 @@ def write_figures(outcome: Sequence[Measured], folder: Path) -> list[Path]:
         return []
     written = []
     for runs in _by_data(outcome):
-        data = runs[0].folder.path.parents[1].name
+        data = runs[0].folder.path.parents[1].name + ("" if runs[0].split == "test" else f"-{runs[0].split}")
         for name, figure in _figures(runs).items():
             drawing = io.BytesIO()
             figure.savefig(drawing, format="png", dpi=DOTS_PER_INCH)
@@ -180,7 +193,7 @@ def write_figures(outcome: Sequence[Measured], folder: Path) -> list[Path]:
 def _figures(runs: Sequence[Measured]) -> dict[str, Figure]:
     damaged = {name: {run.label: by_severity(run.rows, name) for run in runs} for name in ("accuracy", "ece")}
     with_clean = {run.label: by_severity(run.rows, "ece", run.clean) for run in runs}
-    data = runs[0].config.data
+    data = runs[0].images
     return {
         "accuracy-boxes": severity_boxes(damaged["accuracy"], "accuracy", percent=True, title=f"{data}: accuracy"),
         "ece-boxes": severity_boxes(damaged["ece"], "ECE", title=f"{data}: calibration error"),
@@ -209,16 +222,26 @@ def _document(outcome: Sequence[Measured], figures: Sequence[Path]) -> dict[str,
 
 
 def _warn_of_different_images(runs: Sequence[Measured]) -> None:
-    """Say so if a damaged set was not the same for all runs: published for one and made for another, or other frost."""
+    """Say so if a damaged set was not the same for all runs: published for one and made for another, or other frost.
+
+    Or made from other images that were held out.
+    """
+    split = runs[0].split
+    if split != "test" and len({training_data(run.config) for run in runs}) > 1:
+        warn(
+            f"these runs on {runs[0].config.data} held out different images, so that their numbers do not compare; "
+            "give runs with the same --holdout and --holdout-seed."
+        )
     first: dict[tuple[str, int], tuple[Measured, Row]] = {}
     for run in runs:
         for row in run.rows:
             other_run, other = first.setdefault((row["corruption"], row["severity"]), (run, row))
             if row["variant"] != other["variant"]:
+                file = ShiftStore(run.folder, split).file
                 warn(
                     f"{other_run.label} and {run.label} were not measured on the same damaged images "
                     f"({other['variant']!r} and {row['variant']!r}), so that their numbers do not compare; remove the "
-                    f"shift.json of either, such as {run.folder.path / 'shift.json'}, to have that one measured again."
+                    f"{file.name} of either, such as {file}, to have that one measured again."
                 )
                 return
 
@@ -249,7 +272,7 @@ def _show(runs: Sequence[Measured]) -> None:
         shown.add_section()
     kinds = len({row["corruption"] for run in runs for row in run.rows})
     images = _made_how([row for run in runs for row in run.rows])
-    title = f"{runs[0].config.data} under {kinds} corruption{'s' if kinds != 1 else ''} ({images})"
+    title = f"{runs[0].images} under {kinds} corruption{'s' if kinds != 1 else ''} ({images})"
     console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
     print_methods(console, shown, less_important=("hardest", "worst"))
     console.print("[dim]mean and worst over the corruptions; hardest: the one of lowest accuracy[/dim]", soft_wrap=True)

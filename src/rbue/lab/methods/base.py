@@ -103,7 +103,11 @@ class Method:
         return network
 
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
-        """What one training step minimises, and the class scores."""
+        """What one training step minimises, and the class scores.
+
+        ``y`` are labels; under label smoothing or mixup they are probabilities of classes, ``(B, classes)``, which
+        cross-entropy takes as well.
+        """
         logits = class_scores(network(x))
         return F.cross_entropy(logits, y), logits
 

@@ -11,8 +11,9 @@
         probs.npy            mean probabilities of the test images, float16, of the last entry of results.json
         validation.json      measurements on the images that were held out, with validation_probs.npy, in the same form
         calibration.json     scores before and after temperature scaling, under the same names as results.json
-        shift.json, shift/   measurements on corrupted images (:mod:`rbue.lab.shift`)
-        checksums.json       of training.json, results.json, validation.json, calibration.json and shift.json
+        shift.json, shift/   measurements on corrupted images (:mod:`rbue.lab.shift`); validation_shift is the same for
+                             those that were held out
+        checksums.json       of training.json and the files of measurements
         .lock                there while a process writes
 
 Every file is written whole or not at all, by one process at a time. The same settings lead to the same folder, so a

@@ -228,7 +228,8 @@ def check_split(config: RunConfig, split: str) -> None:
         raise InvalidInput("a run without held-out images has no validation images; train it with --holdout 5000, say.")
 
 
-def _images(config: RunConfig, split: str) -> data.ImageSet:
+def images_of(config: RunConfig, split: str) -> data.ImageSet:
+    """The images of a split of :data:`SPLITS`."""
     if split == "test":
         return data.load(config.data, "test")
     return data.holdout(data.load(config.data, "train"), config.holdout, config.holdout_seed)[1]
@@ -243,7 +244,7 @@ def _outdated(config: RunConfig, result: dict[str, Any], split: str) -> str:
     streams = other_stream(config, result)
     if streams:
         return f"with {streams}"
-    if config.data.startswith("folder:") and other_images(result, _images(config, split)):
+    if config.data.startswith("folder:") and other_images(result, images_of(config, split)):
         return f"on other {split} images than {config.data} holds now"
     return ""
 
@@ -265,7 +266,7 @@ def _measured(
     augment: str = "",
 ) -> dict[str, Any]:
     folder = RunFolder.of(config, root)
-    images = _images(config, split)
+    images = images_of(config, split)
     labels = torch.from_numpy(images.labels).to(device)
     combine = split == "test" and not augment  # members keep the probabilities of test images as they are
     stored = _from_members(config, root, device, samples, seed, images) if combine else None

@@ -267,4 +267,9 @@ def batches_for(config: RunConfig, images: data.ImageSet, device: torch.device) 
         flip=recipe.flip,
         seed=config.seed,
         device=device,
+        cutout=recipe.cutout,
+        mixup=recipe.mixup,
+        noise=recipe.noise,
+        augmix=recipe.augmix,
+        classes=len(images.classes),
     )

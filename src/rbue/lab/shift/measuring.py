@@ -1,4 +1,4 @@
-"""Measure runs on damaged test images.
+"""Measure runs on damaged images: those of the test set, or those that were held out.
 
 Runs on one data set are measured together: every damaged set is made once, every network loaded once. An ensemble is
 combined from what its members came to.
@@ -25,9 +25,9 @@ from rbue.lab.data.images import Labels, sha256_of
 from rbue.lab.data.registry import FOLDER_PREFIX, silent
 from rbue.lab.environment import facts
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.measuring import measure, predict_images
+from rbue.lab.runs.measuring import check_split, images_of, measure, predict_images
 from rbue.lab.runs.networks import load_networks
-from rbue.lab.runs.training import refuse_other_images
+from rbue.lab.runs.training import refuse_other_images, training_data
 from rbue.lab.shift.corrupted_sets import check_size, prepared
 from rbue.lab.shift.rows import Cell, Row, Setting, ShiftStore
 from rbue.prediction import of_samples
@@ -46,10 +46,22 @@ def shift_run(
     adaptive: Adaptive | None = None,
     cache: bool = True,
     draws: str = "independent",
+    split: str = "test",
 ) -> list[Row]:
     """Measure one trained run under corruptions; see :func:`shift_runs`."""
     (rows,) = shift_runs(
-        [config], root, device, corruptions, severities, samples, seed, progress, adaptive, cache, draws=draws
+        [config],
+        root,
+        device,
+        corruptions,
+        severities,
+        samples,
+        seed,
+        progress,
+        adaptive,
+        cache,
+        draws=draws,
+        split=split,
     )
     return rows
 
@@ -67,11 +79,12 @@ def shift_runs(
     cache: bool = True,
     helpers: int | None = None,
     draws: str = "independent",
+    split: str = "test",
 ) -> list[list[Row]]:
     """Measure several trained runs on the same damaged images and keep the rows in their folders.
 
     Every row is kept as soon as it is measured; what is there already is not measured again, unless another version
-    of the random stream drew it or a folder of images has other test images by now. An ensemble has its members
+    of the random stream drew it or a folder of images has other images by now. An ensemble has its members
     measured and is combined from their stored probabilities. A run whose weights are not here gives what it has, with a
     warning about what is missing.
 
@@ -88,6 +101,8 @@ def shift_runs(
         cache: whether generated images are kept for the next time (see :func:`rbue.lab.corruptions.corrupted`).
         helpers: how many processes make images; None decides by their number.
         draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
+        split: ``"test"``, or ``"validation"``: the damage is done to the images that ``config.holdout`` kept from
+            training. Choose by these, not by the test images. Their rows lie in files of their own.
 
     Returns:
         For each run its rows, by corruption and severity: ``corruption``, ``severity``, ``accuracy``, ``ece``, ``nll``,
@@ -95,16 +110,17 @@ def shift_runs(
         ``variant`` (what the images are), and where they come from.
 
     Raises:
-        InvalidInput: an unknown corruption or severity, or images too small for corruptions.
+        InvalidInput: an unknown corruption or severity, images too small for corruptions, or a run without the split.
         RbueError: a run that has neither weights nor rows, or has to be measured and was trained on other images than
             its folder of images holds now.
     """
     setting = Setting(samples, seed, adaptive, draws)
     cells = _cells(corruptions, severities)
-    by_data: dict[str, list[RunConfig]] = {}
+    by_images: dict[tuple[str, int, int], list[RunConfig]] = {}
     for config in configs:
-        by_data.setdefault(config.data, []).append(config)
-    groups = {name: Group(runs, root, device, cells, setting) for name, runs in by_data.items()}
+        check_split(config, split)
+        by_images.setdefault(_which_images(config, split), []).append(config)
+    groups = {which: Group(runs, root, device, cells, setting, split) for which, runs in by_images.items()}
     total = sum(len(group.networks) for group in groups.values()) * len(cells)
     done = total - sum(len(group.needed) for group in groups.values())
     tell = progress or silent
@@ -115,7 +131,12 @@ def shift_runs(
             for _ in steps:
                 done += 1
                 tell("measuring under corruptions", done, total)
-    return [groups[config.data].rows_of(config) for config in configs]
+    return [groups[_which_images(config, split)].rows_of(config) for config in configs]
+
+
+def _which_images(config: RunConfig, split: str) -> tuple[str, int, int]:
+    """What decides the clean images; all runs on a data set share its test images."""
+    return training_data(config) if split == "validation" else (config.data, 0, 0)
 
 
 def _cells(corruptions: Sequence[str], severities: Sequence[int]) -> list[Cell]:
@@ -129,7 +150,7 @@ def _cells(corruptions: Sequence[str], severities: Sequence[int]) -> list[Cell]:
 
 
 class Group:
-    """Runs on one data set, and what is missing of them.
+    """Runs with the same clean images, and what is missing of them.
 
     Attributes:
         needed: what has to be measured, as networks and sets; members of ensembles stand for themselves.
@@ -137,10 +158,16 @@ class Group:
     """
 
     def __init__(
-        self, configs: Sequence[RunConfig], root: Path, device: torch.device, cells: Sequence[Cell], setting: Setting
+        self,
+        configs: Sequence[RunConfig],
+        root: Path,
+        device: torch.device,
+        cells: Sequence[Cell],
+        setting: Setting,
+        split: str = "test",
     ) -> None:
-        self.root, self.device, self.cells, self.setting = root, device, cells, setting
-        self.data = configs[0].data
+        self.root, self.device, self.cells, self.setting, self.split = root, device, cells, setting, split
+        self.first = configs[0]
         self.ensembles = [config for config in configs if config.parsed.networks > 1]
         self.needed: set[tuple[RunConfig, Cell]] = set()
         for config in configs:
@@ -154,23 +181,27 @@ class Group:
 
     @cached_property
     def images(self) -> data.ImageSet:
-        """The clean test set; unless it is a folder, whose images may change, only opened to measure something."""
-        return data.load(self.data, "test")
+        """The clean set; unless it is a folder, whose images may change, only opened to measure something."""
+        return images_of(self.first, self.split)
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """Those of the clean test images and labels."""
+        """Those of the clean images and labels."""
         return dict(self.images.record()["sha256"])
 
     @cached_property
     def clean(self) -> dict[str, str] | None:
         """The same, if rows may be about other images: of a folder, as long as it is here."""
-        return self.checksums if self.data.startswith(FOLDER_PREFIX) and is_here(self.data) else None
+        name = self.first.data
+        return self.checksums if name.startswith(FOLDER_PREFIX) and is_here(name) else None
 
     @cached_property
     def labels(self) -> dict[str, Labels]:
         """Labels by their checksums: those of the clean set, and those that published sets have brought along."""
         return {sha256_of(self.images.labels): self.images.labels}
+
+    def _store(self, config: RunConfig) -> ShiftStore:
+        return ShiftStore(RunFolder.of(config, self.root), self.split)
 
     def _plan(self, config: RunConfig) -> None:
         """Note what has to be measured for a run, and what cannot be."""
@@ -187,7 +218,7 @@ class Group:
                 self.needed.update((member, cell) for cell in cells)
                 continue
             lacking.update(cells)
-            how = ShiftStore(folder).outdated(member, self.setting, self.clean, with_probs)
+            how = self._store(member).outdated(member, self.setting, self.clean, with_probs)
             words = next((words for cell, words in how.items() if cell in cells), "")
             if words:
                 outdated[folder.path] = words
@@ -212,12 +243,12 @@ class Group:
 
     def _missing(self, config: RunConfig, with_probs: bool = False) -> set[Cell]:
         """The sets of which a run has no row; or, if those are asked for, no probabilities."""
-        found = ShiftStore(RunFolder.of(config, self.root)).find(config, self.setting, self.clean, with_probs)
+        found = self._store(config).find(config, self.setting, self.clean, with_probs)
         return set(self.cells) - set(found)
 
     def rows_of(self, config: RunConfig) -> list[Row]:
         """What has been measured of a run, in the order of the sets."""
-        found = ShiftStore(RunFolder.of(config, self.root)).find(config, self.setting, self.clean)
+        found = self._store(config).find(config, self.setting, self.clean)
         return [found[cell] for cell in self.cells if cell in found]
 
     def measure_missing(self, cache: bool, helpers: int | None) -> Generator[None, None, None]:
@@ -259,15 +290,17 @@ class Group:
             "device": self.device.type,
             "combined_from": "networks",
         }
-        ShiftStore(RunFolder.of(config, self.root)).keep(row, prediction.probs.cpu().numpy())
+        if self.split != "test":
+            row["split"] = self.split
+        self._store(config).keep(row, prediction.probs.cpu().numpy())
 
     def _combine(self, config: RunConfig, cell: Cell) -> None:
         """Keep the row of an ensemble, unless it is there or a member lacks its own; no network is needed."""
-        store = ShiftStore(RunFolder.of(config, self.root))
+        store = self._store(config)
         if cell in store.find(config, self.setting, self.clean):
             return
         members = members_of(config, self.setting)
-        stores = [ShiftStore(RunFolder.of(member, self.root)) for member in members]
+        stores = [self._store(member) for member in members]
         found = [one.whole(run, self.setting, cell, self.clean) for one, run in zip(stores, members, strict=True)]
         rows = [row for row in found if row is not None]
         if len(rows) < len(stores):
@@ -295,7 +328,7 @@ class Group:
         if name not in self.labels:
             raise RbueError(
                 f"the probabilities of {config.method} under {cell} belong to images that are not on this machine; "
-                "remove shift.json of its members to have them measured again."
+                f"remove {self._store(config).file.name} of its members to have them measured again."
             )
         return self.labels[name]
 
@@ -315,10 +348,11 @@ def _check_same_images(config: RunConfig, stores: Sequence[ShiftStore], rows: Se
     for store, row in zip(stores, rows, strict=True):
         if any(row.get(name, known.get(name)) != known.get(name) for name in _OF_THE_IMAGES):
             same_variant = row["variant"] == known["variant"]
-            what = "made from other test images" if same_variant else f"{known['variant']!r} and {row['variant']!r}"
+            variants = f"{known['variant']!r} and {row['variant']!r}"
+            what = f"made from other {store.split} images" if same_variant else variants
             raise RbueError(
                 f"the members of {config.method} were measured on different images of {cell} ({what}); "
-                f"remove {store.folder.path / 'shift.json'} to have that member measured again."
+                f"remove {store.file} to have that member measured again."
             )
 
 

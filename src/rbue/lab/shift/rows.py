@@ -2,8 +2,9 @@
 
 ``shift.json`` in the run folder holds the ``rows`` and the ``environments`` they come from.
 ``shift/CORRUPTION-SEVERITY.npy`` holds the mean probabilities of the latest measurement, float16, one row an image,
-from which ensembles are combined. A row notes the checksums of that file (``probs_sha256``) and of the clean images and
-labels (``clean_sha256``); one from before they were noted is believed.
+from which ensembles are combined. Of images that were held out they are ``validation_shift.json`` and
+``validation_shift/``, so that no row of test images is among them. A row notes the checksums of its probabilities
+(``probs_sha256``) and of the clean images and labels (``clean_sha256``); one from before they were noted is believed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rbue.lab.runs.folders import (
     result_key,
     write_probs,
 )
-from rbue.lab.runs.measuring import usable_samples
+from rbue.lab.runs.measuring import SPLITS, usable_samples
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.predicting import check_draws
 
@@ -99,7 +100,7 @@ class Setting:
 
 
 class Cell(NamedTuple):
-    """One damaged test set."""
+    """One damaged set."""
 
     corruption: str
     severity: int
@@ -110,9 +111,19 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class ShiftStore:
-    """The rows and probabilities in one run folder."""
+    """The rows and probabilities in one run folder, of its test images or of those that were held out."""
 
     folder: RunFolder
+    split: str = "test"
+
+    @property
+    def _name(self) -> str:
+        return "shift" if self.split == "test" else f"{self.split}_shift"
+
+    @property
+    def file(self) -> Path:
+        """The rows."""
+        return self.folder.path / f"{self._name}.json"
 
     def find(
         self, config: RunConfig, setting: Setting, clean: dict[str, str] | None = None, with_probs: bool = False
@@ -122,7 +133,7 @@ class ShiftStore:
         Args:
             config: the run.
             setting: how predictions are drawn.
-            clean: checksums of the clean test images, if they can be others than those that were measured.
+            clean: checksums of the clean images, if they can be others than those that were measured.
             with_probs: whether the probabilities must be here too.
         """
         outdated = self.outdated(config, setting, clean, with_probs)
@@ -133,7 +144,7 @@ class ShiftStore:
     ) -> dict[Cell, str]:
         """The rows of one setting that are not what would be measured now, and how they were measured, in words."""
         found = {
-            cell: _other_measurement(config, row, clean) or (self._other_probs(cell, row) if with_probs else "")
+            cell: self._other_measurement(config, row, clean) or (self._other_probs(cell, row) if with_probs else "")
             for cell, row in self._rows(config, setting).items()
         }
         return {cell: words for cell, words in found.items() if words}
@@ -141,9 +152,18 @@ class ShiftStore:
     def whole(self, config: RunConfig, setting: Setting, cell: Cell, clean: dict[str, str] | None) -> Row | None:
         """The row of one set, if it is not outdated and its probabilities are here; no other file is looked at."""
         row = self._rows(config, setting).get(cell)
-        if row is None or _other_measurement(config, row, clean) or self._other_probs(cell, row):
+        if row is None or self._other_measurement(config, row, clean) or self._other_probs(cell, row):
             return None
         return row
+
+    def _other_measurement(self, config: RunConfig, row: Row, clean: dict[str, str] | None) -> str:
+        """With what a row was measured that is another now, in words; empty if nothing is."""
+        streams = other_stream(config, row)
+        if streams:
+            return f"with {streams}"
+        if clean is not None and row.get("clean_sha256") not in (None, clean):
+            return f"on other {self.split} images than {config.data} holds now"
+        return ""
 
     def _other_probs(self, cell: Cell, row: Row) -> str:
         if not self.has_probs(cell):
@@ -163,7 +183,7 @@ class ShiftStore:
         row = {**row, "environment": name}
         rows = [*(other for other in content["rows"] if _key(other) != _key(row)), row]
         environments = {**content["environments"], name: here}
-        self.folder.write("shift", {"rows": sorted(rows, key=_order), "environments": environments})
+        self.folder.write(self._name, {"rows": sorted(rows, key=_order), "environments": environments})
 
     def has_probs(self, cell: Cell) -> bool:
         """Whether the probabilities of a set are here."""
@@ -194,14 +214,14 @@ class ShiftStore:
         return probs
 
     def _probs(self, cell: Cell) -> Path:
-        return self.folder.path / "shift" / f"{cell.corruption}-{cell.severity}.npy"
+        return self.folder.path / self._name / f"{cell.corruption}-{cell.severity}.npy"
 
     def _content(self) -> dict[str, Any]:
-        content = self.folder.read("shift")
+        content = self.folder.read(self._name)
         if content is None:
             return {"rows": [], "environments": {}}
         if not _has_our_form(content):
-            raise RbueError(f"{self.folder.path / 'shift.json'} has another form; remove it to have it made again.")
+            raise RbueError(f"{self.file} has another form; remove it to have it made again.")
         return dict(content)
 
 
@@ -216,16 +236,6 @@ def _is_row(row: Any) -> bool:
     if not isinstance(row, dict) or row.get("corruption") not in CORRUPTIONS or row.get("severity") not in SEVERITIES:
         return False
     return all(name in row and isinstance(row[name], kinds) for name, kinds in _NEEDED.items())
-
-
-def _other_measurement(config: RunConfig, row: Row, clean: dict[str, str] | None) -> str:
-    """With what a row was measured that is another now, in words; empty if nothing is."""
-    streams = other_stream(config, row)
-    if streams:
-        return f"with {streams}"
-    if clean is not None and row.get("clean_sha256") not in (None, clean):
-        return f"on other test images than {config.data} holds now"
-    return ""
 
 
 def _asked(row: Row) -> tuple[Any, ...]:
@@ -272,9 +282,9 @@ def by_severity(rows: Sequence[Row], measure: str, clean: dict[str, Any] | None 
     return {**first, **{severity: [row[measure] for row in chosen] for severity, chosen in _by_severity(rows).items()}}
 
 
-def clean_result(config: RunConfig, folder: RunFolder, setting: Setting) -> dict[str, Any] | None:
-    """What ``rbue evaluate`` found on the undamaged test images with as many samples, if it was run."""
-    results = folder.entries("results")
+def clean_result(config: RunConfig, folder: RunFolder, setting: Setting, split: str = "test") -> dict[str, Any] | None:
+    """What ``rbue evaluate`` found on the undamaged images with as many samples, if it was run."""
+    results = folder.entries(SPLITS[split])
     if config.parsed.limit is not None and setting.samples >= config.parsed.limit:
         return next((result for result in results.values() if result.get("samples") == config.parsed.limit), None)
     found = results.get(result_key(setting.samples, setting.seed, setting.draws))

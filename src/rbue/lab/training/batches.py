@@ -1,4 +1,4 @@
-"""Training batches: a data set held as bytes on the device, shuffled, cropped, flipped and normalised there.
+"""Training batches: a data set held as bytes on the device, shuffled, augmented and normalised there.
 
 What an epoch does depends only on the seed and the epoch's number, so a run can be continued at any epoch and sees the
 same batches. The random numbers are drawn on the CPU, so every device sees the same ones.
@@ -7,39 +7,57 @@ same batches. The random numbers are drawn on the CPU, so every device sees the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rbue.errors import InvalidInput
+from rbue.lab.training.augmentation import add_noise, augmix, cutout
 from rbue.lab.training.recipe import whole_number
 from rbue.random_stream import mix_int, seed_lanes
 
 _LARGEST_PADDING = 4
 """In sides of an image; the usual 4 pixels suit every image."""
 
+_CUTOUT, _MIXUP, _NOISE, _AUGMIX, _PIXEL_NOISE = range(5)
+"""Which random numbers of an epoch are whose: none depend on what else is on."""
+
 
 @dataclass(frozen=True)
 class EpochPlan:
     """What an epoch does with each image, in the order it comes to them: its number, where it is cut, if it is flipped.
 
-    Tensors on the device, so that a captured graph can read the plan of the epoch that is running.
+    Tensors on the device, so that a captured graph can read the plan of the epoch that is running. What is off is None.
+
+    Attributes:
+        centres: of cutout, for each image.
+        parts: of mixup, for each batch: the larger of two.
+        images: of this epoch, by their numbers, where AugMix or noise has changed them.
     """
 
     order: Tensor
     shifts: Tensor
     flips: Tensor
+    centres: Tensor | None = None
+    parts: Tensor | None = None
+    images: Tensor | None = None
 
     def copy_(self, other: EpochPlan) -> None:
         """Become another epoch's plan, in place."""
-        for mine, given in ((self.order, other.order), (self.shifts, other.shifts), (self.flips, other.flips)):
-            mine.copy_(given)
+        for field in fields(self):
+            mine = getattr(self, field.name)
+            if mine is not None:
+                mine.copy_(getattr(other, field.name))
 
 
 class Batches:
-    """Epochs of ``(images, labels)`` from ``uint8`` images ``(N, H, W, C)``; a batch has at most all of them."""
+    """Epochs of ``(images, labels)`` from ``uint8`` images ``(N, H, W, C)``; a batch has at most all of them.
+
+    An image goes through AugMix, noise, crop, flip and cutout, as far as they are on; :class:`.Recipe` says what they
+    are. ``classes`` may be more than there are labels of.
+    """
 
     def __init__(
         self,
@@ -53,6 +71,11 @@ class Batches:
         flip: bool,
         seed: int,
         device: torch.device,
+        cutout: int = 0,
+        mixup: float = 0.0,
+        noise: float = 0.0,
+        augmix: bool = False,
+        classes: int | None = None,
     ) -> None:
         _check_images(images, mean, std)
         self.images = torch.from_numpy(np.ascontiguousarray(images)).to(device)
@@ -61,6 +84,9 @@ class Batches:
         self.batch = min(whole_number("batch", batch, 1), len(images))
         self.padding = _sensible_padding(padding, images)
         self.flip, self.seed = flip, seed
+        self.cutout = _sensible_cutout(cutout, images)
+        self.mixup, self.noise, self.augmix = mixup, noise, augmix
+        self.classes = int(self.labels.max()) + 1 if classes is None else classes
 
     def __len__(self) -> int:
         """Batches an epoch; the last one may be smaller, and is used."""
@@ -73,17 +99,67 @@ class Batches:
         order = torch.randperm(count, generator=generator, device="cpu")
         shifts = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator, device="cpu")
         flips = torch.rand(count, generator=generator, device="cpu") < 0.5
-        return EpochPlan(*(drawn.to(self.images.device) for drawn in (order, shifts.T.contiguous(), flips)))
+        order, shifts, flips = (drawn.to(self.images.device) for drawn in (order, shifts.T.contiguous(), flips))
+        return EpochPlan(order, shifts, flips, self._centres(number), self._parts(number), self._changed(number))
+
+    def _numbers(self, epoch: int, purpose: int) -> np.random.Generator:
+        """Random numbers of one epoch for one purpose, apart from those of order, crops and flips."""
+        return np.random.default_rng(epoch_seed(epoch_seed(self.seed, epoch), purpose))
+
+    def _centres(self, epoch: int) -> Tensor | None:
+        if not self.cutout:
+            return None
+        count, height, width, _ = self.images.shape
+        drawn = self._numbers(epoch, _CUTOUT).integers(0, [height, width], (count, 2))
+        return torch.from_numpy(drawn).to(self.images.device)
+
+    def _parts(self, epoch: int) -> Tensor | None:
+        if not self.mixup:
+            return None
+        drawn = self._numbers(epoch, _MIXUP).beta(self.mixup, self.mixup, len(self))
+        # Each image of a pair is mixed with the other one, so that the smaller part is there all the same.
+        return torch.from_numpy(np.maximum(drawn, 1 - drawn).astype(np.float32)).to(self.images.device)
+
+    def _changed(self, epoch: int) -> Tensor | None:
+        images = self.images
+        if self.augmix:
+            images = augmix(images, self._numbers(epoch, _AUGMIX))
+        if self.noise:
+            rng = self._numbers(epoch, _NOISE)
+            std = rng.uniform(0, self.noise, len(images)) * (rng.random(len(images)) < 0.5)
+            amounts = torch.from_numpy(std.astype(np.float32)).to(images.device)
+            images = add_noise(images, amounts, epoch_seed(epoch_seed(self.seed, epoch), _PIXEL_NOISE))
+        return None if images is self.images else images
 
     def take(self, plan: EpochPlan, places: Tensor) -> tuple[Tensor, Tensor]:
         """The images and labels that stand at these places of an epoch's plan."""
         numbers = plan.order[places]
-        x = self.images[numbers]
+        x = (self.images if plan.images is None else plan.images)[numbers]
         if self.padding:
             x = crop(x, self.padding, plan.shifts[places])
         if self.flip:
             x = torch.where(plan.flips[places][:, None, None, None], x.flip(2), x)
+        if plan.centres is not None:
+            x = cutout(x, self.cutout, plan.centres[places])
         return self.normalise(x), self.labels[numbers]
+
+    def soften(self, plan: EpochPlan, places: Tensor, x: Tensor, y: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        """Images and targets of a batch under mixup and label smoothing; the labels themselves where both are off.
+
+        Targets are the probability of each class, which cross-entropy takes in place of labels: it is linear in them,
+        so that the loss is the mixture of the labels' losses. In mixup (Zhang et al., 2018) an image keeps the larger
+        part of a pair, and takes the other from the image at its place counted from the end of the batch.
+        """
+        if plan.parts is None and not smoothing:
+            return x, y
+        target = (y[:, None] == torch.arange(self.classes, device=y.device)).to(x.dtype)
+        target = target * (1 - smoothing) + smoothing / self.classes
+        if plan.parts is not None:
+            part = plan.parts[places // self.batch][:, None]
+            target = part * target + (1 - part) * target.flip(0)
+            part = part[:, :, None, None]
+            x = part * x + (1 - part) * x.flip(0)
+        return x, target
 
 
 def _check_images(images: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -120,6 +196,14 @@ def _sensible_padding(padding: int, images: np.ndarray) -> int:
             f"images, not {padding}."
         )
     return padding
+
+
+def _sensible_cutout(side: int, images: np.ndarray) -> int:
+    """Refuse a square that would leave hardly a pixel of most images."""
+    side, largest = whole_number("cutout", side, 0), max(images.shape[1:3])
+    if side > largest:
+        raise InvalidInput(f"cutout must be at most {largest} pixels, the side of the images, not {side}.")
+    return side
 
 
 class Normalise:

@@ -49,6 +49,9 @@ _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("factor", lambda factor: 0 < factor <= 1, "a number above 0 and at most 1"),
     ("momentum", lambda momentum: 0 <= momentum < 1, "a number from 0 to below 1"),
     ("weight_decay", lambda weight_decay: weight_decay >= 0, "a number of at least 0"),
+    ("label_smoothing", lambda smoothing: 0 <= smoothing < 1, "a number from 0 to below 1"),
+    ("mixup", lambda alpha: alpha >= 0, "a number of at least 0"),
+    ("noise", lambda largest: 0 <= largest <= 1, "a number from 0 to 1"),
 )
 """Which numbers a recipe may have, as a test and in words."""
 
@@ -64,6 +67,9 @@ _AVERAGES: dict[str, dict[str, Callable[[Recipe], float]]] = {
 }
 """The kinds of averages, each with its settings and what they are if they are left out."""
 
+_LATER = ("label_smoothing", "cutout", "mixup", "noise", "augmix")
+"""What recipes did not have at first; stored only where it is on."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -77,12 +83,21 @@ class Recipe:
     rate falls by a cosine from ``learning_rate`` to ``average_learning_rate`` until then and stays there, in place of
     ``milestones`` and ``factor``. EMA moves ``1 - average_decay`` of the way to the weights after every step.
 
+    The settings below those of the average are off by default. Statistics for an average are estimated without mixup.
+
     Attributes:
         average: ``"swa"``, ``"ema"`` or None.
         average_start: where averaging starts: a fraction of the epochs if it is below 1, else how many epochs come
             before. 0.6 for SWA and 0 for EMA if left out.
         average_learning_rate: of SWA while it averages; half of ``learning_rate`` if left out.
         average_decay: of EMA, a step; 0.999 if left out.
+        label_smoothing: part of each label that is spread evenly over all classes.
+        cutout: side of a square of zeros around a random pixel of each image (DeVries and Taylor, 2017).
+        mixup: ``alpha`` of Beta(alpha, alpha), from which each batch draws the parts in which its images and labels are
+            mixed in pairs (Zhang et al., 2018).
+        noise: the largest standard deviation of Gaussian noise, in pixel values from 0 to 1. Half of the images get
+            noise; each has a standard deviation of its own, uniform from 0 to the largest.
+        augmix: AugMix without its consistency loss (Hendrycks et al., 2020), at severity 3.
     """
 
     epochs: int = 200
@@ -99,11 +114,16 @@ class Recipe:
     average_start: float | None = None
     average_learning_rate: float | None = None
     average_decay: float | None = None
+    label_smoothing: float = 0.0
+    cutout: int = 0
+    mixup: float = 0.0
+    noise: float = 0.0
+    augmix: bool = False
 
     def __post_init__(self) -> None:
-        for name, lowest in (("epochs", 1), ("batch", 1), ("padding", 0)):
+        for name, lowest in (("epochs", 1), ("batch", 1), ("padding", 0), ("cutout", 0)):
             self._set(name, whole_number(name, getattr(self, name), lowest))
-        for name in ("nesterov", "flip"):
+        for name in ("nesterov", "flip", "augmix"):
             self._set(name, yes_or_no(name, getattr(self, name)))
         self._check_numbers(_NUMBERS)
         self._set("milestones", _growing_fractions(self.milestones))
@@ -170,10 +190,10 @@ class Recipe:
     def as_json(self) -> dict[str, Any]:
         """The settings under the names they are stored by, in run ids too: the learning rate is ``rate``.
 
-        Those of an average are there only if there is one, as ids from before must stay.
+        Those of an average and what is off by default are there only where they are on, as ids from before must stay.
         """
         stored = {"rate" if name == "learning_rate" else name: value for name, value in asdict(self).items()}
-        return {name: value for name, value in stored.items() if value is not None}
+        return {name: value for name, value in stored.items() if value is not None and (value or name not in _LATER)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Recipe:

@@ -85,9 +85,10 @@ class TrainingStep:
     def loss_at(self, places: Tensor) -> tuple[Loss, Tensor]:
         """The loss and class scores of the images at some places of the epoch, and their labels."""
         x, y = self.batches.take(self.plan, places)
+        x, target = self.batches.soften(self.plan, places, x, y, self.recipe.label_smoothing)
         fraction = self.done / (self.recipe.epochs * len(self.batches))
         with self._precision():
-            return self.method.loss(self.network, x, y, TrainingProgress(fraction, len(self.batches.images))), y
+            return self.method.loss(self.network, x, target, TrainingProgress(fraction, len(self.batches.images))), y
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
@@ -134,7 +135,7 @@ class TrainingStep:
                 yield rows
 
     def epoch_means(self) -> tuple[float, float]:
-        """Mean loss and training accuracy of the epoch so far."""
+        """Mean loss and training accuracy of the epoch so far; under mixup the label of the larger part counts."""
         sums = torch.stack([self.loss_sum.double(), self.correct.double()])
         if self.rank.world_size > 1:
             distributed.all_reduce(sums)
@@ -146,8 +147,9 @@ class TrainingStep:
         """Take the weights at an epoch's end into the average; at the end of training, the average into the network.
 
         No step has seen those weights, so BatchNorm's statistics are estimated again: over one more epoch of training
-        images, augmented as in training, under the method's own randomness. Its plan and random numbers are those of
-        the epoch that would come next. Every process does all of it, so that they end with the same network.
+        images, augmented as in training but not mixed, under the method's own randomness. Its plan and random numbers
+        are those of the epoch that would come next. Every process does all of it, so that they end with the same
+        network.
         """
         if self.average is None:
             return
