@@ -56,6 +56,8 @@ class Candidate:
         scaled_ece: the ECE of the same.
         allowed: whether its accuracy is close enough to that of the plain network.
         seconds: what trying it took.
+        statistics: the BatchNorm statistics that were estimated for it.
+        losses: what ``scaled_nll`` is the mean of.
     """
 
     where: str
@@ -69,7 +71,8 @@ class Candidate:
     scaled_ece: float
     allowed: bool
     seconds: float
-    statistics: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    statistics: dict[str, Tensor] = field(repr=False, compare=False)
+    losses: Tensor = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,10 @@ class Tuned:
 
     Attributes:
         network: the network, converted as ``best`` says, with its temperature: give it to :func:`rbue.predict`.
-        best: the candidate with the least cross-validated NLL among those whose accuracy is close enough. It may be the
-            plain network with a temperature: then random activations do not help this network without training.
-        tried: all candidates, the plain network first.
+        best: the first candidate whose cross-validated NLL is within one standard error of the least, among those whose
+            accuracy is close enough. It may be the plain network with a temperature: then random activations do not
+            help this network without training, or too few images were there to show it.
+        tried: all candidates: the plain network first, and few random sites before many.
     """
 
     network: nn.Module
@@ -195,7 +199,7 @@ def tune(
                     best = tried[-1].scaled_nll
     finally:
         search.restore()  # also where a candidate fails
-    chosen = min((one for one in tried if one.allowed), key=lambda one: one.scaled_nll)
+    chosen = _simplest_of_the_best([one for one in tried if one.allowed])
     tuned = Tuned(model, chosen, tuple(tried), make, example, search.plain_statistics)
     tuned.use(chosen)
     return tuned
@@ -278,11 +282,26 @@ class _Search:
         accuracy = float(metrics.accuracy(probs, self.labels))
         scores = [float(score(one, self.labels)) for one in (probs, scaled) for score in (metrics.nll, metrics.ece)]
         nll, ece, scaled_nll, scaled_ece = scores
+        losses = -scaled.double().gather(1, self.labels[:, None]).clamp(min=1e-30).log().squeeze(1)
         seconds = time.perf_counter() - start
         return Candidate(
             where, q, count, accuracy, nll, ece, temperature, scaled_nll, scaled_ece, accuracy >= lowest, seconds,
-            statistics,
+            statistics, losses,
         )  # fmt: skip
+
+
+def _simplest_of_the_best(allowed: list[Candidate]) -> Candidate:
+    """The first candidate that the best one does not beat by more than a standard error, image by image.
+
+    A small difference in the mean of a few hundred losses is chance, and simpler networks come first.
+    """
+    best = min(allowed, key=lambda one: one.scaled_nll)
+
+    def is_beaten(one: Candidate) -> bool:
+        difference = one.losses - best.losses
+        return bool(difference.mean() > difference.std() / math.sqrt(len(difference)))
+
+    return next(one for one in allowed if not is_beaten(one))
 
 
 def _convert(model: nn.Module, activation: Activation, where: str, example: Tensor) -> int:
