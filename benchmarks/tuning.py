@@ -61,7 +61,7 @@ def described(one: Candidate) -> dict[str, Any]:
 
 def rows_of(network: nn.Module, parts: dict[str, tuple[Tensor, Tensor]], samples: int) -> dict[str, Any]:
     """The rows of one network, and what was tried for them."""
-    unlabelled = [part for part in parts["training"][0].split(1000)]
+    unlabelled = list(parts["training"][0].split(1000))
     x, y = parts["test"]
     rows: list[dict[str, Any]] = []
     searches: dict[str, Any] = {}
