@@ -39,7 +39,7 @@ class Conversion:
         self.seed = seed  # of the first plain calls
         self.path_words = {path: path_word(path) for path in paths}
         self.positions = {(site.path, site.call): site.index for site in sites}
-        self.inputs = 1  # how many arguments the example had
+        self.inputs = 1  # how many arguments the example had by position
         self.warned: set[tuple[str, int]] = set()
         self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes; copies begin anew
 
@@ -221,9 +221,9 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
         where: ``"all"``, ``"first"``, ``"last"``, an index or list of indices, a name such as
             ``"layer4.0.relu[1]"``, a pattern such as ``"layer4.*"``, or a function of a
             :class:`~rbue.call_sites.table.Site`.
-        example: an input (a tensor, a tuple of arguments or a dict of keyword arguments). Needed for every
-            placement except ``"all"``. Sites it does not reach are random under ``"all"`` and plain, with a
-            warning, otherwise.
+        example: an input (a tensor or array, a tuple of arguments, a dict of keyword arguments, or a ``Dataset`` or
+            loader, of which the first batch is taken). Needed for every placement except ``"all"``. Sites it does not
+            reach are random under ``"all"`` and plain, with a warning, otherwise.
 
     Raises:
         ConversionError: no ReLU was found, or part of the network cannot be seen (scripted or traced code).
@@ -256,7 +256,7 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     paths = [path for path, _ in network.named_modules()]
     start = int(torch.randint(1 << 62, (), dtype=torch.int64, device="cpu"))
     conversion = Conversion(activation, found, chosen, paths, start)
-    conversion.inputs = len(example) if isinstance(example, (tuple, list, dict)) else 1
+    conversion.inputs = max(1, len(example)) if isinstance(example, (tuple, list)) else 1
     with torch.inference_mode(False):  # they count calls outside it too
         draws.attach_buffers(network, start)
         conversion.moved(network, dict(network._buffers))

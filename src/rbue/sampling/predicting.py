@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from rbue import random_stream
 from rbue.call_sites import conversion_of, evaluating, innermost
+from rbue.call_sites.inputs import Batch, batches_of, one_call
 from rbue.errors import InvalidInput, RbueError, whole_number
-from rbue.prediction import Prediction, concatenate
+from rbue.prediction import AnyPrediction, concatenate
 from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleProgress, collect, refuse_infinite_images
 from rbue.sampling.stacking import StackedPasses
+from rbue.sampling.tasks import Outputs, Task, task_of
 
 
 def predict(
     model: nn.Module,
-    x: Tensor | Iterable[Any],
+    x: Any,
     samples: int = 100,
     seed: int = 0,
     index: Tensor | None = None,
-    outputs: str = "logits",
+    outputs: Outputs = None,
     adaptive: Adaptive | None = None,
     return_samples: bool = False,
     progress: bool = False,
     memory: int | None = None,
     draws: str = "balanced",
-) -> Prediction:
+) -> Any:
     """Predict with uncertainty: the mean and the spread of many random passes (paper §3.3).
 
     The network runs in evaluation mode (BatchNorm uses its running statistics) with its ReLUs random; afterwards
@@ -68,24 +68,25 @@ def predict(
     (torch.Size([5, 3]), torch.Size([5]), 20)
     """
     samples, seed = whole_number(samples, "samples"), random_stream.check_seed(seed)
-    _check_settings(outputs, adaptive, return_samples, memory)
+    task = task_of(outputs)
+    _check_settings(task, adaptive, return_samples, memory)
     check_draws(draws)
     network = innermost(model)
     conversion = conversion_of(network)
-    _check_inputs(x, conversion.inputs)
+    whole = one_call(x, network, conversion.inputs)
     cycle = conversion.activation.cycle if draws == "balanced" else INDEPENDENT
-    parts: list[Prediction] = []
+    parts: list[AnyPrediction] = []
     start = 0
-    bar = SampleProgress(samples, len(x) if isinstance(x, Tensor) else None) if progress else nullcontext()
+    bar = SampleProgress(samples, None if whole is None else len(whole)) if progress else nullcontext()
     with evaluating(network), bar as report:
-        for batch in batches_of(x):
-            check_batch(batch, network)
-            numbers = _image_numbers(index, start, batch, whole=isinstance(x, Tensor))
-            if batch.is_floating_point() and not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
+        for batch in batches_of(x, network, conversion.inputs):
+            batch.check(network)
+            numbers = _image_numbers(index, start, batch, whole=whole is not None)
+            if not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
                 refuse_infinite_images(batch, numbers)
             with _types_named(batch, network):
                 prediction = collect(
-                    StackedPasses(model, batch, seed, memory, draws),
+                    StackedPasses(model, batch, seed, memory, draws, task.read),
                     batch,
                     numbers,
                     samples,
@@ -113,55 +114,7 @@ def check_draws(draws: str) -> None:
         raise InvalidInput(f"draws must be 'balanced' or 'independent', not {draws!r}.")
 
 
-def _check_inputs(x: Any, inputs: int) -> None:
-    """Refuse the arguments of one call, which would be taken for batches."""
-    if inputs > 1 and isinstance(x, (tuple, list)) and len(x) == inputs:
-        raise InvalidInput(
-            f"x is a {type(x).__name__} of {len(x)}, as was the example, but predict gives the network one input; wrap "
-            "the network in a module that takes one tensor and convert that."
-        )
-
-
-def batches_of(x: Tensor | Iterable[Any]) -> Iterator[Tensor]:
-    """The input itself, or what a loader yields, or the first entries of that."""
-    if isinstance(x, Tensor):
-        yield x
-        return
-    if isinstance(x, (str, bytes, Mapping, np.ndarray)) or not isinstance(x, Iterable):
-        raise InvalidInput(f"x must be a tensor or a loader of tensors, not {type(x).__name__}{_way_to_tensors(x)}.")
-    for batch in x:
-        first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-        if not isinstance(first, Tensor):
-            raise InvalidInput(
-                f"a loader must yield tensors, or tuples whose first entry is one, not {type(first).__name__}"
-                f"{_way_from_batch(first)}."
-            )
-        yield first
-
-
-def _way_to_tensors(x: Any) -> str:
-    """What to write instead of an ``x`` of another type, where that is known."""
-    if isinstance(x, np.ndarray):
-        return "; give torch.as_tensor(x)"
-    if isinstance(x, Dataset):
-        return "; give torch.utils.data.DataLoader(x, batch_size=64)"
-    if isinstance(x, Mapping):
-        return "; give the one entry that is the input"
-    return ""
-
-
-def _way_from_batch(batch: Any) -> str:
-    """What to write instead of a loader of such batches, where that is known."""
-    if isinstance(batch, Mapping):
-        return f"; give (batch[{next(iter(batch), 'x')!r}] for batch in loader), with the name of the input"
-    if isinstance(batch, np.ndarray):
-        return "; make it one with torch.as_tensor"
-    if isinstance(batch, Real):
-        return "; give a list of numbers as torch.tensor(x)"
-    return ""
-
-
-def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool) -> Tensor:
+def _image_numbers(index: Tensor | None, start: int, batch: Batch, whole: bool) -> Tensor:
     count = len(batch)
     if index is None:
         return torch.arange(start, start + count, dtype=torch.int64, device=batch.device).to(torch.int32)
@@ -179,33 +132,20 @@ def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool)
     return random_stream.to_int32(part.to(batch.device))
 
 
-def _check_settings(outputs: str, adaptive: Adaptive | None, return_samples: bool, memory: int | None) -> None:
-    if outputs not in ("logits", "probs"):
-        raise InvalidInput(f"outputs must be 'logits' or 'probs', not {outputs!r}.")
+def _check_settings(task: Task, adaptive: Adaptive | None, return_samples: bool, memory: int | None) -> None:
     if adaptive is not None and not isinstance(adaptive, Adaptive):
         raise InvalidInput(f"adaptive must be rbue.Adaptive(tolerance=..., confidence=...), not {adaptive!r}.")
+    if adaptive is not None and task.of_probabilities and adaptive.tolerance >= 1:
+        raise InvalidInput(f"tolerance must lie in (0, 1) for probabilities, not {adaptive.tolerance}.")
     if adaptive is not None and return_samples:
         raise InvalidInput("return_samples needs the same number of samples for every image; use adaptive=None.")
     if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not memory > 0):
         raise InvalidInput(f"memory must be a positive number of bytes, such as 1 << 30, not {memory!r}.")
 
 
-def check_batch(x: Tensor, network: nn.Module) -> None:
-    """Refuse a batch that is not dense, empty, or elsewhere than the network."""
-    if x.is_nested or x.layout is not torch.strided:
-        kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
-        raise InvalidInput(f"x must be a dense tensor, not a {kind} one; give x.to_dense(), or pad its images.")
-    if x.dim() == 0 or x.numel() == 0:
-        what = "one image" if x.dim() == 0 or len(x) == 0 else "one value an image"
-        raise InvalidInput(f"x must hold at least {what}, but its shape is {tuple(x.shape)}.")
-    parameter = next(network.parameters(), None)
-    if parameter is not None and parameter.device != x.device:
-        raise InvalidInput(f"x is on {x.device} but the network is on {parameter.device}; move one to the other.")
-
-
-def _check_shape(prediction: Prediction, earlier: list[Prediction]) -> None:
-    if earlier and prediction.probs.shape[1:] != earlier[0].probs.shape[1:]:
-        first, other = (tuple(part.probs.shape[1:]) for part in (earlier[0], prediction))
+def _check_shape(prediction: AnyPrediction, earlier: list[AnyPrediction]) -> None:
+    if earlier and prediction.shape != earlier[0].shape:
+        first, other = earlier[0].shape, prediction.shape
         raise InvalidInput(
             f"an image's outputs have shape {first} in the first batch and {other} in batch {len(earlier) + 1}; pad "
             "the inputs to one size, or predict the batches apart."
@@ -213,17 +153,19 @@ def _check_shape(prediction: Prediction, earlier: list[Prediction]) -> None:
 
 
 @contextmanager
-def _types_named(x: Tensor, network: nn.Module) -> Iterator[None]:
+def _types_named(batch: Batch, network: nn.Module) -> Iterator[None]:
     """Say which types do not fit where torch refuses them; a network may also convert its input by itself."""
     try:
         yield
     except RuntimeError as error:
-        wanted = next((one.dtype for one in network.parameters() if one.is_floating_point()), x.dtype)
-        if isinstance(error, RbueError) or x.dtype == wanted or not _names_type(str(error), x.dtype):
-            raise
-        raise InvalidInput(
-            f"x is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted})."
-        ) from error
+        wanted = next((one.dtype for one in network.parameters() if one.is_floating_point()), None)
+        for name, x in zip(batch.names, batch.leaves, strict=True):
+            other = isinstance(x, Tensor) and wanted not in (None, x.dtype)
+            if other and not isinstance(error, RbueError) and _names_type(str(error), x.dtype):
+                raise InvalidInput(
+                    f"{name} is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted})."
+                ) from error
+        raise
 
 
 def _names_type(message: str, dtype: torch.dtype) -> bool:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from rbue.call_sites import NotFoldable
-from rbue.sampling.passes import PassRunner
+from rbue.call_sites.inputs import Batch, as_batch, repeat_rows
+from rbue.sampling.passes import PassRunner, Reader, class_scores
 from rbue.sampling.plans import PassPlan, make_plan, shares_alone, warn_of_batch_dependence
-from rbue.sampling.shared_prefix import repeat_rows
 
 CPU_BUDGET = 256 << 20
 GPU_BUDGET, GPU_SHARE = 8 << 30, 0.25
@@ -72,20 +73,28 @@ class StackedPasses:
     """Stochastic passes of one network on inputs of one shape."""
 
     def __init__(
-        self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None, draws: str = "independent"
+        self,
+        model: nn.Module,
+        x: Tensor | Batch,
+        seed: int,
+        memory: int | None = None,
+        draws: str = "independent",
+        read: Reader = class_scores,
     ) -> None:
-        self.runner = PassRunner(model, seed, x.device, draws)
+        x = as_batch(x)
+        self.runner = PassRunner(model, seed, x.device, draws, read)
         several = len(x) > 1  # an image alone does not show whether others would change its samples
         form = _form(self.runner.network)
-        self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several, form)
+        self.key = (x.form, self.runner.compiled, several, form, read)
         known: PassPlan | None = self.runner.conversion.plans.get(self.key)
         self.plan = known if known is not None and known.telling else make_plan(self.runner, x, known)
         if self.plan.share:
             self.runner.leave_compiled_code()
         self.budget = _default_budget(x.device) if memory is None else memory
 
-    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    def __call__(self, x: Tensor | Batch, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
+        x = as_batch(x)
         work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
         while work:
             piece = work.pop()
@@ -104,7 +113,8 @@ class StackedPasses:
             batch, stack, out = piece.batch, piece.stack, None
             fill = piece.size if self.runner.compiled else 0
             try:
-                rows, numbers = _filled(x[batch], fill), _filled(images[batch], fill)
+                rows = x[batch].map(partial(_filled, size=fill))
+                numbers = _filled(images[batch], fill)
                 out = self.runner.run(rows, samples[stack], numbers, self.plan.share, fuse=self.plan.fuse)
             except NotFoldable:
                 if piece.samples == 1:
@@ -146,13 +156,13 @@ class StackedPasses:
             self.plan = replace(self.plan, batch_dependent=True)
             warn_of_batch_dependence()
 
-    def _look_at_one_image(self, x: Tensor) -> None:
+    def _look_at_one_image(self, x: Batch) -> None:
         if shares_alone(self.runner, x, self.plan.fuse):
             self.plan = replace(self.plan, alone=True)
         else:
             self._stop_sharing(x)
 
-    def _stop_sharing(self, x: Tensor) -> None:
+    def _stop_sharing(self, x: Batch) -> None:
         """Stack whole passes from now on, if that is right, which passes that shared rows need not have shown."""
         self.plan = make_plan(self.runner, x, self.plan, sharing=False)
 
