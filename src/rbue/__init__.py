@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rbue.batchnorm import update_bn
     from rbue.call_sites import Site, SiteTable, convert, mode, revert, seed, sites
     from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
-    from rbue.prediction import Prediction
+    from rbue.prediction import MultiLabel, Prediction, Regression
     from rbue.sampling import Adaptive, predict
 
 __all__ = [
@@ -25,10 +25,12 @@ __all__ = [
     "DropReLU",
     "Dropout",
     "InvalidInput",
+    "MultiLabel",
     "Prediction",
     "RReLU",
     "RbueError",
     "RbueWarning",
+    "Regression",
     "Site",
     "SiteTable",
     "__version__",
@@ -50,7 +52,7 @@ _HOMES = {
     "rbue.batchnorm": ("update_bn",),
     "rbue.call_sites": ("Site", "SiteTable", "convert", "mode", "revert", "seed", "sites"),
     "rbue.errors": ("ConversionError", "InvalidInput", "RbueError", "RbueWarning"),
-    "rbue.prediction": ("Prediction",),
+    "rbue.prediction": ("MultiLabel", "Prediction", "Regression"),
     "rbue.sampling": ("Adaptive", "predict"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,45 @@ from rbue import random_stream
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.call_sites.inputs import Batch, batches_of, one_call
 from rbue.errors import InvalidInput, RbueError, whole_number
-from rbue.prediction import AnyPrediction, concatenate
+from rbue.prediction import AnyPrediction, Prediction, concatenate
 from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleProgress, collect, refuse_infinite_images
 from rbue.sampling.stacking import StackedPasses
 from rbue.sampling.tasks import Outputs, Task, task_of
+
+
+@overload
+def predict(
+    model: nn.Module,
+    x: Any,
+    samples: int = 100,
+    seed: int = 0,
+    index: Tensor | None = None,
+    outputs: Literal["logits", "probs", "binary"] | None = None,
+    adaptive: Adaptive | None = None,
+    return_samples: bool = False,
+    progress: bool = False,
+    memory: int | None = None,
+    draws: str = "balanced",
+) -> Prediction: ...
+
+
+@overload
+def predict(
+    model: nn.Module,
+    x: Any,
+    samples: int = 100,
+    seed: int = 0,
+    index: Tensor | None = None,
+    *,
+    outputs: Outputs,
+    adaptive: Adaptive | None = None,
+    return_samples: bool = False,
+    progress: bool = False,
+    memory: int | None = None,
+    draws: str = "balanced",
+) -> Any: ...
 
 
 def predict(
@@ -35,7 +68,7 @@ def predict(
     progress: bool = False,
     memory: int | None = None,
     draws: str = "balanced",
-) -> Any:
+) -> AnyPrediction:
     """Predict with uncertainty: the mean and the spread of many random passes (paper §3.3).
 
     The network runs in evaluation mode (BatchNorm uses its running statistics) with its ReLUs random; afterwards
@@ -44,14 +77,27 @@ def predict(
 
     Args:
         model: a network made random by :func:`rbue.convert`.
-        x: a batch ``(B, ...)``, or a loader that yields batches, or tuples whose first entry is one.
+        x: a batch ``(B, ...)``, as a tensor or NumPy array; a dict of keyword arguments, such as a tokenizer's; a tuple
+            of arguments, for a network that takes several; a ``Dataset``; or a loader of any of these. Of a loader's
+            tuples the first entry is the input, or as many as the example of the conversion had. Entries ``label`` and
+            ``labels`` of a dict are left out. Every tensor with as many rows as the first is repeated with the samples;
+            one with one row, or none, is passed on as it is; any other number of rows is an error.
         samples: number of passes; with ``adaptive``, the most an image may get.
         seed: 64-bit seed of the draws.
         index: the numbers of the images, shape ``(B,)``. Default 0 to B-1; a loader counts on.
-        outputs: what the network returns: ``"logits"`` or ``"probs"``, of shape ``(B, C, ...)``, or an object or
-            dict with ``logits``. A single logit is a two-class problem and goes through the sigmoid.
+        outputs: what the network returns, as a tensor or in an object or dict with ``logits`` (or ``out``):
+
+            - ``"logits"``, the default, or ``"probs"``: one of ``C`` classes, ``(B, C, ...)``.
+            - ``"binary"``: one logit, ``(B,)`` or ``(B, 1, ...)``, for two classes. One number an image has to be
+              named: it may be ``"values"`` too.
+            - ``"multilabel"``: a logit for each of ``K`` labels, ``(B, K, ...)``.
+            - ``"values"``: numbers of any shape ``(B, ...)``, as in regression.
+            - ``"gaussian"``: a mean and a positive variance, as a tuple of two tensors, an object or dict with ``mean``
+              and ``variance``, or a tensor ``(B, 2, ...)``.
+            - ``"quantiles"``: at least two rising quantiles, ``(B, Q)``; samples that cross are averaged as they are.
+            - a function that makes a tensor ``(B, ...)`` of whatever the network returns, to be averaged.
         adaptive: stop early for images whose answer has settled.
-        return_samples: keep the raw probabilities ``(S, B, C, ...)`` in ``prediction.samples``.
+        return_samples: keep what is averaged, such as the probabilities ``(S, B, C, ...)``, in ``prediction.samples``.
         progress: show a progress bar; needs rich.
         memory: budget in bytes for activations. Default: 256 MiB on a CPU; on a GPU 8 GiB or a quarter of the
             free memory, whichever is less; less after an out-of-memory error.
@@ -60,12 +106,18 @@ def predict(
             before, and the mean of few of them is several times closer to its limit. ``"independent"`` ones are those
             of plain calls (:func:`rbue.seed`); the paper's measurements use them.
 
+    Returns:
+        A :class:`Prediction` for classes, a :class:`MultiLabel` for labels, a :class:`Regression` for numbers.
+
     >>> from rbue import DropReLU, convert
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> prediction = predict(convert(net, DropReLU(0.8)), torch.randn(5, 4), samples=20)
     >>> prediction.probs.shape, prediction.label.shape, int(prediction.samples_used[0])
     (torch.Size([5, 3]), torch.Size([5]), 20)
+    >>> numbers = predict(net, {"input": torch.randn(5, 4)}, samples=20, outputs="values")
+    >>> numbers.mean.shape, numbers.std.shape
+    (torch.Size([5, 3]), torch.Size([5, 3]))
     """
     samples, seed = whole_number(samples, "samples"), random_stream.check_seed(seed)
     task = task_of(outputs)
@@ -74,12 +126,15 @@ def predict(
     network = innermost(model)
     conversion = conversion_of(network)
     whole = one_call(x, network, conversion.inputs)
+    batches = batches_of(x, network, conversion.inputs) if whole is None else iter([whole])
     cycle = conversion.activation.cycle if draws == "balanced" else INDEPENDENT
     parts: list[AnyPrediction] = []
     start = 0
-    bar = SampleProgress(samples, None if whole is None else len(whole)) if progress else nullcontext()
+    bar = (
+        SampleProgress(samples, len(whole) if whole is not None and whole.rows else None) if progress else nullcontext()
+    )
     with evaluating(network), bar as report:
-        for batch in batches_of(x, network, conversion.inputs):
+        for batch in batches:
             batch.check(network)
             numbers = _image_numbers(index, start, batch, whole=whole is not None)
             if not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
