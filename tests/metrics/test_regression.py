@@ -1,6 +1,7 @@
 """Scores of regression against scipy, numerical integration and the definitions."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_sample_crps_equals_all_pairs(fair):
 def test_samples_as_a_distribution_have_the_integral_for_a_score():
     samples, y = np.array([0.3, -1.0, 2.0, 0.9]), 0.5
     edges = np.sort(np.append(samples, y))
-    steps = [(np.mean(samples <= a) - (a >= y)) ** 2 * (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    steps = [(np.mean(samples <= a) - (a >= y)) ** 2 * (b - a) for a, b in pairwise(edges)]
     found = metrics.sample_crps(torch.tensor(samples)[:, None], torch.tensor([y], dtype=torch.float64), fair=False)
     assert found.item() == pytest.approx(sum(steps), abs=1e-12)
 
