@@ -39,7 +39,7 @@ class Sampled:
         return self.samples_used.shape[0]
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def output_shape(self) -> tuple[int, ...]:
         """The shape of an image's mean output."""
         return tuple(getattr(self, self._main).shape[1:])
 
@@ -182,7 +182,7 @@ class Regression(Sampled):
         return self.variance.sqrt()
 
     def __repr__(self) -> str:
-        one = "x".join(map(str, self.shape)) or "1"
+        one = "x".join(map(str, self.output_shape)) or "1"
         noise = [] if self.aleatoric is None else [f"mean aleatoric std {self.aleatoric.sqrt().mean():.4g}"]
         spread = f"mean epistemic std {self.epistemic.sqrt().mean():.4g}"
         return self._described(f"{one} {self.outputs} each", spread, *noise)

@@ -124,6 +124,18 @@ def test_arguments_may_hold_tensors_inside():
     close(found, loop(network, 4, {"maps": maps}, (2, 3)))
 
 
+def test_a_tuple_may_hold_flags_and_images_may_stop_early():
+    ids, mask = text()
+    network = rbue.convert(Text(), rbue.DropReLU(0.6))
+    x = (ids, mask, None, 0.5, True)
+    close(drawn(network, x), loop(network, 4, *x))
+    early = rbue.predict(network, x, samples=200, adaptive=rbue.Adaptive(0.2, first=4), draws="independent")
+    assert early.samples_used.min() < 200
+    samples = loop(network, int(early.samples_used.max()), *x)
+    for image, count in enumerate(early.samples_used.tolist()):
+        close(early.probs[image], samples[:count, image].mean(0))
+
+
 def test_what_a_network_changes_in_place_is_not_the_callers():
     class Eats(nn.Module):
         def forward(self, x, table):
@@ -155,7 +167,18 @@ def test_arrays_and_datasets_of_images():
             return iter([(image, 0) for image in x])
 
     array = x.double().numpy()
-    for given in (array, [array[:4], (array[4:], None)], Images(), Stream(), (one for one in x.split(4))):
+    mirrored = array[:, :, :, ::-1].copy()[:, :, :, ::-1]
+    frozen = array.copy()
+    frozen.flags.writeable = False
+    for given in (
+        array,
+        mirrored,
+        frozen,
+        [array[:4], (array[4:], None)],
+        Images(),
+        Stream(),
+        (one for one in x.split(4)),
+    ):
         close(drawn(network, given), expected)
 
 

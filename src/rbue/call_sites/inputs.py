@@ -182,17 +182,19 @@ def one_call(x: Any, network: nn.Module, inputs: int = 1) -> Batch | None:
     """``x`` as the arguments of one call; None if it is a loader.
 
     A tuple or list holds arguments if it has as many entries as the example of the conversion, ``inputs``, or if the
-    network cannot do with one. Else it holds batches.
+    network cannot do with one, or if an entry, such as None or a flag, can be no batch. Else it holds batches.
     """
     if isinstance(x, (Tensor, np.ndarray)):
         return Batch((_as_tensors(x, "x", network),))
     if isinstance(x, Mapping):
         return _by_keyword(x, network)
-    if isinstance(x, (tuple, list)) and x and all(isinstance(one, (Tensor, np.ndarray)) for one in x):
+    if isinstance(x, (tuple, list)) and x and isinstance(x[0], (Tensor, np.ndarray)):
         least, most = _positional(network)
-        if len(x) == inputs > 1 or 1 < least <= len(x) <= most:
+        several = 1 < len(x) <= most
+        flagged = any(one is None or isinstance(one, (str, Real)) for one in x)
+        if len(x) == inputs > 1 or (several and (1 < least <= len(x) or flagged)):
             return _by_position(x, network)
-        if isinstance(x, tuple) and 1 < len(x) <= most:
+        if isinstance(x, tuple) and several:
             raise InvalidInput(
                 f"x is a tuple of {len(x)}, which may be {len(x)} batches or as many arguments of "
                 f"{plain_class(network).__name__}; give a list of batches, or a dict of keyword arguments."
@@ -312,8 +314,8 @@ def _as_tensors(value: Any, name: str, network: nn.Module) -> Any:
 
 
 def _from_numpy(array: np.ndarray, name: str, network: nn.Module) -> Tensor:
-    try:
-        x = torch.as_tensor(array)
+    try:  # torch takes no negative strides, and warns of memory that it may not write to
+        x = torch.as_tensor(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(
             f"{name} is an array of {array.dtype}; give one of numbers, with images of one shape: np.stack(...)."

@@ -199,8 +199,8 @@ def _check_settings(task: Task, adaptive: Adaptive | None, return_samples: bool,
 
 
 def _check_shape(prediction: AnyPrediction, earlier: list[AnyPrediction]) -> None:
-    if earlier and prediction.shape != earlier[0].shape:
-        first, other = earlier[0].shape, prediction.shape
+    if earlier and prediction.output_shape != earlier[0].output_shape:
+        first, other = earlier[0].output_shape, prediction.output_shape
         raise InvalidInput(
             f"an image's outputs have shape {first} in the first batch and {other} in batch {len(earlier) + 1}; pad "
             "the inputs to one size, or predict the batches apart."

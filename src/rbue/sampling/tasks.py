@@ -189,6 +189,12 @@ class _OwnReader:
 
     function: Callable[[Any], Tensor]
 
+    def __hash__(self) -> int:
+        try:
+            return hash(self.function)
+        except TypeError:  # an object of a class that compares its own way
+            return id(self.function)
+
     def __call__(self, output: Any) -> Tensor:
         found = self.function(output)
         if not isinstance(found, Tensor):
