@@ -329,6 +329,6 @@ def test_the_description_is_one_json_value(saved: Path) -> None:
         note = json.loads(file.metadata()["rbue"])
         assert "also.weight" not in file.keys()  # noqa: SIM118 (not a dict)
     assert (note["kind"], note["format"], note["stream"]) == (saving.KIND, 1, random_stream.VERSION)
-    assert note["activation"] == {"class": "DropReLU", "settings": {"q": 0.8}}
+    assert note["activation"] == {"class": "DropReLU", "settings": {"q": 0.8, "mask": "element"}}
     assert note["random"] == [2]
     assert note["same"] == {"also.weight": "head.weight"}

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rbue
 from rbue import metrics
 from rbue.calibration import Temperature
+from rbue.call_sites.inputs import as_batch
 from rbue.tuning import NEW_STATISTICS, PLAIN, _last_block, _layers_that_vary
 
 
@@ -131,7 +132,7 @@ def test_loaders_are_the_same_as_tensors(trained, validation):
 
 
 def test_only_layers_behind_a_random_site_are_estimated_again(network, validation):
-    x = validation[0][:32]
+    x = as_batch(validation[0][:32])
     expected = {0: ["1.0.1", "1.1.1"], 1: ["1.1.1"], 2: [], 3: []}
     for where, layers in expected.items():
         rbue.convert(network, rbue.DropReLU(0.5), where=where, example=x)
@@ -154,7 +155,7 @@ def test_a_gelu_network_gets_dropactivation():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda x, y: {"validation": x}, "validation must be a pair .* not Tensor"),
+        (lambda x, y: {"validation": x}, "validation must be a pair .* but holds Tensor"),
         (lambda x, y: {"validation": (x, y[:-1])}, "has 600 images but 599 labels"),
         (lambda x, y: {"validation": (x, y), "max_accuracy_loss": 2}, "max_accuracy_loss .* not 2"),
         (lambda x, y: {"validation": []}, "the loader gave no batch"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rbue.call_sites import ConversionSummary, Site, SiteTable, convert, mode, revert, seed, set_temperature, sites
     from rbue.call_sites.summary import conversion
     from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
-    from rbue.prediction import Prediction
+    from rbue.prediction import MultiLabel, Prediction, Regression
     from rbue.sampling import Adaptive, predict, warm_up
     from rbue.saving import load, save
     from rbue.tuning import Tuned, tune
@@ -29,10 +29,12 @@ __all__ = [
     "DropReLU",
     "Dropout",
     "InvalidInput",
+    "MultiLabel",
     "Prediction",
     "RReLU",
     "RbueError",
     "RbueWarning",
+    "Regression",
     "Site",
     "SiteTable",
     "Tuned",
@@ -73,7 +75,7 @@ _HOMES = {
     ),
     "rbue.call_sites.summary": ("conversion",),
     "rbue.errors": ("ConversionError", "InvalidInput", "RbueError", "RbueWarning"),
-    "rbue.prediction": ("Prediction",),
+    "rbue.prediction": ("MultiLabel", "Prediction", "Regression"),
     "rbue.sampling": ("Adaptive", "predict", "warm_up"),
     "rbue.saving": ("load", "save"),
     "rbue.tuning": ("Tuned", "tune"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch.optim.swa_utils import AveragedModel
 from rbue import random_stream
 from rbue.call_sites import Draw, conversion_of, evaluating, innermost, running
 from rbue.call_sites.following import CONVERSION
+from rbue.call_sites.inputs import Batch, batches_of, one_call
 from rbue.errors import InvalidInput, whole_number
-from rbue.sampling.predicting import batches_of, check_batch
 
 __all__ = ["update_bn"]
 
@@ -22,11 +22,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def update_bn(
-    model: nn.Module,
-    x: Tensor | Iterable[Any],
-    batch_size: int = 128,
-    seed: int = 0,
-    layers: Collection[str] | None = None,
+    model: nn.Module, x: Any, batch_size: int = 128, seed: int = 0, layers: Collection[str] | None = None
 ) -> dict[str, Tensor]:
     """Estimate the BatchNorm statistics of a network again, in place, with its random sites on.
 
@@ -42,8 +38,8 @@ def update_bn(
 
     Args:
         model: a network, converted or not; torch's ``AveragedModel`` or another wrapper around it is fine.
-        x: training inputs ``(N, ...)``, or a loader that yields batches of them, or tuples whose first entry is one.
-        batch_size: the most images of a tensor in one pass; a loader's batches are taken as they come.
+        x: training inputs in any form that :func:`rbue.predict` takes.
+        batch_size: the most images in one pass; a loader's batches are taken as they come.
         seed: 64-bit seed of the draws.
         layers: the names of the BatchNorm layers whose statistics are estimated; all of them by default. The others
             keep theirs and use them.
@@ -75,7 +71,7 @@ def update_bn(
         reached: list[nn.Module] = []
         try:
             with torch.no_grad(), evaluating(network), _cumulative(seen):
-                _pass_all(network, _pieces(x, size), state)
+                _pass_all(network, _pieces(x, size, network), state)
             reached = [layer for layer, values in seen.items() if values]
         finally:
             for path, layer in wanted.items():
@@ -90,12 +86,16 @@ def _statistics(layer: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, value) for name, value in layer.named_buffers(recurse=False) if name in names]
 
 
-def _pieces(x: Tensor | Iterable[Any], size: int) -> Iterator[Tensor]:
+def _pieces(x: Any, size: int, network: nn.Module) -> Iterator[Batch]:
     """The batches; those of a tensor are of almost one size, as BatchNorm could not normalise a last one of one row."""
-    if isinstance(x, Tensor) and x.dim():
-        yield from x.tensor_split(max(1, -(-len(x) // size)))
-    else:
-        yield from batches_of(x)
+    inputs = conversion_of(network).inputs if CONVERSION in network.__dict__ else 1
+    whole = one_call(x, network, inputs)
+    if whole is None:
+        yield from batches_of(x, network, inputs)
+        return
+    whole.check(network)
+    for part in torch.arange(len(whole), device=whole.device).tensor_split(max(1, -(-len(whole) // size))):
+        yield whole[int(part[0]) : int(part[-1]) + 1]
 
 
 @contextmanager
@@ -127,19 +127,19 @@ def _cumulative(seen: dict[nn.Module, int]) -> Iterator[None]:
             layer.momentum = momentum
 
 
-def _pass_all(network: nn.Module, batches: Iterator[Tensor], seed: int) -> None:
+def _pass_all(network: nn.Module, batches: Iterator[Batch], seed: int) -> None:
     start = 0
     for batch in batches:
-        check_batch(batch, network)
+        batch.check(network)
         with _drawing(network, seed, start, batch):
             try:
-                network._call_impl(batch.clone())  # as it is written, and with rows that it may change
+                batch.clone().call(network._call_impl)  # as it is written, and with rows that it may change
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise
                 raise InvalidInput(
-                    f"BatchNorm cannot normalise a batch of shape {tuple(batch.shape)}; give more images at once, and "
-                    "the loader drop_last=True."
+                    f"BatchNorm cannot normalise a batch of shape {tuple(batch.first.shape)}; give more images at "
+                    "once, and the loader drop_last=True."
                 ) from error
         start += len(batch)
     if not start:
@@ -147,7 +147,7 @@ def _pass_all(network: nn.Module, batches: Iterator[Tensor], seed: int) -> None:
 
 
 @contextmanager
-def _drawing(network: nn.Module, seed: int, start: int, batch: Tensor) -> Iterator[None]:
+def _drawing(network: nn.Module, seed: int, start: int, batch: Batch) -> Iterator[None]:
     """A converted network draws its first call of a seed, for images ``start`` onwards; the call is not counted."""
     if CONVERSION not in network.__dict__:
         yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,8 +14,46 @@ from rbue.calibration import Temperature
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
-    """The outcome of ``samples_used`` stochastic passes for each image (paper §3.3).
+class Sampled:
+    """What every prediction holds besides its numbers.
+
+    Attributes:
+        samples_used: number of samples drawn for each image, ``(B,)``.
+        seed: the seed of the draws.
+        samples: the sampled outputs ``(S, B, ...)`` if they were asked for.
+        stream_version: version of the random stream; equal seeds, draws and versions mean equal bits.
+        draws: ``"independent"`` or ``"balanced"``.
+        outputs: what the network's outputs were taken for; the name of the function that read them, if one did.
+    """
+
+    samples_used: Tensor = field(kw_only=True)
+    seed: int = field(kw_only=True)
+    samples: Tensor | None = field(default=None, kw_only=True)
+    stream_version: int = field(default=random_stream.VERSION, kw_only=True)
+    draws: str = field(default="independent", kw_only=True)
+    outputs: str = field(default="logits", kw_only=True)
+
+    _main: ClassVar[str]
+    """The field with the mean."""
+
+    def __len__(self) -> int:
+        return self.samples_used.shape[0]
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of an image's mean output."""
+        return tuple(getattr(self, self._main).shape[1:])
+
+    def _described(self, what: str, *numbers: str) -> str:
+        drawn = self.samples_used
+        count = f"{int(drawn.min())}" if drawn.min() == drawn.max() else f"{int(drawn.min())} to {int(drawn.max())}"
+        parts = (f"{len(self)} images", what, f"{count} {self.draws} samples each", f"seed={self.seed}", *numbers)
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction(Sampled):
+    """The outcome of ``samples_used`` stochastic passes of a classifier for each image (paper §3.3).
 
     Attributes:
         probs: mean class probabilities, ``(B, C, ...)``, scaled by ``temperature``.
@@ -34,22 +73,17 @@ class Prediction:
             not. ``confidence`` and ``entropy`` are those of the scaled mean. What the samples say of their spread
             is left as it was drawn: ``variance``, ``votes``, ``expected_entropy``, ``mutual_information``, ``samples``.
         unscaled_probs: the mean before that; None if it was not scaled.
+        outputs: ``"logits"``, ``"probs"`` or ``"binary"``: what the network's outputs were taken for.
     """
 
     probs: Tensor
     variance: Tensor
     votes: Tensor
     expected_entropy: Tensor
-    samples_used: Tensor
-    seed: int
-    samples: Tensor | None = None
-    stream_version: int = random_stream.VERSION
-    draws: str = "independent"
-    temperature: float = 1.0
-    unscaled_probs: Tensor | None = None
+    temperature: float = field(default=1.0, kw_only=True)
+    unscaled_probs: Tensor | None = field(default=None, kw_only=True)
 
-    def __len__(self) -> int:
-        return self.probs.shape[0]
+    _main = "probs"
 
     @property
     def label(self) -> Tensor:
@@ -80,14 +114,98 @@ class Prediction:
         return replace(self, probs=Temperature(temperature)(mean), temperature=temperature, unscaled_probs=mean)
 
     def __repr__(self) -> str:
-        drawn = self.samples_used
-        count = f"{int(drawn.min())}" if drawn.min() == drawn.max() else f"{int(drawn.min())} to {int(drawn.max())}"
-        return (
-            f"Prediction({len(self)} images, {self.probs.shape[1]} classes, {count} {self.draws} samples each, "
-            f"seed={self.seed}, {'' if self.temperature == 1 else f'temperature {self.temperature:.4g}, '}"
-            f"mean confidence {self.confidence.mean():.3f}, "
-            f"mean mutual information {self.mutual_information.mean():.4f})"
+        return self._described(
+            f"{self.probs.shape[1]} classes",
+            *([] if self.temperature == 1 else [f"temperature {self.temperature:.4g}"]),
+            f"mean confidence {self.confidence.mean():.3f}",
+            f"mean mutual information {self.mutual_information.mean():.4f}",
         )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MultiLabel(Sampled):
+    """The outcome for a network with a yes-or-no answer for each of ``K`` labels (``outputs="multilabel"``).
+
+    Attributes:
+        probs: mean probability of each label, ``(B, K, ...)``; they need not sum to one.
+        variance: population variance of the sampled probabilities, ``(B, K, ...)``.
+        votes: how many samples gave each label more than one half, integers, ``(B, K, ...)``.
+        expected_entropy: mean over samples of each label's entropy, in nats, ``(B, K, ...)``.
+        samples_used, seed, samples, stream_version, draws, outputs: as in :class:`Prediction`.
+    """
+
+    probs: Tensor
+    variance: Tensor
+    votes: Tensor
+    expected_entropy: Tensor
+
+    _main = "probs"
+
+    @property
+    def label(self) -> Tensor:
+        """Whether each label is more probable than not, booleans, ``(B, K, ...)``."""
+        return self.probs > 0.5
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of each label's mean probability, in nats, ``(B, K, ...)``."""
+        return binary_entropy(self.probs)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Entropy of the mean minus mean entropy of each label, in nats, ``(B, K, ...)``."""
+        return (self.entropy - self.expected_entropy).clamp(min=0)
+
+    def __repr__(self) -> str:
+        return self._described(
+            f"{self.probs.shape[1]} labels",
+            f"{self.label.sum(1).double().mean():.2f} of them true on average",
+            f"mean mutual information {self.mutual_information.mean():.4f}",
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Regression(Sampled):
+    """The outcome for a network that returns numbers: ``outputs="values"``, ``"gaussian"``, ``"quantiles"`` or own.
+
+    With ``"gaussian"`` each sample is a normal distribution of mean ``m_s`` and variance ``v_s``, and the prediction is
+    their mixture. Its mean is that of ``m_s``; its variance is the mean of ``v_s`` (aleatoric: noise of the data, which
+    more training data does not lessen) plus the variance of ``m_s`` (epistemic: what the samples disagree about).
+
+    Attributes:
+        mean: mean of the sampled outputs, ``(B, ...)``; of the quantiles ``(B, Q)`` with ``"quantiles"``.
+        epistemic: population variance of the sampled outputs, ``(B, ...)``.
+        aleatoric: mean of the sampled variances, ``(B, ...)``, with ``"gaussian"``; else None.
+        samples_used, seed, stream_version, draws, outputs: as in :class:`Prediction`.
+        samples: the sampled outputs ``(S, B, ...)`` if they were asked for; with ``"gaussian"`` means and variances,
+            ``(S, B, 2, ...)``.
+    """
+
+    mean: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor | None = None
+
+    _main = "mean"
+
+    @property
+    def variance(self) -> Tensor:
+        """Total variance, ``(B, ...)``: epistemic, and aleatoric where the network says it."""
+        return self.epistemic if self.aleatoric is None else self.epistemic + self.aleatoric
+
+    @property
+    def std(self) -> Tensor:
+        """The square root of the total variance, ``(B, ...)``; it is epistemic alone but for ``"gaussian"``."""
+        return self.variance.sqrt()
+
+    def __repr__(self) -> str:
+        one = "x".join(map(str, self.output_shape)) or "1"
+        noise = [] if self.aleatoric is None else [f"mean aleatoric std {self.aleatoric.sqrt().mean():.4g}"]
+        spread = f"mean epistemic std {self.epistemic.sqrt().mean():.4g}"
+        return self._described(f"{one} {self.outputs} each", spread, *noise)
+
+
+AnyPrediction = Prediction | MultiLabel | Regression
+_Kind = TypeVar("_Kind", bound=Sampled)
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -95,90 +213,185 @@ def entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs).sum(1)
 
 
-def concatenate(parts: Sequence[Prediction]) -> Prediction:
+def binary_entropy(probs: Tensor) -> Tensor:
+    """``-p log p - (1-p) log (1-p)`` of each number, in nats."""
+    return torch.special.entr(probs) + torch.special.entr(1 - probs)
+
+
+def concatenate(parts: Sequence[_Kind]) -> _Kind:
     """One prediction from those of consecutive batches."""
-    samples = [part.samples for part in parts if part.samples is not None]
-    unscaled = [part.unscaled_probs for part in parts if part.unscaled_probs is not None]
-    return Prediction(
-        probs=torch.cat([part.probs for part in parts]),
-        variance=torch.cat([part.variance for part in parts]),
-        votes=torch.cat([part.votes for part in parts]),
-        expected_entropy=torch.cat([part.expected_entropy for part in parts]),
-        samples_used=torch.cat([part.samples_used for part in parts]),
-        seed=parts[0].seed,
-        draws=parts[0].draws,
-        samples=torch.cat(samples, dim=1) if samples else None,
-        temperature=parts[0].temperature,
-        unscaled_probs=torch.cat(unscaled) if unscaled else None,
-    )
+    joined: dict[str, Any] = {}
+    for one in fields(parts[0]):
+        values = [getattr(part, one.name) for part in parts]
+        if all(isinstance(value, Tensor) for value in values):
+            joined[one.name] = torch.cat(values, dim=1 if one.name == "samples" else 0)
+    return replace(parts[0], **joined)
 
 
-@dataclass
-class _Sums:
-    mean: Tensor
-    squares: Tensor
-    votes: Tensor
-    entropies: Tensor
+class RunningMoments:
+    """Mean and sum of squares of a stream of samples, in memory that does not grow with it.
 
-
-class RunningStatistics:
-    """Mean, variance, votes and mean entropy of a stream of samples, in memory that does not grow with it."""
+    A subclass adds up what else its prediction holds, makes the prediction, and says when an answer has settled.
+    """
 
     def __init__(self, images: int, device: torch.device) -> None:
         self.images = images
         self.count = torch.zeros(images, dtype=torch.int64, device=device)
         self._float = torch.float32 if device.type == "mps" else torch.float64
-        self._sums: _Sums | None = None
+        self._moments: tuple[Tensor, Tensor] | None = None
 
     @property
     def mean(self) -> Tensor:
-        """Mean probabilities so far, ``(B, C, ...)``."""
-        assert self._sums is not None
-        return self._sums.mean
+        """Mean so far, ``(B, C, ...)``."""
+        assert self._moments is not None
+        return self._moments[0]
 
     @property
     def squares(self) -> Tensor:
         """Sums of squared deviations from the mean so far, ``(B, C, ...)``."""
-        assert self._sums is not None
-        return self._sums.squares
+        assert self._moments is not None
+        return self._moments[1]
 
-    def add(self, rows: Tensor, probs: Tensor) -> None:
+    @property
+    def variance(self) -> Tensor:
+        """Population variance so far, ``(B, C, ...)``."""
+        return self.squares / self._counts
+
+    @property
+    def _counts(self) -> Tensor:
+        return self.count.reshape(-1, *[1] * (self.mean.dim() - 1))
+
+    def add(self, rows: Tensor, samples: Tensor) -> None:
         """Take in samples ``(s, b, C, ...)`` of the images ``rows`` (``b`` indices).
 
         The means and sums of squares of old and new samples are merged exactly (Chan et al., 1979), which
-        stays accurate however many chunks there are.
+        stays accurate however many chunks there are. Maps are taken in one by one: the ``float64`` copies that are made
+        on the way would need several times the memory of the pass that they come from.
         """
-        probs = probs.to(self._float)
-        if self._sums is None:
-            zeros = torch.zeros((self.images, *probs.shape[2:]), dtype=self._float, device=probs.device)
-            votes = torch.zeros_like(zeros, dtype=torch.int64)
-            self._sums = _Sums(zeros, zeros.clone(), votes, torch.zeros_like(zeros[:, 0]))
-        sums = self._sums
-        new = probs.shape[0]
-        old = self.count[rows].reshape(-1, *[1] * (probs.dim() - 2))
+        for part in samples.split(1) if samples.dim() > 3 else (samples,):
+            self._add(rows, part)
+
+    def _add(self, rows: Tensor, samples: Tensor) -> None:
+        if self._moments is None:
+            zeros = torch.zeros((self.images, *samples.shape[2:]), dtype=self._float, device=samples.device)
+            self._moments = zeros, zeros.clone()
+            self._begin(zeros, samples)
+        samples = samples.to(self._float)
+        mean_so_far, squares = self._moments
+        new = samples.shape[0]
+        old = self.count[rows].reshape(-1, *[1] * (samples.dim() - 2))
         total = (old + new).to(self._float)  # quotients of integers have torch's default type, which may be a short one
-        mean = probs.mean(0)
-        shift = mean - sums.mean[rows]
-        sums.squares[rows] += ((probs - mean) ** 2).sum(0) + shift**2 * (old * new / total)
-        sums.mean[rows] += shift * (new / total)
-        sums.votes[rows] += _votes(probs)
-        sums.entropies[rows] += entropy(probs.flatten(0, 1)).unflatten(0, probs.shape[:2]).sum(0)
+        mean = samples.mean(0)
+        shift = mean - mean_so_far[rows]
+        squares[rows] += ((samples - mean) ** 2).sum(0) + shift**2 * (old * new / total)
+        mean_so_far[rows] += shift * (new / total)
+        self._take(rows, samples)
         self.count[rows] += new
 
-    def prediction(self, seed: int, samples: Tensor | None = None, draws: str = "independent") -> Prediction:
-        """The statistics so far as a :class:`Prediction` in ``float32``."""
-        assert self._sums is not None
-        count = self.count.reshape(-1, *[1] * (self.mean.dim() - 1))
+    def _begin(self, zeros: Tensor, samples: Tensor) -> None:
+        """Make room for sums; ``zeros`` is ``(B, C, ...)``, and ``samples`` are the first."""
+
+    def _take(self, rows: Tensor, samples: Tensor) -> None:
+        """Add to them."""
+
+    def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Any:
+        """The statistics so far; ``settings`` are ``draws`` and ``outputs``."""
+        raise NotImplementedError
+
+    def settled(self, rows: Tensor, half_width: Tensor, tolerance: float) -> Tensor:
+        """Whether each answer of the images ``rows`` is known, if means are within ``half_width``; ``(b, ...)``."""
+        return half_width <= tolerance
+
+
+class RunningStatistics(RunningMoments):
+    """Those of a :class:`Prediction`: mean, variance, votes and mean entropy of class probabilities."""
+
+    def _begin(self, zeros: Tensor, samples: Tensor) -> None:
+        self.votes, self.entropies = torch.zeros_like(zeros, dtype=torch.int64), torch.zeros_like(zeros[:, 0])
+
+    def _take(self, rows: Tensor, samples: Tensor) -> None:
+        self.votes[rows] += _votes(samples)
+        self.entropies[rows] += entropy(samples.flatten(0, 1)).unflatten(0, samples.shape[:2]).sum(0)
+
+    def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Prediction:
+        """The statistics so far in ``float32``."""
         return Prediction(
             probs=self.mean.to(torch.float32, copy=True),
-            variance=(self.squares / count).float(),
-            votes=self._sums.votes.clone(),
-            expected_entropy=(self._sums.entropies / count.squeeze(1)).float(),
+            variance=self.variance.float(),
+            votes=self.votes.clone(),
+            expected_entropy=(self.entropies / self._counts.squeeze(1)).float(),
             samples_used=self.count.clone(),
             seed=seed,
             samples=samples,
-            draws=draws,
+            **settings,  # type: ignore[arg-type]
         )
+
+    def settled(self, rows: Tensor, half_width: Tensor, tolerance: float) -> Tensor:
+        """Means are within the tolerance, and the label leads whatever the correlation of two classes."""
+        mean = self.mean[rows]
+        top = mean.argmax(1, keepdim=True)
+        lead = mean.gather(1, top) - mean
+        safe = (lead > half_width.gather(1, top) + half_width).sum(1) == mean.shape[1] - 1
+        return (half_width.amax(1) <= tolerance) & safe
+
+
+class MultiLabelStatistics(RunningMoments):
+    """Those of a :class:`MultiLabel`: each label by itself."""
+
+    def _begin(self, zeros: Tensor, samples: Tensor) -> None:
+        self.votes, self.entropies = torch.zeros_like(zeros, dtype=torch.int64), torch.zeros_like(zeros)
+
+    def _take(self, rows: Tensor, samples: Tensor) -> None:
+        self.votes[rows] += (samples > 0.5).sum(0)
+        self.entropies[rows] += binary_entropy(samples).sum(0)
+
+    def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> MultiLabel:
+        """The statistics so far in ``float32``."""
+        return MultiLabel(
+            probs=self.mean.to(torch.float32, copy=True),
+            variance=self.variance.float(),
+            votes=self.votes.clone(),
+            expected_entropy=(self.entropies / self._counts).float(),
+            samples_used=self.count.clone(),
+            seed=seed,
+            samples=samples,
+            **settings,  # type: ignore[arg-type]
+        )
+
+    def settled(self, rows: Tensor, half_width: Tensor, tolerance: float) -> Tensor:
+        """Means are within the tolerance, and on one side of one half."""
+        return (half_width <= tolerance) & ((self.mean[rows] - 0.5).abs() > half_width)
+
+
+class RegressionStatistics(RunningMoments):
+    """Those of a :class:`Regression`, in the network's own precision."""
+
+    def _begin(self, zeros: Tensor, samples: Tensor) -> None:
+        self.dtype = torch.float64 if samples.dtype == torch.float64 else torch.float32
+
+    def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Regression:
+        """The statistics so far."""
+        return Regression(
+            mean=self.mean.to(self.dtype, copy=True),
+            epistemic=self.variance.to(self.dtype),
+            samples_used=self.count.clone(),
+            seed=seed,
+            samples=samples,
+            **settings,  # type: ignore[arg-type]
+        )
+
+
+class GaussianStatistics(RegressionStatistics):
+    """The same for samples ``(s, b, 2, ...)`` of a mean and a variance."""
+
+    def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Regression:
+        """The statistics so far."""
+        both = super().prediction(seed, samples, **settings)
+        return replace(both, mean=both.mean[:, 0], epistemic=both.epistemic[:, 0], aleatoric=both.mean[:, 1])
+
+    def settled(self, rows: Tensor, half_width: Tensor, tolerance: float) -> Tensor:
+        """The mean is within the tolerance; the variance has another unit."""
+        return half_width[:, 0] <= tolerance
 
 
 def of_samples(samples: Tensor) -> Prediction:

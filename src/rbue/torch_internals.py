@@ -18,7 +18,12 @@ from torch._ops import HigherOrderOperator  # calls that run Python of their own
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, get_overridable_functions
 from torch.utils import _python_dispatch
-from torch.utils._pytree import tree_leaves, tree_map_only  # torch.utils.pytree came later than 2.10
+from torch.utils._pytree import (  # torch.utils.pytree came later than 2.10
+    tree_flatten,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
 
 __all__ = [
     "HigherOrderOperator",
@@ -34,8 +39,10 @@ __all__ = [
     "let_modes_see",
     "outside_graphs",
     "plain_eager",
+    "tree_flatten",
     "tree_leaves",
     "tree_map_only",
+    "tree_unflatten",
     "writing",
 ]
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from rbue import metrics
 from rbue.activations import Activation, DropActivation, DropReLU
@@ -25,11 +27,12 @@ from rbue.batchnorm import BATCH_NORMS, update_bn
 from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import Site, SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
 from rbue.call_sites.following import CONVERSION
+from rbue.call_sites.inputs import Batch, batches_of, beside, one_call
 from rbue.call_sites.table import choose
 from rbue.errors import ConversionError, InvalidInput, RbueWarning, whole_number
 from rbue.sampling.collect import SampleProgress
 from rbue.sampling.passes import class_scores
-from rbue.sampling.predicting import batches_of, predict
+from rbue.sampling.predicting import predict
 
 __all__ = ["Candidate", "Tuned", "tune"]
 
@@ -37,6 +40,7 @@ PLAIN, NEW_STATISTICS = "plain", "plain, new statistics"
 PLACEMENTS = ("last", "last block", "all")
 _EXAMPLE = 32
 """Images that show which sites and layers there are."""
+_DATASET_BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,8 @@ class Tuned:
 
 def tune(
     model: nn.Module,
-    validation: tuple[Tensor, Tensor] | Iterable[Any],
-    unlabelled: Tensor | Iterable[Any] | None = None,
+    validation: Any,
+    unlabelled: Any = None,
     *,
     activation: Callable[[float], Activation] | None = None,
     q: Sequence[float] = (0.98, 0.95, 0.9, 0.8),
@@ -150,7 +154,8 @@ def tune(
 
     Args:
         model: a trained network that is not converted.
-        validation: images with labels that training has not seen: ``(x, y)``, or a loader of such pairs.
+        validation: images with labels that training has not seen: a pair ``(x, y)``, or a loader or ``Dataset`` of such
+            pairs, or of dicts with ``labels``. ``x`` may have any form that :func:`rbue.predict` takes.
         unlabelled: inputs for the BatchNorm statistics, such as the training images without augmentation; the
             validation images by default.
         activation: makes the random activation of a ``q``. Default: ``DropReLU`` if the network has a ReLU, else
@@ -211,10 +216,10 @@ class _Search:
     def __init__(
         self,
         model: nn.Module,
-        batches: list[tuple[Tensor, Tensor]],
-        unlabelled: Tensor | Iterable[Any] | None,
+        batches: list[tuple[Batch, Tensor]],
+        unlabelled: Any,
         make: Callable[[float], Activation],
-        example: Tensor,
+        example: Batch,
         samples: int,
         folds: int,
         seed: int,
@@ -231,7 +236,7 @@ class _Search:
         """The network as it is."""
         start = time.perf_counter()
         with torch.no_grad(), evaluating(innermost(self.model)):
-            logits = [class_scores(self.model(x.clone())).float() for x, _ in self.batches]
+            logits = [class_scores(x.clone().call(self.model)).float() for x, _ in self.batches]
         return self._measured(PLAIN, 1.0, 0, torch.cat(logits).softmax(1), -math.inf, start, {})
 
     def candidate(self, where: str, q: float, lowest: float) -> Candidate:
@@ -241,7 +246,7 @@ class _Search:
         count = _convert(self.model, self.make(q), where, self.example)
         statistics = self._estimated(q)
         samples = self.samples if q < 1 else 1
-        probs = predict(self.model, (x for x, _ in self.batches), samples, self.seed, temperature=False).probs
+        probs = predict(self.model, _inputs(self.batches), samples, self.seed, temperature=False).probs
         return self._measured(where, q, count if q < 1 else 0, probs, lowest, start, statistics)
 
     def distinct(self, where: Sequence[str]) -> list[str]:
@@ -260,7 +265,7 @@ class _Search:
         layers = None if q == 1 else _layers_that_vary(self.model, self.example)
         if layers == []:
             return {}
-        inputs = (x for x, _ in self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.model)
+        inputs = _inputs(self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.model)
         before = update_bn(self.model, inputs, seed=self.seed, layers=layers)
         now = self.model.state_dict()
         return {name: now[name].clone() for name in before}
@@ -304,7 +309,7 @@ def _simplest_of_the_best(allowed: list[Candidate]) -> Candidate:
     return next(one for one in allowed if not is_beaten(one))
 
 
-def _convert(model: nn.Module, activation: Activation, where: str, example: Tensor) -> int:
+def _convert(model: nn.Module, activation: Activation, where: str, example: Batch) -> int:
     """Make the sites of a placement random; how many they are."""
     chosen = _picked(sites(model, example, activation), where)
     convert(model, activation, where=lambda site: (site.path, site.call) in chosen, example=example)
@@ -329,7 +334,7 @@ def _last_block(table: SiteTable) -> Sequence[Site]:
     return table[-max(1, len(table) // 4) :]
 
 
-def _layers_that_vary(model: nn.Module, example: Tensor) -> list[str]:
+def _layers_that_vary(model: nn.Module, example: Batch) -> list[str]:
     """The names of the BatchNorm layers whose inputs differ between two samples."""
     seen: dict[str, list[Tensor]] = {}
     hooks = [
@@ -340,7 +345,7 @@ def _layers_that_vary(model: nn.Module, example: Tensor) -> list[str]:
     try:
         with torch.no_grad(), evaluating(innermost(model)):
             for _ in range(2):
-                innermost(model)(example.clone())
+                example.clone().call(innermost(model))
     finally:
         for hook in hooks:
             hook.remove()
@@ -354,7 +359,7 @@ def _halves(found: list[Tensor]) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _suiting(model: nn.Module, example: Tensor) -> Callable[[float], Activation]:
+def _suiting(model: nn.Module, example: Batch) -> Callable[[float], Activation]:
     """DropReLU for a network with ReLUs, DropActivation for others."""
     try:
         sites(model, example, DropReLU())
@@ -363,29 +368,48 @@ def _suiting(model: nn.Module, example: Tensor) -> Callable[[float], Activation]
     return DropReLU
 
 
-def _labelled(validation: Any, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """The batches of images and labels, where the network is."""
-    pair = isinstance(validation, (tuple, list)) and len(validation) == 2 and isinstance(validation[0], Tensor)
-    device = next((parameter.device for parameter in model.parameters()), None)
+def _labelled(validation: Any, model: nn.Module) -> list[tuple[Batch, Tensor]]:
+    """The batches of inputs and their labels, where the network is."""
+    network = innermost(model)
+    pair = isinstance(validation, (tuple, list)) and len(validation) == 2 and _are_labels(validation[1])
+    if isinstance(validation, Dataset):
+        validation = DataLoader(validation, batch_size=_DATASET_BATCH)
     batches = []
     for batch in [validation] if pair else validation:
-        if not (isinstance(batch, (tuple, list)) and len(batch) >= 2 and isinstance(batch[1], Tensor)):
+        if isinstance(batch, Mapping):
+            batch = batch, next((batch[name] for name in ("labels", "label") if name in batch), None)
+        if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and _are_labels(batch[1])):
             raise InvalidInput(
-                f"validation must be a pair (x, y) of images and labels, or a loader of such pairs, not "
+                f"validation must be a pair (x, y) of inputs and class numbers, or a loader of such pairs, but holds "
                 f"{type(batch).__name__}."
             )
-        x, y = batch[0].to(device), batch[1].to(device)
-        if len(x) != len(y):
-            raise InvalidInput(f"validation has {len(x)} images but {len(y)} labels.")
-        batches.append((x, y))
+        inputs = one_call(batch[0], network)
+        if inputs is None:
+            raise InvalidInput(f"the inputs of validation must be tensors, not {type(batch[0]).__name__}.")
+        inputs = beside(inputs, network)
+        inputs.check(network)
+        labels = torch.as_tensor(batch[1]).to(inputs.device)
+        if len(inputs) != len(labels):
+            raise InvalidInput(f"validation has {len(inputs)} images but {len(labels)} labels.")
+        batches.append((inputs, labels))
     if not batches:
         raise InvalidInput("the loader gave no batch; there is nothing to tune with.")
     return batches
 
 
-def _on_device(x: Tensor | Iterable[Any], model: nn.Module) -> Tensor | Iterable[Tensor]:
-    device = next((parameter.device for parameter in model.parameters()), None)
-    return x.to(device) if isinstance(x, Tensor) else (batch.to(device) for batch in batches_of(x))
+def _are_labels(y: Any) -> bool:
+    return isinstance(y, (Tensor, np.ndarray)) and y.ndim == 1 and "int" in str(y.dtype)
+
+
+def _inputs(batches: list[tuple[Batch, Tensor]]) -> Iterator[Batch]:
+    return (x for x, _ in batches)
+
+
+def _on_device(x: Any, model: nn.Module) -> Batch | Iterator[Batch]:
+    """Inputs of any form, where the network is."""
+    network = innermost(model)
+    whole = one_call(x, network)
+    return beside(whole, network) if whole is not None else (beside(one, network) for one in batches_of(x, network))
 
 
 def _is_statistic(name: str) -> bool:

@@ -113,7 +113,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ["picks none", "where='0.*'"],
     ),
     "unknown name in a list": (convert(where=["1", "2"], example=x), InvalidInput, ["where='2' picks none of the 2"]),
-    "example is an array": (convert(example=x.numpy()), InvalidInput, ["not ndarray", "as tensors"]),
+    "example is a number": (convert(example=7), InvalidInput, ["not int", "as tensors"]),
     "function picks nothing": (convert(where=lambda site: False, example=x), InvalidInput, ["picks none"]),
     "no index": (convert(where=[], example=x), InvalidInput, ["where=[]", "picks none"]),
     "index too large": (convert(where=[0, 2], example=x), InvalidInput, ["no site 2", "0 to 1"]),

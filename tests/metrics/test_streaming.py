@@ -37,6 +37,17 @@ SCORED = [
     (metrics.FPR95, metrics.fpr95),
     (metrics.AURC, metrics.aurc),
 ]
+NUMBERS = [
+    (metrics.GaussianNLL, metrics.gaussian_nll),
+    (metrics.GaussianCRPS, metrics.gaussian_crps),
+    (metrics.IntervalCoverage, metrics.interval_coverage),
+    (
+        partial(metrics.QuantileCalibrationError, [0.1, 0.5, 0.9]),
+        lambda quantiles, targets: metrics.quantile_calibration_error(
+            quantiles, torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), targets
+        ),
+    ),
+]
 # Unequal batches: a mean of batch means would be found out.
 SPLIT = [5, 80, 15]
 
@@ -49,11 +60,17 @@ def inputs_for(pair, make_batch, make_samples):
         generator = torch.Generator().manual_seed(1)
         scores = torch.randint(0, 20, (100,), generator=generator).double()
         return (scores, torch.rand(100, generator=generator) < scores / 20), 0
+    if pair in NUMBERS:
+        generator = torch.Generator().manual_seed(1)
+        numbers = torch.randn(100, 3, generator=generator, dtype=torch.float64)
+        if pair is NUMBERS[3]:
+            return (numbers.sort(1).values, numbers[:, 0].flip(0)), 0
+        return (numbers - 1, numbers.abs() + 2, numbers.flip(0)), 0
     probs, labels = make_batch(images=100)
     return ((probs,) if pair[0] is metrics.PredictiveEntropy else (probs, labels)), 0
 
 
-@pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED)
+@pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED + NUMBERS)
 def test_batches_equal_the_function_on_everything(pair, make_batch, make_samples):
     make_metric, function = pair
     inputs, dim = inputs_for(pair, make_batch, make_samples)
@@ -69,7 +86,7 @@ def test_batches_equal_the_function_on_everything(pair, make_batch, make_samples
         metric.compute()
 
 
-@pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED)
+@pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED + NUMBERS)
 def test_forward_returns_the_batch_and_keeps_the_whole(pair, make_batch, make_samples):
     make_metric, function = pair
     inputs, dim = inputs_for(pair, make_batch, make_samples)
@@ -80,7 +97,7 @@ def test_forward_returns_the_batch_and_keeps_the_whole(pair, make_batch, make_sa
     torch.testing.assert_close(metric.compute(), function(*inputs), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED)
+@pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED + NUMBERS)
 def test_two_metrics_merge(pair, make_batch, make_samples):
     make_metric, function = pair
     inputs, dim = inputs_for(pair, make_batch, make_samples)

@@ -299,6 +299,7 @@ SETTINGS += [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*SiLU plain")
 @pytest.mark.parametrize(("activation", "where"), SETTINGS, ids=str)
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 def test_samples_are_those_of_separate_calls(end, activation, where, held, monkeypatch):

@@ -5,7 +5,6 @@ import operator
 import sys
 import threading
 import time
-from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
@@ -21,10 +20,10 @@ import rbue
 from rbue import metrics, random_stream
 from rbue.call_sites import Draw, running
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
-from rbue.sampling.collect import probabilities
 from rbue.sampling.passes import PassRunner, class_scores
 from rbue.sampling.plans import uncompiled
 from rbue.sampling.stacking import Piece, StackedPasses
+from rbue.sampling.tasks import given_probabilities
 
 OUTPUT_TOLERANCE = 2e-6
 """Network outputs differ between batch sizes by the rounding of other convolution kernels; masks do not."""
@@ -281,29 +280,13 @@ def scores_in(low, high, columns):
 )
 def test_sigmoids_at_the_end_are_noticed_and_logits_are_left_alone(low, high, noticed, columns, recwarn):
     network, x = scores_in(low, high, columns)
-    rbue.predict(network, x, samples=2)
+    rbue.predict(network, x, samples=2, outputs="binary" if columns == 1 else "logits")
     assert ["look like probabilities" in str(one.message) for one in recwarn] == [True] * noticed
-
-
-def test_the_arguments_of_one_call_are_not_taken_for_batches():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-
-        def forward(self, x, y=None):
-            return self.layer(torch.relu(x if y is None else x + y))
-
-    x = torch.randn(4, 6)
-    network = rbue.convert(Two(), rbue.DropReLU(0.6), example=(x, x))
-    with pytest.raises(InvalidInput, match="x is a tuple of 2, as was the example"):
-        rbue.predict(network, (x, x))
-    assert len(rbue.predict(network, (x, x, x), samples=2).probs) == 12
 
 
 def test_outputs_that_do_not_sum_to_one_are_named():
     with pytest.raises(InvalidInput, match=r"those of an image sum to 0\.5"):
-        probabilities(torch.tensor([[[0.5, 0.5], [0.25, 0.25]]]), "probs")
+        given_probabilities(torch.tensor([[[0.5, 0.5], [0.25, 0.25]]]))
 
 
 def test_sigmoids_of_several_labels_are_told_how():
@@ -404,7 +387,7 @@ def test_one_logit_is_two_classes():
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     x = torch.randn(5, 6)
     rbue.convert(network, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(network, x, samples=7, draws="independent")
+    found = rbue.predict(network, x, samples=7, draws="independent", outputs="binary")
     rbue.seed(network, 0)
     with torch.no_grad():
         p = torch.stack([network(x).sigmoid() for _ in range(7)]).mean(0)
@@ -426,9 +409,9 @@ def test_probabilities_are_taken_as_they_are():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_probabilities_of_half_precision_may_be_off_by_their_rounding(dtype):
     probs = torch.randn(50, 4, 10, generator=torch.Generator().manual_seed(0)).softmax(2).to(dtype)
-    assert torch.equal(probabilities(probs, "probs"), probs.float())
+    assert torch.equal(given_probabilities(probs), probs.float())
     with pytest.raises(InvalidInput, match=r"those of an image sum to 0\.9[78]"):
-        probabilities(0.98 * probs, "probs")
+        given_probabilities(0.98 * probs)
 
 
 class Probabilities(nn.Module):
@@ -726,13 +709,7 @@ def bad_inputs():
         (dict(x=torch.nested.nested_tensor([good, good[:2]], layout=torch.jagged)), "not a nested one"),
         (dict(x=[]), "no batch"),
         (dict(x="images"), "str"),
-        (dict(x=[{"image": good}]), r"not dict; give \(batch\['image'\] for batch in loader\)"),
-        (dict(x={"image": good}), "not dict; give the one entry"),
-        (dict(x=good.numpy()), r"tensor or a loader of tensors, not ndarray; give torch\.as_tensor\(x\)"),
-        (dict(x=[good.numpy()]), r"not ndarray; make it one with torch\.as_tensor"),
         (dict(x=good.tolist()), r"not float; give a list of numbers as torch\.tensor\(x\)"),
-        (dict(x=TensorDataset(good)), r"not TensorDataset; give torch\.utils\.data\.DataLoader"),
-        (dict(x=UserDict(x=good)), "loader of tensors, not UserDict"),
         (dict(x=torch.empty(4, 6, device="meta").float()), "meta"),
         (dict(x=good, samples=0), "0"),
         (dict(x=good, samples=2.5), "2.5"),
@@ -886,9 +863,10 @@ class Squeezes(nn.Module):
 def test_a_squeeze_does_not_keep_an_image_from_being_alone(scores, last, samples):
     torch.manual_seed(0)
     network, x = rbue.convert(Squeezes(scores, last), rbue.DropReLU(0.5)), torch.randn(3, 3, 8, 8)
-    together = rbue.predict(network, x, samples=samples)
-    apart = rbue.predict(network, list(x.split(1)), samples=samples)
-    in_pieces = rbue.predict(network, x, samples=samples, memory=1)
+    outputs = "binary" if scores == 1 else "logits"
+    together = rbue.predict(network, x, samples=samples, outputs=outputs)
+    apart = rbue.predict(network, list(x.split(1)), samples=samples, outputs=outputs)
+    in_pieces = rbue.predict(network, x, samples=samples, memory=1, outputs=outputs)
     for found in (apart, in_pieces):
         assert torch.allclose(found.probs, together.probs, atol=1e-6)
 

@@ -14,6 +14,7 @@ from rbue import random_stream
 from rbue.activations import Activation, Randomness, SiteCall
 from rbue.calibration import Temperature
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
+from rbue.call_sites.inputs import example_call
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.own_backward import function_around
 from rbue.call_sites.summary import ConversionSummary, warn_of_plain
@@ -41,7 +42,7 @@ class Conversion:
         self.seed = seed  # of the first plain calls
         self.path_words = {path: path_word(path) for path in paths}
         self.positions = {(site.path, site.call): site.index for site in sites}
-        self.inputs = 1  # how many arguments the example had
+        self.inputs = 1  # how many arguments the example had by position
         self.warned: set[tuple[str, int]] = set()
         self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes; copies begin anew
         self.example: Any = None  # what the sites were found with, tensors without their content
@@ -240,9 +241,9 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
             (``where="last"`` is the classifier's); or an object of a class of your own (:mod:`rbue.activations.base`).
         where: ``"all"``, ``"first"``, ``"last"``, an index, a name such as ``"layer4.0.relu[1]"``, a pattern such as
             ``"layer4.*"``, a list of these, or a function of a :class:`~rbue.call_sites.table.Site`.
-        example: an input (a tensor, a tuple of arguments or a dict of keyword arguments). Needed for every
-            placement except ``"all"``. Sites it does not reach are random under ``"all"`` and plain, with a
-            warning, otherwise.
+        example: an input (a tensor or array, a tuple of arguments, a dict of keyword arguments, or a ``Dataset`` or
+            loader, of which the first batch is taken). Needed for every placement except ``"all"``. Sites it does not
+            reach are random under ``"all"`` and plain, with a warning, otherwise.
 
     Raises:
         ConversionError: no ReLU was found, or part of the network cannot be seen (scripted or traced code).
@@ -269,13 +270,16 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
             raise InvalidInput(f"where={where!r} needs an example input to find the call sites; pass example=x.")
         found, chosen = SiteTable(()), None
     else:
-        found, others = tracing.find_sites(network, example, activation)
+        call = example_call(example, network)
+        found, others = tracing.find_sites(network, call, activation)
         chosen = None if everything else choose(found, where, activation.noun)
     conversion = install(network, activation, found, chosen)
-    conversion.inputs = len(example) if isinstance(example, (tuple, list, dict)) else 1
     conversion.others = others
-    with suppress(Exception):  # only rbue.save has use for it, and asks for an example if it is not there
-        conversion.example = tree_map_only(Tensor, lambda x: torch.empty_like(x, device="meta"), example)
+    if example is not None:
+        conversion.inputs = max(1, call.positional)
+        args, kwargs = call.arguments
+        with suppress(Exception):  # only rbue.save has use for it, and asks for an example if it is not there
+            conversion.example = tree_map_only(Tensor, lambda x: torch.empty_like(x, device="meta"), kwargs or args)
     warn_of_plain(conversion.summary(network), where)
     return model
 

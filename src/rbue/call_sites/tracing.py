@@ -15,12 +15,12 @@ from rbue.activations import DropReLU, Randomness, RandomSlope, SiteCall
 from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS, is_tensor_bounded_relu
 from rbue.call_sites import following
 from rbue.call_sites import scope as scopes
-from rbue.call_sites.draws import tensors_in
+from rbue.call_sites.inputs import example_call
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
 from rbue.errors import ConversionError, InvalidInput, warn
-from rbue.torch_internals import compiled_network, tree_map_only
+from rbue.torch_internals import compiled_network
 
 
 def sites(model: nn.Module, example: Any, activation: Randomness | None = None) -> SiteTable:
@@ -31,7 +31,8 @@ def sites(model: nn.Module, example: Any, activation: Randomness | None = None) 
 
     Args:
         model: the network; it need not be converted.
-        example: an input: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        example: an input: a tensor or array, a tuple of positional arguments, a dict of keyword arguments, or a
+            ``Dataset`` or loader, of which the first batch is taken.
         activation: what is to be made random there; ``DropActivation()`` lists every known activation.
 
     Returns:
@@ -138,14 +139,16 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
                 bounded.add(self.scope.path or "the network")
             return super().__torch_function__(func, types, args, kwargs)
 
+    call = example_call(example, network)
+    device = next((x.device for x in call.leaves if isinstance(x, Tensor)), torch.device("cpu"))
     recording = _Recording(lambda scope: Recorder(scope, activation, note))
     with _recording_lock:
         following.follow(network, recording.token, activation)
         network.__dict__[following.RECORDING] = recording
         try:
-            with evaluating(network), unchanged(network, _device_of(example)):
+            with evaluating(network), unchanged(network, device):
                 # With its hooks, but not compiled; with tensors of its own, which it may work in.
-                call_with(network._call_impl, tree_map_only(Tensor, torch.clone, example))
+                call.clone().call(network._call_impl)
         finally:
             following.unfollow(network, recording.token)
             del network.__dict__[following.RECORDING]
@@ -161,10 +164,6 @@ _recording_lock = threading.RLock()
 """Held while a network's sites are found, as it has room for one recording."""
 
 
-def _device_of(example: Any) -> torch.device:
-    return next((x.device for x in tensors_in([example])), torch.device("cpu"))
-
-
 class _Recording:
     """Stands in for a conversion while the example runs, in the thread that runs it."""
 
@@ -177,20 +176,6 @@ class _Recording:
         scope = scopes.Scope(network, self.token)
         with scopes.suspended(scopes.current_scope()), self.make_mode(scope):
             return following.run_forward(forward, network, args, kwargs)
-
-
-def call_with(function: Callable, example: Any) -> Any:
-    """Call with a tensor, a tuple of positional or a dict of keyword arguments."""
-    if isinstance(example, Tensor):
-        return function(example)
-    if isinstance(example, dict):
-        return function(**example)
-    if isinstance(example, (tuple, list)):
-        return function(*example)
-    raise InvalidInput(
-        f"example must be a tensor, a tuple of arguments or a dict of keyword arguments, not {type(example).__name__}; "
-        "give one batch as the network takes it, as tensors."
-    )
 
 
 _WAY_OUT = "give it ReLUs, or use rbue.Dropout(p), which needs none."

@@ -1,8 +1,9 @@
-"""Accuracy, calibration, proper scores, uncertainty, diversity and detection.
+"""Accuracy, calibration, proper scores, uncertainty, diversity and detection; scores of regression.
 
 Lower-case names are pure functions of whole tensors; capitalised names are torchmetrics classes that take
 the data in batches and give the same values. ``probs`` are mean class probabilities, ``(B, C)`` or
-``(B, C, ...)``; ``samples`` are ``(S, B, C)`` or ``(S, B, C, ...)``, samples first. Everything is computed in
+``(B, C, ...)``; ``samples`` are ``(S, B, C)`` or ``(S, B, C, ...)``, samples first. Numbers of regression have any
+shape ``(B, ...)``. Everything is computed in
 float64 on the device of the input and returned as a tensor there; logarithms are natural.
 
 torchmetrics is imported when the first class is asked for, so the functions also work where it cannot be
@@ -17,6 +18,13 @@ from typing import TYPE_CHECKING
 from rbue.metrics.calibration_error import Reliability, adaptive_ece, ece, mce, reliability
 from rbue.metrics.classification import accuracy, brier, nll, top_k_accuracy
 from rbue.metrics.ranking import RiskCoverage, aupr, aurc, auroc, fpr95, risk_coverage
+from rbue.metrics.regression import (
+    gaussian_crps,
+    gaussian_nll,
+    interval_coverage,
+    quantile_calibration_error,
+    sample_crps,
+)
 from rbue.metrics.uncertainty import (
     disagreement,
     entropy,
@@ -45,16 +53,26 @@ if TYPE_CHECKING:
         PredictiveEntropy,
         TopKAccuracy,
     )
+    from rbue.metrics.streaming_regression import (
+        GaussianCRPS,
+        GaussianNLL,
+        IntervalCoverage,
+        QuantileCalibrationError,
+        SampleCRPS,
+    )
 
 __all__ = [
     "AUPR", "AURC", "AUROC", "ECE", "FPR95", "JSD", "MCE", "NLL", "Accuracy", "AdaptiveECE", "Brier",
-    "Disagreement", "MutualInformation", "PredictiveEntropy", "Reliability", "RiskCoverage", "TopKAccuracy",
+    "Disagreement", "GaussianCRPS", "GaussianNLL", "IntervalCoverage", "MutualInformation", "PredictiveEntropy",
+    "QuantileCalibrationError", "Reliability", "RiskCoverage", "SampleCRPS", "TopKAccuracy",
     "accuracy", "adaptive_ece", "aupr", "aurc", "auroc", "brier", "disagreement", "ece", "entropy",
-    "expected_entropy", "fpr95", "jsd", "max_pairwise", "mce", "mean_pairwise", "mutual_information", "nll",
-    "reliability", "risk_coverage", "top_k_accuracy",
+    "expected_entropy", "fpr95", "gaussian_crps", "gaussian_nll", "interval_coverage", "jsd", "max_pairwise", "mce",
+    "mean_pairwise", "mutual_information", "nll", "quantile_calibration_error", "reliability", "risk_coverage",
+    "sample_crps", "top_k_accuracy",
 ]  # fmt: skip
 
 _CLASSES = {name for name in __all__ if name not in globals()}
+_OF_REGRESSION = {"GaussianCRPS", "GaussianNLL", "IntervalCoverage", "QuantileCalibrationError", "SampleCRPS"}
 
 
 def __getattr__(name: str) -> object:
@@ -62,7 +80,8 @@ def __getattr__(name: str) -> object:
     if name not in _CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found: object = getattr(import_module("rbue.metrics.streaming"), name)
+        home = "streaming_regression" if name in _OF_REGRESSION else "streaming"
+        found: object = getattr(import_module(f"rbue.metrics.{home}"), name)
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             f"rbue.metrics.{name} needs torchmetrics, which cannot be imported here ({error}); mend that "

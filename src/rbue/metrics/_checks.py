@@ -123,9 +123,25 @@ def finite_rows(values: Tensor, name: str = "x") -> Tensor:
     return values
 
 
+def numbers(given: dict[str, Tensor]) -> list[Tensor]:
+    """Check finite numbers of one shape, by their names, and return them flat in float64."""
+    first_name, first = next(iter(given.items()))
+    for name, values in given.items():
+        _floating(values, name)
+        if values.shape != first.shape:
+            raise InvalidInput(
+                f"{name} has shape {tuple(values.shape)} and {first_name} {tuple(first.shape)}; give equal ones."
+            )
+        _not_empty(values, name)
+        _same_device(first, values, first_name, name)
+        _finite(values, name)
+    return [values.double().reshape(-1) for values in given.values()]
+
+
 def _tensor(value: object, name: str) -> None:
-    if hasattr(value, "probs"):
-        raise InvalidInput(f"{name} is a {type(value).__name__}; give one of its tensors, e.g. prediction.probs.")
+    field = "probs" if hasattr(value, "probs") else "mean" if hasattr(value, "epistemic") else None
+    if field is not None:
+        raise InvalidInput(f"{name} is a {type(value).__name__}; give one of its tensors, e.g. prediction.{field}.")
     if not isinstance(value, Tensor):
         raise InvalidInput(f"{name} is a {type(value).__name__}; give a tensor, e.g. torch.as_tensor({name}).")
     if value.layout is not torch.strided:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rbue.errors import InvalidInput, whole_number
-from rbue.prediction import RunningStatistics
+from rbue.prediction import RunningMoments
 from rbue.random_stream import INDEPENDENT, Cycle
 
 
@@ -32,6 +32,11 @@ class Adaptive:
     opposite answer goes unseen with probability ``(1 - e)**first``, which is 71 % for 0.021 and 16, and below 5 % from
     ``e = 3 / first`` on. A larger ``first`` guards against it.
 
+    Several labels settle each by itself: its mean probability is within ``tolerance`` and surely above or below one
+    half. Numbers (``outputs="values"``, ``"gaussian"``, ``"quantiles"`` or a function) have no label: there
+    ``tolerance`` is absolute, in the unit of the output, and all means of an image have to be within it; with
+    ``"gaussian"`` those of the mean, not of the variance.
+
     Balanced samples err less in the mean. What each element does alone cancels within a cycle: after ``n`` of its
     ``L`` samples ``(L - n) / (L - 1)`` of that variance is left, and nothing at its end. What elements do together
     does not cancel. One cycle cannot tell the two apart, so ``interactions`` says which part of the variance is taken
@@ -47,8 +52,8 @@ class Adaptive:
         for name in ("tolerance", "confidence", "interactions"):
             if not isinstance(getattr(self, name), Real):
                 raise InvalidInput(f"{name} must be a number, not {getattr(self, name)!r}.")
-        if not 0 < self.tolerance < 1:
-            raise InvalidInput(f"tolerance must lie in (0, 1), not {self.tolerance}.")
+        if not 0 < self.tolerance < math.inf:
+            raise InvalidInput(f"tolerance must be positive, not {self.tolerance}.")
         if not 0 < self.confidence < 1:
             raise InvalidInput(f"confidence must lie in (0, 1), not {self.confidence}.")
         if not 0 <= self.interactions <= 1:
@@ -70,17 +75,14 @@ class Adaptive:
             size *= 2
         return [*sizes, samples]
 
-    def settled(self, statistics: RunningStatistics, rows: Tensor, looks: int, cycle: Cycle = INDEPENDENT) -> Tensor:
+    def settled(self, statistics: RunningMoments, rows: Tensor, looks: int, cycle: Cycle = INDEPENDENT) -> Tensor:
         """For each image of ``rows``, whether it needs no more samples."""
         n = int(statistics.count[rows[0]])
-        mean, squares = statistics.mean[rows], statistics.squares[rows]
+        squares = statistics.squares[rows]
         t = student_quantile(n - 1, 1 - (1 - self.confidence) / looks / 2)
         half_width = t * torch.sqrt(squares / (n - 1) / n * cycle.error(n, self.interactions))
-        precise = half_width.amax(1) <= self.tolerance
-        top = mean.argmax(1, keepdim=True)
-        lead = mean.gather(1, top) - mean
-        safe = (lead > half_width.gather(1, top) + half_width).sum(1) == mean.shape[1] - 1
-        return (precise & safe).flatten(1).all(1) if precise.dim() > 1 else precise & safe
+        settled = statistics.settled(rows, half_width, self.tolerance)
+        return settled.flatten(1).all(1) if settled.dim() > 1 else settled
 
 
 @cache

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from rbue.call_sites.inputs import Batch, as_batch
 from rbue.errors import InvalidInput, RbueError, warn
-from rbue.prediction import Prediction, RunningStatistics
+from rbue.prediction import Prediction, RunningMoments
 from rbue.random_stream import INDEPENDENT, Cycle
 from rbue.sampling.adaptive import Adaptive
-
-_SUM_ROUNDING = 1e-5
-"""Sums of ``float32`` probabilities are closer to one than this."""
+from rbue.sampling.tasks import Outputs, Task, looks_like_probs, task_of
 
 
 class SampleStream(Protocol):
     """Anything that can draw numbered samples of numbered images: random passes, members, weight draws."""
 
-    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    def __call__(self, x: Any, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
 
 
@@ -57,90 +56,93 @@ class _Drawing:
 
     Attributes:
         statistics: of what was drawn so far.
-        kept: the first samples, ``(keep, B, C, ...)``; None before any is drawn, or if none is to be kept.
+        kept: the first samples, ``(keep, B, ...)``; None before any is drawn, or if none is to be kept.
     """
 
     def __init__(
-        self, stream: SampleStream, x: Tensor, images: Tensor, outputs: str, keep: int, report: SampleProgress | None
+        self,
+        stream: SampleStream,
+        x: Tensor | Batch,
+        images: Tensor,
+        task: Task,
+        keep: int,
+        report: SampleProgress | None,
     ) -> None:
         self.stream, self.x, self.images = stream, x, images
-        self.outputs, self.keep, self.report = outputs, keep, report
-        self.statistics = RunningStatistics(len(x), x.device)
+        self.task, self.keep, self.report = task, keep, report
+        self.statistics = task.statistics(len(x), x.device)
         self.kept: Tensor | None = None
         self.looks_like_probs: Tensor | None = None
         self.done = 0
 
-    def draw(self, target: int, active: Tensor, fewer: Mapping[int, RunningStatistics] | None = None) -> None:
+    def draw(self, target: int, active: Tensor, fewer: Mapping[int, RunningMoments] | None = None) -> None:
         """Draw until the images ``active`` have ``target`` samples; ``fewer`` are given the first so many of them."""
         numbers = torch.arange(self.done, target, dtype=torch.int32, device=self.x.device)
         for batch, stack, out in self.stream(self.x[active], numbers, self.images[active]):
-            if self.outputs == "logits" and batch.start == 0 and self.done + stack.start == 0:
-                self.looks_like_probs = _looks_like_probs(out)
-            probs = probabilities(out, self.outputs)
-            if self.outputs == "probs":
-                probs = _without_rounding(probs)
-            self.statistics.add(active[batch], probs)
+            if self.task.remedy and batch.start == 0 and self.done + stack.start == 0:
+                self.looks_like_probs = looks_like_probs(out)
+            drawn = self.task.sampled(out)
+            self.statistics.add(active[batch], drawn)
             for count, statistics in (fewer or {}).items():
                 if count > self.done + stack.start:
-                    statistics.add(active[batch], probs[: count - self.done - stack.start])
-            self._keep(slice(self.done + stack.start, min(self.done + stack.stop, self.keep)), batch, probs)
+                    statistics.add(active[batch], drawn[: count - self.done - stack.start])
+            self._keep(slice(self.done + stack.start, min(self.done + stack.stop, self.keep)), batch, drawn)
             if self.report is not None:
-                self.report.advance(probs.shape[0] * probs.shape[1])
+                self.report.advance(drawn.shape[0] * drawn.shape[1])
         self.done = target
 
-    def check(self, probs: Tensor) -> None:
+    def check(self) -> None:
         """Refuse numbers that are none, and warn of probabilities that are taken for logits.
 
         All answers are fetched at once and at the end: a GPU would stand still for each.
         """
-        questions = {"finite": torch.isfinite(probs).all()}
+        mean = self.statistics.mean
+        questions = {"finite": torch.isfinite(mean).all()}
         if self.x.is_cuda:
-            questions["finite images"] = torch.isfinite(self.x).all()
+            questions["finite images"] = ~as_batch(self.x).not_finite().any()
         if self.looks_like_probs is not None:
             questions["probabilities"] = self.looks_like_probs
         answers = dict(zip(questions, torch.stack(list(questions.values())).tolist(), strict=True))
         if not answers.get("finite images", True):
             refuse_infinite_images(self.x, self.images)
         if not answers["finite"]:
-            bad = self.images[(~torch.isfinite(probs.flatten(1))).any(1)][0]
+            bad = self.images[(~torch.isfinite(mean.reshape(len(mean), -1))).any(1)][0]
             raise InvalidInput(
                 f"the network returned NaN or infinity, first for image {_unsigned(bad)}; if a clamp(min=0) that keeps "
                 "numbers from being negative was made random too (rbue.sites lists them), leave it out with where=."
             )
         if answers.get("probabilities", False):
-            warn(
-                "the network's outputs look like probabilities, and are taken for logits; use outputs='probs' if it "
-                "ends in a softmax or a sigmoid."
-            )
+            warn(f"the network's outputs look like probabilities, and are taken for logits; {self.task.remedy}")
 
-    def _keep(self, places: slice, batch: slice, probs: Tensor) -> None:
+    def _keep(self, places: slice, batch: slice, drawn: Tensor) -> None:
         if places.start >= places.stop:
             return
         if self.kept is None:
-            self.kept = probs.new_empty((self.keep, len(self.x), *probs.shape[2:]))
-        self.kept[places, batch] = probs[: places.stop - places.start]
+            self.kept = drawn.new_empty((self.keep, len(self.x), *drawn.shape[2:]))
+        self.kept[places, batch] = drawn[: places.stop - places.start]
 
 
 def collect(
     stream: SampleStream,
-    x: Tensor,
+    x: Tensor | Batch,
     images: Tensor,
     samples: int,
     *,
     seed: int,
-    outputs: str = "logits",
+    outputs: Outputs = None,
     adaptive: Adaptive | None = None,
     return_samples: bool = False,
     report: SampleProgress | None = None,
     draws: str = "independent",
     cycle: Cycle = INDEPENDENT,
-) -> Prediction:
-    """Draw samples of one batch and keep running statistics of their probabilities.
+) -> Any:
+    """Draw samples of one batch and keep running statistics of them: the prediction that belongs to ``outputs``.
 
     ``draws`` says what kind of samples they are, ``cycle`` how they balance each other.
     """
     plan = [samples] if adaptive is None else adaptive.rounds(samples)
-    drawing = _Drawing(stream, x, images, outputs, samples if return_samples else 0, report)
+    task = task_of(outputs)
+    drawing = _Drawing(stream, x, images, task, samples if return_samples else 0, report)
     active = torch.arange(len(x), device=x.device)
     for target in plan:
         drawing.draw(target, active)
@@ -151,9 +153,8 @@ def collect(
             active = active[~settled]
             if len(active) == 0:
                 break
-    result = drawing.statistics.prediction(seed, drawing.kept, draws)
-    drawing.check(result.probs)
-    return result
+    drawing.check()
+    return drawing.statistics.prediction(seed, drawing.kept, draws=draws, outputs=task.name)
 
 
 def collect_at(
@@ -171,64 +172,17 @@ def collect_at(
     All samples are asked for at once: a stream makes passes of one size of them, and each size costs time to prepare.
     """
     *fewer, most = counts
-    drawing = _Drawing(stream, x, images, "logits", keep, None)
-    statistics = {count: RunningStatistics(len(x), x.device) for count in fewer}
+    drawing = _Drawing(stream, x, images, task_of("logits"), keep, None)
+    statistics = {count: drawing.task.statistics(len(x), x.device) for count in fewer}
     drawing.draw(most, torch.arange(len(x), device=x.device), statistics)
-    result = drawing.statistics.prediction(seed, drawing.kept, draws)
-    drawing.check(result.probs)
+    drawing.check()
+    result = drawing.statistics.prediction(seed, drawing.kept, draws=draws)
     return [*(statistics[count].prediction(seed, draws=draws) for count in fewer), result]
 
 
-def probabilities(out: Tensor, outputs: str) -> Tensor:
-    """Network outputs ``(s, b, C, ...)`` as class probabilities; one column becomes two classes."""
-    if out.dim() == 2:
-        out = out.unsqueeze(2)
-    short = out.dtype in (torch.float16, torch.bfloat16)
-    out = out.float() if short else out
-    single = out.shape[2] == 1
-    if outputs == "logits":
-        if single:
-            return torch.cat([torch.sigmoid(-out), torch.sigmoid(out)], dim=2)
-        return torch.softmax(out, dim=2)
-    if single:
-        out = torch.cat([1 - out, out], dim=2)
-    total = out.sum(2)
-    worst, least = float(total.flatten()[(total - 1).abs().argmax()]), float(out.min())
-    if abs(worst - 1) > (1e-2 if short else 1e-3) or least < -1e-6:
-        wrong = f"one is {least:.4g}" if least < -1e-6 else f"those of an image sum to {worst:.4g}"
-        remedy = "use outputs='logits'."
-        if least >= 0 and float(out.max()) <= 1:  # logits would hardly all lie there, sigmoids do
-            remedy = "for p of several labels, each with a sigmoid, return torch.stack([1 - p, p], 1)."
-        raise InvalidInput(f"outputs='probs', but the network's outputs are not probabilities: {wrong}; {remedy}")
-    return out
-
-
-def _without_rounding(probs: Tensor) -> Tensor:
-    """Probabilities that only rounding made negative, or keeps from summing to one, mended; all others as they are.
-
-    The entropy of a negative number is infinite, and no metric takes sums as far off as those of half precision.
-    """
-    probs = probs.clamp(min=0)
-    total = probs.sum(2, keepdim=True)
-    return torch.where((total - 1).abs() > _SUM_ROUNDING, probs / total, probs)
-
-
-def _looks_like_probs(out: Tensor) -> Tensor:
-    """Whether a network's outputs lie between 0 and 1, and either sum to one or fill that range as sigmoids do.
-
-    The logits of a trained network hardly do, and those of a fresh one lie close together.
-    """
-    precision = 1e-2 if out.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    least, most = out.aminmax()
-    alike = most - least > 0.5
-    if out.dim() > 2 and out.shape[2] > 1:
-        alike |= (out.float().sum(2) - 1).abs().max() < precision
-    return (least >= 0) & (most <= 1 + precision) & alike
-
-
-def refuse_infinite_images(x: Tensor, images: Tensor) -> None:
+def refuse_infinite_images(x: Tensor | Batch, images: Tensor) -> None:
     """Raise an error if an image holds NaN or infinity; ``images`` are the numbers to name it by."""
-    bad = images[(~torch.isfinite(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1))).any(1)]
+    bad = images[as_batch(x).not_finite()]
     if len(bad):
         raise InvalidInput(f"x holds NaN or infinity, first in image {_unsigned(bad[0])}; clean the input.")
 

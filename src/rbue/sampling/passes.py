@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from rbue import random_stream
 from rbue.augment import Augmentation
 from rbue.call_sites import Draw, conversion_of, innermost, running
+from rbue.call_sites.inputs import Batch, as_batch
 from rbue.errors import RbueError
-from rbue.sampling.shared_prefix import SampledPass, repeat_rows
+from rbue.sampling.shared_prefix import SampledPass
 from rbue.sampling.watching import HostReads, LiveRows
 from rbue.torch_internals import compiled_network
+
+Reader = Callable[[Any], Tensor]
+"""Makes one tensor ``(rows, ...)`` of what a network returns."""
 
 
 class PassRunner:
@@ -27,11 +31,13 @@ class PassRunner:
         network: the converted network in it, as it is written.
         conversion: its conversion.
         balanced: whether its draws are.
+        read: makes one tensor ``(rows, ...)`` of what the network returns.
     """
 
-    def __init__(self, model: nn.Module, seed: int, device: torch.device, draws: str = "independent") -> None:
-        self.model: Callable[[Tensor], Any]
+    def __init__(self, model: nn.Module, seed: int, device: torch.device, draws: str, read: Reader) -> None:
+        self.model: Callable[..., Any]
         self.model, self.compiled = _in_this_thread(model)
+        self.read = read
         self.network = innermost(model)
         self.conversion = conversion_of(self.network)
         self.balanced = draws == "balanced"
@@ -43,7 +49,7 @@ class PassRunner:
         if self.compiled:
             self.model, self.compiled = self.network._call_impl, False
 
-    def run(self, x: Tensor, samples: Tensor, images: Tensor, share: bool, **options: Any) -> Tensor:
+    def run(self, x: Tensor | Batch, samples: Tensor, images: Tensor, share: bool, **options: Any) -> Tensor:
         """The outputs ``(s, b, ...)`` of ``s`` samples and ``b`` images with these numbers; ``x`` is ``(b, ...)``.
 
         ``share`` runs what comes before the first random site once for all samples; ``fuse`` lets it fuse calls,
@@ -51,22 +57,23 @@ class PassRunner:
         results. ``model`` is called in the place of the usual one. ``augment`` changes each row before that, and there
         is nothing to share then.
         """
+        x = as_batch(x)
         try:
             return self._stacked(x, samples, images, share, **options)
         except Exception:
             if len(x) * len(samples) > 1:
                 raise
             with suppress(Exception):  # a squeeze() takes a batch of one for none; beside a copy of itself it is one
-                return self._stacked(repeat_rows(x, 2), samples, images.repeat(2), share, **options)[:, :1]
+                return self._stacked(x.repeat(2), samples, images.repeat(2), share, **options)[:, :1]
             raise
 
     def _stacked(
         self,
-        x: Tensor,
+        x: Batch,
         samples: Tensor,
         images: Tensor,
         share: bool,
-        model: Callable[[Tensor], Any] | None = None,
+        model: Callable[..., Any] | None = None,
         fuse: bool = True,
         live: LiveRows | None = None,
         seen: list[int] | None = None,
@@ -81,13 +88,13 @@ class PassRunner:
         row_samples = samples if stack == 1 else samples.repeat_interleave(batch)
         draw = Draw(self.state, row_samples, images.repeat(stack), hook, self.balanced)
         # The network gets rows of its own: one that works in place must not change the caller's tensor.
-        rows = x.clone() if repeat > 1 else repeat_rows(x, stack)
+        rows = x.clone() if repeat > 1 else x.repeat(stack)
         if augment is not None:
-            rows = augment(rows, draw.samples, draw.images)
+            rows = rows.with_first(augment(rows.first, draw.samples, draw.images))
         before, running.draws = running.draws, (self.conversion.token, draw)
         try:
             with torch.no_grad(), nullcontext() if reads is None else reads:
-                out = class_scores((self.model if model is None else model)(rows))
+                out = self.read(rows.call(self.model if model is None else model))
         finally:
             running.draws = before
         if not out.is_floating_point():
@@ -119,7 +126,7 @@ def class_scores(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise RbueError(
             f"the network returned {type(output).__name__}; rbue needs a tensor, or an object or dict with 'logits' or "
-            "'out'; wrap the network in a module that returns its class scores alone, and convert that."
+            "'out'; give outputs= a function that picks the tensor, or wrap the network in a module that returns it."
         )
     return output
 

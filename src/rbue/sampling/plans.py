@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from rbue.call_sites import NotFoldable
+from rbue.call_sites.inputs import Batch
 from rbue.errors import warn
 from rbue.kernels import kept_tables
 from rbue.kernels.triton_support import by_formula
 from rbue.sampling.passes import PassRunner
-from rbue.sampling.shared_prefix import UNSHAREABLE, repeat_rows
+from rbue.sampling.shared_prefix import UNSHAREABLE
 from rbue.sampling.watching import HostReads, LargestTensor, LiveRows, Products
 
 _LIVE_TENSORS = 4
@@ -70,7 +71,7 @@ class PassPlan:
         return images * self.for_image + images * samples * self.for_row
 
 
-def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None, sharing: bool = True) -> PassPlan:
+def make_plan(runner: PassRunner, x: Batch, earlier: PassPlan | None = None, sharing: bool = True) -> PassPlan:
     """Find out whether samples may share a pass and what comes before its first random site, and warn of what is odd.
 
     What an ``earlier`` plan has warned of is not said again. Without ``sharing`` they share no more than the pass.
@@ -90,7 +91,7 @@ def make_plan(runner: PassRunner, x: Tensor, earlier: PassPlan | None = None, sh
     return replace(plan, batch_dependent=True) if earlier is not None and earlier.batch_dependent else plan
 
 
-def _quick_plan(runner: PassRunner, x: Tensor) -> PassPlan | None:
+def _quick_plan(runner: PassRunner, x: Batch) -> PassPlan | None:
     """The plan of an ordinary network; None if it may not be one.
 
     Sample 1 of images ``[3, 2, 1]`` is run as it would be by itself, and so are samples 0 and 1 of images
@@ -111,7 +112,7 @@ def _quick_plan(runner: PassRunner, x: Tensor) -> PassPlan | None:
     """
     several = len(x) > 1
     count = (4 if x[:1].nbytes <= _SMALL else 3) if several else 1
-    images = x[:count] if len(x) >= count else repeat_rows(x, 2)[:count]
+    images = x[:count] if len(x) >= count else x.repeat(2)[:count]
     numbers = torch.arange(count, dtype=torch.int32, device=x.device)
     samples = torch.arange(2 if several else 3, dtype=torch.int32, device=x.device)
     some = numbers[1:].flip(0) if several else numbers
@@ -128,23 +129,22 @@ def _quick_plan(runner: PassRunner, x: Tensor) -> PassPlan | None:
         if not agree(found, apart, among=together):
             return None
         place = min(1, count - 1)
-        others = repeat_rows(images[place : place + 1], count)
+        others = images[place : place + 1].repeat(count)
         other_numbers, other_samples = numbers + 8, samples + 8
         other_numbers[place], other_samples[1] = numbers[place], samples[1]
         again = runner.run(others, other_samples, other_numbers, share=True, live=LiveRows())
         if not torch.equal(again[1, place], together[1, place]):
             return None
     telling = not torch.equal(together[0], together[1])
-    for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
-    return PassPlan(True, for_image, for_row, alone=not several, telling=telling, random=bool(few))
+    return _sharing_plan(live, together, alone=not several, telling=telling, random=bool(few))
 
 
-def _thorough_plan(runner: PassRunner, x: Tensor, sharing: bool) -> PassPlan:
+def _thorough_plan(runner: PassRunner, x: Batch, sharing: bool) -> PassPlan:
     """The plan of a network that may be batch-dependent, draw random numbers of its own or look at those of others.
 
     Two images show it, or one that is there twice.
     """
-    two = x[:2] if len(x) > 1 else repeat_rows(x, 2)
+    two = x[:2] if len(x) > 1 else x.repeat(2)
     numbers = torch.arange(2, dtype=torch.int32, device=x.device)
     batch_dependent, shared = False, None
     stacking = _Stacking()
@@ -175,11 +175,22 @@ def _thorough_plan(runner: PassRunner, x: Tensor, sharing: bool) -> PassPlan:
     )
 
 
-def _depends_on_the_batch(runner: PassRunner, x: Tensor, numbers: Tensor) -> bool:
+def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool:
     """Whether a sample of one of two images is another one without the other image beside it."""
     beside = _output(runner, x, numbers[:1], numbers)
     alone = [_output(runner, x[k : k + 1], numbers[:1], numbers[k : k + 1]) for k in (0, 1)]
     return not bool(torch.isnan(beside).any()) and not agree(torch.cat(alone, 1), beside, slack=10)
+
+
+def _sharing_plan(live: LiveRows, out: Tensor, **found: bool) -> PassPlan:
+    """The plan of a pass that shares, with the memory it held; its outputs are ``out``, ``(s, b, ...)``.
+
+    Maps of probabilities and their ``float64`` sums may be larger than anything in the pass: of each row the outputs
+    and what is averaged of them, of each image up to eight tensors of twice the size while a sample is added up.
+    """
+    of_map = out[0, 0].nbytes if out.dim() > 3 else 0
+    for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
+    return PassPlan(True, max(for_image, 16 * of_map), max(for_row, 2 * of_map), **found)
 
 
 class _Stacking(NamedTuple):
@@ -198,7 +209,7 @@ class _Stacking(NamedTuple):
     random: bool = True
 
 
-def _stack(runner: PassRunner, x: Tensor, two: Tensor, numbers: Tensor) -> tuple[Tensor, _Stacking]:
+def _stack(runner: PassRunner, x: Batch, two: Batch, numbers: Tensor) -> tuple[Tensor, _Stacking]:
     """Run two samples of the rows ``two`` in one pass, and look whether they are those of passes of their own.
 
     Each is run beside a copy of itself: at its own place among as many rows the kernels are the same, and so are the
@@ -212,8 +223,8 @@ def _stack(runner: PassRunner, x: Tensor, two: Tensor, numbers: Tensor) -> tuple
     try:
         stacked = _output(runner, two, numbers, numbers)  # rows: sample 0 of image 0 and 1, sample 1 of image 0 and 1
     except NotFoldable:
-        return two, _Stacking(by_image=False)
-    twice, images = repeat_rows(two, 2), numbers.repeat(2)
+        return torch.empty(0), _Stacking(by_image=False)
+    twice, images = two.repeat(2), numbers.repeat(2)
     few: list[int] = []
     many: list[int] = []
     reads = HostReads()
@@ -238,12 +249,12 @@ def _stack(runner: PassRunner, x: Tensor, two: Tensor, numbers: Tensor) -> tuple
     return stacked, known._replace(possible=same)
 
 
-def _output(runner: PassRunner, x: Tensor, samples: Tensor, images: Tensor, **options: Any) -> Tensor:
+def _output(runner: PassRunner, x: Batch, samples: Tensor, images: Tensor, **options: Any) -> Tensor:
     """The outputs of a pass that shares nothing, in memory of their own: a network may write the next ones into its."""
     return runner.run(x, samples, images, share=False, **options).clone()
 
 
-def _plan_of_sharing(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor) -> PassPlan | None:
+def _plan_of_sharing(runner: PassRunner, x: Batch, numbers: Tensor, stacked: Tensor) -> PassPlan | None:
     """What sharing takes, if it gives what stacking at the input gave.
 
     Compiled code does not share. It is given up where sharing saves more: where most of the work comes before the first
@@ -256,11 +267,10 @@ def _plan_of_sharing(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Te
         return None
     live = LiveRows()
     runner.run(x, numbers, numbers, share=True, live=live, fuse=fuse)
-    for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
-    return PassPlan(True, for_image, for_row, fuse)
+    return _sharing_plan(live, stacked, fuse=fuse)
 
 
-def _shares(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor, fuse: bool) -> bool:
+def _shares(runner: PassRunner, x: Batch, numbers: Tensor, stacked: Tensor, fuse: bool) -> bool:
     """Whether sharing gives what stacking gave; code that torch does not show can read what is deferred.
 
     An image alone is looked at too: where it has one row, a ``squeeze()`` takes it for none.
@@ -275,18 +285,18 @@ def _shares(runner: PassRunner, x: Tensor, numbers: Tensor, stacked: Tensor, fus
     return False
 
 
-def shares_alone(runner: PassRunner, x: Tensor, fuse: bool) -> bool:
+def shares_alone(runner: PassRunner, x: Batch, fuse: bool) -> bool:
     """Whether sharing works, and batches do not matter, for an image alone too, which is one row before any site."""
     numbers = torch.arange(2, dtype=torch.int32, device=x.device)
     with suppress(Exception):
         stacked = _output(runner, x[:1], numbers, numbers[:1])
-        return not _depends_on_the_batch(runner, repeat_rows(x[:1], 2), numbers) and _shares(
+        return not _depends_on_the_batch(runner, x[:1].repeat(2), numbers) and _shares(
             runner, x[:1], numbers, stacked, fuse
         )
     return False
 
 
-def shared_work(runner: PassRunner, x: Tensor, numbers: Tensor) -> float:
+def shared_work(runner: PassRunner, x: Batch, numbers: Tensor) -> float:
     """What part of a pass's products two samples do once if they share it, and twice if not; 0 if nobody knows."""
     done = {}
     with suppress(Exception):  # being watched is no reason to fail

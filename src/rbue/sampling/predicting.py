@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from rbue import random_stream
 from rbue.augment import Augment
 from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
+from rbue.call_sites.inputs import Batch, batches_of, one_call
 from rbue.errors import InvalidInput, RbueError, whole_number
-from rbue.prediction import Prediction, concatenate
+from rbue.prediction import AnyPrediction, Prediction, RunningStatistics, concatenate
 from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleProgress, collect, refuse_infinite_images
 from rbue.sampling.stacking import StackedPasses
+from rbue.sampling.tasks import Outputs, Task, task_of
 
 
+@overload
 def predict(
     model: nn.Module,
-    x: Tensor | Iterable[Any],
+    x: Any,
     samples: int = 100,
     seed: int = 0,
     index: Tensor | None = None,
-    outputs: str = "logits",
+    outputs: Literal["logits", "probs", "binary"] | None = None,
     adaptive: Adaptive | None = None,
     return_samples: bool = False,
     progress: bool = False,
@@ -39,7 +40,43 @@ def predict(
     draws: str = "balanced",
     augment: Augment | Sequence[Augment] | None = None,
     temperature: float | Temperature | bool = True,
-) -> Prediction:
+) -> Prediction: ...
+
+
+@overload
+def predict(
+    model: nn.Module,
+    x: Any,
+    samples: int = 100,
+    seed: int = 0,
+    index: Tensor | None = None,
+    *,
+    outputs: Outputs,
+    adaptive: Adaptive | None = None,
+    return_samples: bool = False,
+    progress: bool = False,
+    memory: int | None = None,
+    draws: str = "balanced",
+    augment: Augment | Sequence[Augment] | None = None,
+    temperature: float | Temperature | bool = True,
+) -> Any: ...
+
+
+def predict(
+    model: nn.Module,
+    x: Any,
+    samples: int = 100,
+    seed: int = 0,
+    index: Tensor | None = None,
+    outputs: Outputs = None,
+    adaptive: Adaptive | None = None,
+    return_samples: bool = False,
+    progress: bool = False,
+    memory: int | None = None,
+    draws: str = "balanced",
+    augment: Augment | Sequence[Augment] | None = None,
+    temperature: float | Temperature | bool = True,
+) -> AnyPrediction:
     """Predict with uncertainty: the mean and the spread of many random passes (paper §3.3).
 
     The network runs in evaluation mode (BatchNorm uses its running statistics) with its ReLUs random; afterwards
@@ -48,14 +85,27 @@ def predict(
 
     Args:
         model: a network made random by :func:`rbue.convert`.
-        x: a batch ``(B, ...)``, or a loader that yields batches, or tuples whose first entry is one.
+        x: a batch ``(B, ...)``, as a tensor or NumPy array; a dict of keyword arguments, such as a tokenizer's; a tuple
+            of arguments, for a network that takes several; a ``Dataset``; or a loader of any of these. Of a loader's
+            tuples the first entry is the input, or as many as the example of the conversion had. Entries ``label`` and
+            ``labels`` of a dict are left out. Every tensor with as many rows as the first is repeated with the samples;
+            one with one row, or none, is passed on as it is; any other number of rows is an error.
         samples: number of passes; with ``adaptive``, the most an image may get.
         seed: 64-bit seed of the draws.
         index: the numbers of the images, shape ``(B,)``. Default 0 to B-1; a loader counts on.
-        outputs: what the network returns: ``"logits"`` or ``"probs"``, of shape ``(B, C, ...)``, or an object or
-            dict with ``logits``. A single logit is a two-class problem and goes through the sigmoid.
+        outputs: what the network returns, as a tensor or in an object or dict with ``logits`` (or ``out``):
+
+            - ``"logits"``, the default, or ``"probs"``: one of ``C`` classes, ``(B, C, ...)``.
+            - ``"binary"``: one logit, ``(B,)`` or ``(B, 1, ...)``, for two classes. One number an image has to be
+              named: it may be ``"values"`` too.
+            - ``"multilabel"``: a logit for each of ``K`` labels, ``(B, K, ...)``.
+            - ``"values"``: numbers of any shape ``(B, ...)``, as in regression.
+            - ``"gaussian"``: a mean and a positive variance, as a tuple of two tensors, an object or dict with ``mean``
+              and ``variance``, or a tensor ``(B, 2, ...)``.
+            - ``"quantiles"``: at least two rising quantiles, ``(B, Q)``; samples that cross are averaged as they are.
+            - a function that makes a tensor ``(B, ...)`` of whatever the network returns, to be averaged.
         adaptive: stop early for images whose answer has settled.
-        return_samples: keep the raw probabilities ``(S, B, C, ...)`` in ``prediction.samples``.
+        return_samples: keep what is averaged, such as the probabilities ``(S, B, C, ...)``, in ``prediction.samples``.
         progress: show a progress bar; needs rich.
         memory: budget in bytes for activations. Default: 256 MiB on a CPU; on a GPU 8 GiB or a quarter of the
             free memory, whichever is less; less after an out-of-memory error.
@@ -70,34 +120,44 @@ def predict(
             (:func:`rbue.set_temperature`), if there is one; False does not, a number scales by that one instead.
             Adaptive stopping looks at the mean before.
 
+    Returns:
+        A :class:`Prediction` for classes, a :class:`MultiLabel` for labels, a :class:`Regression` for numbers.
+
     >>> from rbue import DropReLU, convert
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> prediction = predict(convert(net, DropReLU(0.8)), torch.randn(5, 4), samples=20)
     >>> prediction.probs.shape, prediction.label.shape, int(prediction.samples_used[0])
     (torch.Size([5, 3]), torch.Size([5]), 20)
+    >>> numbers = predict(net, {"input": torch.randn(5, 4)}, samples=20, outputs="values")
+    >>> numbers.mean.shape, numbers.std.shape
+    (torch.Size([5, 3]), torch.Size([5, 3]))
     """
     samples, seed = whole_number(samples, "samples"), random_stream.check_seed(seed)
-    _check_settings(outputs, adaptive, return_samples, memory)
+    task = task_of(outputs)
+    _check_settings(task, adaptive, return_samples, memory)
     check_draws(draws)
     network = innermost(model)
     conversion = conversion_of(network)
-    scale = _temperature(temperature, conversion.temperature)
-    _check_inputs(x, conversion.inputs)
+    scale = _temperature(temperature, conversion.temperature, task)
+    whole = one_call(x, network, conversion.inputs)
+    batches = batches_of(x, network, conversion.inputs) if whole is None else iter([whole])
     # What augmentations add to the spread does not cancel within a cycle of the activation.
     cycle = conversion.activation.cycle if draws == "balanced" and augment is None else INDEPENDENT
-    parts: list[Prediction] = []
+    parts: list[AnyPrediction] = []
     start = 0
-    bar = SampleProgress(samples, len(x) if isinstance(x, Tensor) else None) if progress else nullcontext()
+    bar = (
+        SampleProgress(samples, len(whole) if whole is not None and whole.rows else None) if progress else nullcontext()
+    )
     with evaluating(network), bar as report:
-        for batch in batches_of(x):
-            check_batch(batch, network)
-            numbers = _image_numbers(index, start, batch, whole=isinstance(x, Tensor))
-            if batch.is_floating_point() and not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
+        for batch in batches:
+            batch.check(network)
+            numbers = _image_numbers(index, start, batch, whole=whole is not None)
+            if not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
                 refuse_infinite_images(batch, numbers)
             with _types_named(batch, network):
                 prediction = collect(
-                    StackedPasses(model, batch, seed, memory, draws, augment),
+                    StackedPasses(model, batch, seed, memory, draws, task.read, augment),
                     batch,
                     numbers,
                     samples,
@@ -117,10 +177,10 @@ def predict(
     if index is not None and len(index) != start:
         raise InvalidInput(f"index numbers {len(index)} images, but the loader gave {start}.")
     prediction = parts[0] if len(parts) == 1 else concatenate(parts)
-    return prediction if scale == 1 else prediction.scaled(scale)
+    return prediction.scaled(scale) if isinstance(prediction, Prediction) and scale != 1 else prediction
 
 
-def warm_up(model: nn.Module, x: Tensor | Iterable[Any], samples: int = 100, **settings: Any) -> None:
+def warm_up(model: nn.Module, x: Any, samples: int = 100, **settings: Any) -> None:
     """Do now what the first :func:`predict` would do before its passes, so that the next ones are as fast as they get.
 
     Kernels are compiled or loaded, the network is looked at (how its samples may be stacked), libraries choose their
@@ -132,16 +192,21 @@ def warm_up(model: nn.Module, x: Tensor | Iterable[Any], samples: int = 100, **s
     >>> net = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), DropReLU(0.8))
     >>> warm_up(net, torch.randn(1, 4), samples=30)
     """
-    batch = next(iter(batches_of(x)), None)
+    network = innermost(model)
+    inputs = conversion_of(network).inputs
+    batch = one_call(x, network, inputs) or next(batches_of(x, network, inputs), None)
     if batch is None:
         raise InvalidInput("the loader gave no batch; there is nothing to warm up with.")
     predict(model, batch, samples=samples, **settings)
 
 
-def _temperature(given: float | Temperature | bool, kept: float) -> float:
+def _temperature(given: float | Temperature | bool, kept: float, task: Task) -> float:
     """What to scale by: the kept temperature, none, or another."""
+    of_classes = task.statistics is RunningStatistics
     if isinstance(given, bool):
-        return kept if given else 1.0
+        return kept if given and of_classes else 1.0
+    if not of_classes:
+        raise InvalidInput(f"a temperature is for classes, and outputs={task.name!r} has none; leave it out.")
     return float((given if isinstance(given, Temperature) else Temperature(given)).value)
 
 
@@ -151,55 +216,7 @@ def check_draws(draws: str) -> None:
         raise InvalidInput(f"draws must be 'balanced' or 'independent', not {draws!r}.")
 
 
-def _check_inputs(x: Any, inputs: int) -> None:
-    """Refuse the arguments of one call, which would be taken for batches."""
-    if inputs > 1 and isinstance(x, (tuple, list)) and len(x) == inputs:
-        raise InvalidInput(
-            f"x is a {type(x).__name__} of {len(x)}, as was the example, but predict gives the network one input; wrap "
-            "the network in a module that takes one tensor and convert that."
-        )
-
-
-def batches_of(x: Tensor | Iterable[Any]) -> Iterator[Tensor]:
-    """The input itself, or what a loader yields, or the first entries of that."""
-    if isinstance(x, Tensor):
-        yield x
-        return
-    if isinstance(x, (str, bytes, Mapping, np.ndarray)) or not isinstance(x, Iterable):
-        raise InvalidInput(f"x must be a tensor or a loader of tensors, not {type(x).__name__}{_way_to_tensors(x)}.")
-    for batch in x:
-        first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-        if not isinstance(first, Tensor):
-            raise InvalidInput(
-                f"a loader must yield tensors, or tuples whose first entry is one, not {type(first).__name__}"
-                f"{_way_from_batch(first)}."
-            )
-        yield first
-
-
-def _way_to_tensors(x: Any) -> str:
-    """What to write instead of an ``x`` of another type, where that is known."""
-    if isinstance(x, np.ndarray):
-        return "; give torch.as_tensor(x)"
-    if isinstance(x, Dataset):
-        return "; give torch.utils.data.DataLoader(x, batch_size=64)"
-    if isinstance(x, Mapping):
-        return "; give the one entry that is the input"
-    return ""
-
-
-def _way_from_batch(batch: Any) -> str:
-    """What to write instead of a loader of such batches, where that is known."""
-    if isinstance(batch, Mapping):
-        return f"; give (batch[{next(iter(batch), 'x')!r}] for batch in loader), with the name of the input"
-    if isinstance(batch, np.ndarray):
-        return "; make it one with torch.as_tensor"
-    if isinstance(batch, Real):
-        return "; give a list of numbers as torch.tensor(x)"
-    return ""
-
-
-def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool) -> Tensor:
+def _image_numbers(index: Tensor | None, start: int, batch: Batch, whole: bool) -> Tensor:
     count = len(batch)
     if index is None:
         return torch.arange(start, start + count, dtype=torch.int64, device=batch.device).to(torch.int32)
@@ -217,33 +234,20 @@ def _image_numbers(index: Tensor | None, start: int, batch: Tensor, whole: bool)
     return random_stream.to_int32(part.to(batch.device))
 
 
-def _check_settings(outputs: str, adaptive: Adaptive | None, return_samples: bool, memory: int | None) -> None:
-    if outputs not in ("logits", "probs"):
-        raise InvalidInput(f"outputs must be 'logits' or 'probs', not {outputs!r}.")
+def _check_settings(task: Task, adaptive: Adaptive | None, return_samples: bool, memory: int | None) -> None:
     if adaptive is not None and not isinstance(adaptive, Adaptive):
         raise InvalidInput(f"adaptive must be rbue.Adaptive(tolerance=..., confidence=...), not {adaptive!r}.")
+    if adaptive is not None and task.of_probabilities and adaptive.tolerance >= 1:
+        raise InvalidInput(f"tolerance must lie in (0, 1) for probabilities, not {adaptive.tolerance}.")
     if adaptive is not None and return_samples:
         raise InvalidInput("return_samples needs the same number of samples for every image; use adaptive=None.")
     if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not memory > 0):
         raise InvalidInput(f"memory must be a positive number of bytes, such as 1 << 30, not {memory!r}.")
 
 
-def check_batch(x: Tensor, network: nn.Module) -> None:
-    """Refuse a batch that is not dense, empty, or elsewhere than the network."""
-    if x.is_nested or x.layout is not torch.strided:
-        kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
-        raise InvalidInput(f"x must be a dense tensor, not a {kind} one; give x.to_dense(), or pad its images.")
-    if x.dim() == 0 or x.numel() == 0:
-        what = "one image" if x.dim() == 0 or len(x) == 0 else "one value an image"
-        raise InvalidInput(f"x must hold at least {what}, but its shape is {tuple(x.shape)}.")
-    parameter = next(network.parameters(), None)
-    if parameter is not None and parameter.device != x.device:
-        raise InvalidInput(f"x is on {x.device} but the network is on {parameter.device}; move one to the other.")
-
-
-def _check_shape(prediction: Prediction, earlier: list[Prediction]) -> None:
-    if earlier and prediction.probs.shape[1:] != earlier[0].probs.shape[1:]:
-        first, other = (tuple(part.probs.shape[1:]) for part in (earlier[0], prediction))
+def _check_shape(prediction: AnyPrediction, earlier: list[AnyPrediction]) -> None:
+    if earlier and prediction.output_shape != earlier[0].output_shape:
+        first, other = earlier[0].output_shape, prediction.output_shape
         raise InvalidInput(
             f"an image's outputs have shape {first} in the first batch and {other} in batch {len(earlier) + 1}; pad "
             "the inputs to one size, or predict the batches apart."
@@ -251,17 +255,19 @@ def _check_shape(prediction: Prediction, earlier: list[Prediction]) -> None:
 
 
 @contextmanager
-def _types_named(x: Tensor, network: nn.Module) -> Iterator[None]:
+def _types_named(batch: Batch, network: nn.Module) -> Iterator[None]:
     """Say which types do not fit where torch refuses them; a network may also convert its input by itself."""
     try:
         yield
     except RuntimeError as error:
-        wanted = next((one.dtype for one in network.parameters() if one.is_floating_point()), x.dtype)
-        if isinstance(error, RbueError) or x.dtype == wanted or not _names_type(str(error), x.dtype):
-            raise
-        raise InvalidInput(
-            f"x is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted})."
-        ) from error
+        wanted = next((one.dtype for one in network.parameters() if one.is_floating_point()), None)
+        for name, x in zip(batch.names, batch.leaves, strict=True):
+            other = isinstance(x, Tensor) and wanted not in (None, x.dtype)
+            if other and not isinstance(error, RbueError) and _names_type(str(error), x.dtype):
+                raise InvalidInput(
+                    f"{name} is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted})."
+                ) from error
+        raise
 
 
 def _names_type(message: str, dtype: torch.dtype) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rbue.activations import Randomness, RandomSlope, SiteCall
 from rbue.call_sites.draws import tensors_in
+from rbue.call_sites.inputs import repeat_rows
 from rbue.call_sites.interception import SiteHandler, SiteMode, keep_in_sight, proceed_with
 from rbue.call_sites.scope import Scope
 from rbue.errors import ConversionError
@@ -94,16 +95,6 @@ class SampledPass:
         """Compute what the network leaves deferred."""
         if self.repeat > 1:
             self.deferred.finish()
-
-
-def repeat_rows(x: Tensor, times: int) -> Tensor:
-    """``times`` copies of ``x`` along its first dimension, in the same memory format."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
-    memory_format = last if not x.is_contiguous() and x.is_contiguous(memory_format=last) else torch.contiguous_format
-    shape = (times * x.shape[0], *x.shape[1:])
-    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
-    out.unflatten(0, (times, x.shape[0])).copy_(x)
-    return out
 
 
 class NotShareable(ConversionError):

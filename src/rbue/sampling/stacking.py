@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from rbue.augment import Augment, Augmentation
 from rbue.call_sites import NotFoldable
-from rbue.sampling.passes import PassRunner
+from rbue.call_sites.inputs import Batch, as_batch, repeat_rows
+from rbue.sampling.passes import PassRunner, Reader, class_scores
 from rbue.sampling.plans import PassPlan, make_plan, shares_alone, warn_of_batch_dependence
-from rbue.sampling.shared_prefix import repeat_rows
 
 CPU_BUDGET = 256 << 20
 GPU_BUDGET, GPU_SHARE = 8 << 30, 0.25
@@ -75,17 +76,19 @@ class StackedPasses:
     def __init__(
         self,
         model: nn.Module,
-        x: Tensor,
+        x: Tensor | Batch,
         seed: int,
         memory: int | None = None,
         draws: str = "independent",
+        read: Reader = class_scores,
         augment: Augment | Sequence[Augment] | None = None,
     ) -> None:
+        x = as_batch(x)
         self.augment = None if augment is None else Augmentation(augment, seed, x.device, draws)
-        self.runner = PassRunner(model, seed, x.device, draws)
+        self.runner = PassRunner(model, seed, x.device, draws, read)
         several = len(x) > 1  # an image alone does not show whether others would change its samples
         form = _form(self.runner.network)
-        self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several, form)
+        self.key = (x.form, self.runner.compiled, several, form, read)
         known: PassPlan | None = self.runner.conversion.plans.get(self.key)
         self.plan = known if known is not None and known.telling else make_plan(self.runner, x, known)
         if self.shares:
@@ -101,8 +104,9 @@ class StackedPasses:
         """Bytes that a pass holds at once, roughly."""
         return self.plan.cost(images, samples) if self.augment is None else self.plan.cost(images * samples, 1)
 
-    def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    def __call__(self, x: Tensor | Batch, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
+        x = as_batch(x)
         work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
         while work:
             piece = work.pop()
@@ -121,7 +125,8 @@ class StackedPasses:
             batch, stack, out = piece.batch, piece.stack, None
             fill = piece.size if self.runner.compiled else 0
             try:
-                rows, numbers = _filled(x[batch], fill), _filled(images[batch], fill)
+                rows = x[batch].map(partial(_filled, size=fill))
+                numbers = _filled(images[batch], fill)
                 how = {"fuse": self.plan.fuse, "augment": self.augment}
                 out = self.runner.run(rows, samples[stack], numbers, self.shares, **how)
             except NotFoldable:
@@ -164,13 +169,13 @@ class StackedPasses:
             self.plan = replace(self.plan, batch_dependent=True)
             warn_of_batch_dependence()
 
-    def _look_at_one_image(self, x: Tensor) -> None:
+    def _look_at_one_image(self, x: Batch) -> None:
         if shares_alone(self.runner, x, self.plan.fuse):
             self.plan = replace(self.plan, alone=True)
         else:
             self._stop_sharing(x)
 
-    def _stop_sharing(self, x: Tensor) -> None:
+    def _stop_sharing(self, x: Batch) -> None:
         """Stack whole passes from now on, if that is right, which passes that shared rows need not have shown."""
         self.plan = make_plan(self.runner, x, self.plan, sharing=False)
 

@@ -1,0 +1,102 @@
+"""torchmetrics classes: the functions of :mod:`rbue.metrics.regression` for data that comes in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rbue.metrics.regression import below_quantiles, covered, crps_of_samples, normal_crps, normal_log_losses
+from rbue.metrics.streaming import _SumMetric
+
+
+class GaussianNLL(_SumMetric):
+    """Streaming form of ``rbue.metrics.gaussian_nll``."""
+
+    higher_is_better = False
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("normal_log_loss_sum", **settings)
+
+    def update(self, mean: Tensor, variance: Tensor, targets: Tensor) -> None:
+        """Take in one batch."""
+        losses = normal_log_losses(mean, variance, targets)
+        self._add(losses.sum(), losses.numel())
+
+
+class GaussianCRPS(_SumMetric):
+    """Streaming form of ``rbue.metrics.gaussian_crps``."""
+
+    higher_is_better = False
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("normal_crps_sum", **settings)
+
+    def update(self, mean: Tensor, std: Tensor, targets: Tensor) -> None:
+        """Take in one batch."""
+        scores = normal_crps(mean, std, targets)
+        self._add(scores.sum(), scores.numel())
+
+
+class SampleCRPS(_SumMetric):
+    """Streaming form of ``rbue.metrics.sample_crps``.
+
+    Example:
+        >>> metric = SampleCRPS(fair=False)
+        >>> metric.update(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
+        >>> metric.update(torch.tensor([[1.0], [1.0]]), torch.tensor([1.0]))
+        >>> metric.compute().item()
+        0.25
+    """
+
+    higher_is_better = False
+
+    def __init__(self, fair: bool = True, **settings: Any) -> None:
+        self.fair = fair
+        super().__init__("fair_crps_sum" if fair else "sample_crps_sum", **settings)
+
+    def update(self, samples: Tensor, targets: Tensor) -> None:
+        """Take in the samples ``(S, B, ...)`` of one batch."""
+        scores = crps_of_samples(samples, targets, self.fair)
+        self._add(scores.sum(), scores.numel())
+
+
+class IntervalCoverage(_SumMetric):
+    """Streaming form of ``rbue.metrics.interval_coverage``."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("covered_sum", **settings)
+
+    def update(self, lower: Tensor, upper: Tensor, targets: Tensor) -> None:
+        """Take in one batch."""
+        inside = covered(lower, upper, targets)
+        self._add(inside.sum(), inside.numel())
+
+
+class QuantileCalibrationError(_SumMetric):
+    """Streaming form of ``rbue.metrics.quantile_calibration_error``.
+
+    Args:
+        levels: The levels of the quantiles, each in (0, 1).
+        **settings: Passed on to ``torchmetrics.Metric``.
+    """
+
+    higher_is_better = False
+    levels: Tensor
+
+    def __init__(self, levels: Sequence[float], **settings: Any) -> None:
+        given = torch.as_tensor(levels, dtype=torch.float64)
+        # Another set of levels counts something else, so its state has another name (see rbue.metrics.streaming).
+        name = "_".join(f"{level:g}".replace(".", "_") for level in given.tolist())
+        super().__init__(f"below_quantiles_{name}", shape=tuple(given.shape), **settings)
+        self.register_buffer("levels", given, persistent=False)
+
+    def update(self, quantiles: Tensor, targets: Tensor) -> None:
+        """Take in one batch of quantiles ``(B, Q, ...)``."""
+        self._add(*below_quantiles(quantiles, self.levels, targets))
+
+    def compute(self) -> Tensor:
+        """Return the mean distance of the observed fractions from the levels."""
+        return (super().compute() - self.levels).abs().mean()

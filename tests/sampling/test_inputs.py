@@ -1,0 +1,386 @@
+"""Inputs of every kind: the samples are those of a plain loop over calls with the same arguments."""
+
+from collections import UserDict
+
+import numpy as np
+import pytest
+import torch
+from networks import StatementInPlace, build
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import rbue
+from rbue.call_sites.inputs import Batch
+from rbue.errors import InvalidInput
+
+TOLERANCE = 2e-6
+
+
+class Text(nn.Module):
+    """A bag of words: ``mask`` says which count; a table of one row, a number and a flag besides."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.layer, self.head = nn.Embedding(20, 8), nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, ids, mask, positions=None, scale=None, loud=False, labels=None):
+        assert labels is None
+        x = self.words(ids)
+        if positions is not None:
+            x = x + positions[..., None]
+        y = torch.relu(self.layer(x) * (1 if scale is None else scale))
+        y = (y * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # the mask meets what random sites made
+        return self.head(y) * (3 if loud else 1)
+
+
+def text(images=5):
+    torch.manual_seed(0)
+    ids, mask = torch.randint(0, 20, (images, 6)), torch.ones(images, 6)
+    mask[-1, 2:] = 0  # of the images that a plan is made with, none has a mask
+    return ids, mask
+
+
+def loop(network, samples, *args, **kwargs):
+    """The reference: one call a sample."""
+    rbue.seed(network, 0)
+    with torch.no_grad():
+        return torch.stack([network(*args, **kwargs) for _ in range(samples)]).softmax(2)
+
+
+def drawn(network, x, **settings):
+    return rbue.predict(network, x, samples=4, return_samples=True, draws="independent", **settings).samples
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def forms():
+    ids, mask = text()
+    pair, words = (ids, mask), {"ids": ids, "mask": mask}
+    by_two = [slice(0, 2), slice(2, 4), slice(4, 5)]
+    parts = [(ids[k], mask[k]) for k in by_two]
+    labels = torch.arange(5)
+    return {
+        "tuple": pair,
+        "list": list(pair),
+        "dict": words,
+        "mapping": UserDict(words),
+        "arrays by name": {"ids": ids.numpy(), "mask": mask.double().numpy()},
+        "dict with labels": words | {"labels": labels},
+        "loader of tuples": [(*part, labels[k]) for part, k in zip(parts, by_two, strict=True)],
+        "loader of tuples in tuples": [(part, labels[k]) for part, k in zip(parts, by_two, strict=True)],
+        "loader of dicts": [{"mask": mask[k], "ids": ids[k], "label": labels[k]} for k in by_two],
+        "loader of dicts in tuples": [({"ids": ids[k], "mask": mask[k]}, labels[k]) for k in by_two],
+        "DataLoader": DataLoader(TensorDataset(ids, mask, labels), batch_size=2),
+        "Dataset": TensorDataset(ids, mask, labels),
+        "positions of one row": words | {"positions": torch.linspace(-1, 1, 6)[None]},
+        "number and flag": words | {"scale": torch.tensor(0.5), "loud": True, "positions": None},
+    }
+
+
+@pytest.mark.parametrize("name", forms())
+@pytest.mark.parametrize("where", ["all", "last"])
+def test_every_form_gives_the_samples_of_a_loop(name, where):
+    ids, mask = text()
+    torch.manual_seed(1)
+    network = rbue.convert(Text(), rbue.DropReLU(0.6), where=where, example=(ids[:2], mask[:2]))
+    x = forms()[name]
+    extra = {key: x[key] for key in ("positions", "scale", "loud") if isinstance(x, dict) and key in x}
+    expected = loop(network, 4, ids, mask, **extra)
+    found = drawn(network, x)
+    close(found, expected)
+    assert all(plan.share for plan in network._rbue_conversion.plans.values())
+    assert float((expected[0] - expected[1]).abs().max()) > 100 * TOLERANCE
+    assert float((loop(network, 4, ids, torch.ones_like(mask))[:, -1] - found[:, -1]).abs().max()) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("images", [1, 2, 5])
+@pytest.mark.parametrize("memory", [1, 5_000, None])
+def test_samples_of_several_inputs_do_not_depend_on_batch_size_or_memory(images, memory):
+    ids, mask = text()
+    words = {"ids": ids, "mask": mask, "positions": torch.linspace(-1, 1, 6)[None]}
+    torch.manual_seed(1)
+    network = rbue.convert(Text(), rbue.DropReLU(0.6), example=words)
+    whole = drawn(network, words)
+    parts = [words | {"ids": a, "mask": b} for a, b in zip(ids.split(images), mask.split(images), strict=True)]
+    close(drawn(network, parts, memory=memory), whole)
+    order = torch.tensor([4, 0, 3])
+    close(drawn(network, words | {"ids": ids[order], "mask": mask[order]}, index=order), whole[:, order])
+
+
+def test_arguments_may_hold_tensors_inside():
+    class Pyramid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, maps, sizes):
+            return self.head(sum(torch.relu(one) for one in maps["maps"]) / sum(sizes))
+
+    maps = [torch.randn(5, 4), torch.randn(5, 4)]
+    network = rbue.convert(Pyramid(), rbue.DropReLU(0.6))
+    found = drawn(network, {"maps": {"maps": maps}, "sizes": (2, 3)})
+    close(found, loop(network, 4, {"maps": maps}, (2, 3)))
+
+
+def test_a_tuple_may_hold_flags_and_images_may_stop_early():
+    ids, mask = text()
+    network = rbue.convert(Text(), rbue.DropReLU(0.6))
+    x = (ids, mask, None, 0.5, True)
+    close(drawn(network, x), loop(network, 4, *x))
+    early = rbue.predict(network, x, samples=200, adaptive=rbue.Adaptive(0.2, first=4), draws="independent")
+    assert early.samples_used.min() < 200
+    samples = loop(network, int(early.samples_used.max()), *x)
+    for image, count in enumerate(early.samples_used.tolist()):
+        close(early.probs[image], samples[:count, image].mean(0))
+
+
+def test_what_a_network_changes_in_place_is_not_the_callers():
+    class Eats(nn.Module):
+        def forward(self, x, table):
+            return x.add_(table.mul_(2)).relu_()
+
+    x, table = torch.randn(5, 3), torch.randn(1, 3)
+    kept = x.clone(), table.clone()
+    network = rbue.convert(Eats(), rbue.DropReLU(0.6), example=(x, table))
+    first, again = (rbue.predict(network, (x, table), samples=3).probs for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(x, kept[0])
+    assert torch.equal(table, kept[1])
+
+
+def test_arrays_and_datasets_of_images():
+    network, x = build("residual", batch=6)
+    rbue.convert(network, rbue.DropReLU(0.6), example=x.double().numpy())
+    expected = loop(network, 4, x)
+
+    class Images(Dataset):
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, k):
+            return {"x": x[k], "label": k}
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([(image, 0) for image in x])
+
+    array = x.double().numpy()
+    mirrored = array[:, :, :, ::-1].copy()[:, :, :, ::-1]
+    frozen = array.copy()
+    frozen.flags.writeable = False
+    for given in (
+        array,
+        mirrored,
+        frozen,
+        [array[:4], (array[4:], None)],
+        Images(),
+        Stream(),
+        (one for one in x.split(4)),
+    ):
+        close(drawn(network, given), expected)
+
+
+def test_a_compiled_network_takes_keywords():
+    ids, mask = text()
+    network = rbue.convert(Text(), rbue.DropReLU(0.6), example={"ids": ids, "mask": mask})
+    compiled = torch.compile(network, backend="eager")
+    close(drawn(compiled, {"ids": ids, "mask": mask}, memory=3_000), loop(network, 4, ids, mask))
+
+
+@pytest.mark.parametrize("name", ["tuple", "dict", "mapping", "arrays by name", "dict with labels", "DataLoader"])
+def test_sites_and_convert_take_the_same_examples(name):
+    example = forms()[name]
+    if name == "DataLoader":
+        ids, mask = text()
+        example = DataLoader([{"ids": a, "mask": b, "label": 0} for a, b in zip(ids, mask, strict=True)], batch_size=2)
+    assert len(rbue.sites(Text(), example)) == 1
+    network = rbue.convert(Text(), rbue.DropReLU(0.6), where="last", example=example)
+    close(drawn(network, forms()["dict"]), loop(network, 4, *text()))
+
+
+def test_an_example_may_be_a_dataset():
+    network, x = build("residual", batch=6)
+    for example in (TensorDataset(x, torch.arange(6)), DataLoader(TensorDataset(x), batch_size=2)):
+        assert len(rbue.sites(network, example)) == 3
+    with pytest.raises(InvalidInput, match="not generator; give one batch"):
+        rbue.sites(network, (one for one in x))
+
+
+def test_statistics_of_batchnorm_from_every_form():
+    class Normed(Text):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, ids, mask, labels=None):
+            return self.norm(super().forward(ids, mask))
+
+    torch.manual_seed(0)
+    network, (ids, mask) = Normed(), text()
+    rbue.convert(network, rbue.DropReLU(0.6), example=(ids, mask))
+    found = []
+    words = {"ids": ids, "mask": mask, "labels": torch.arange(5)}
+    for x in ((ids, mask), words, TensorDataset(ids, mask), [{"ids": ids, "mask": mask}]):
+        rbue.update_bn(network, x)
+        found.append(network.norm.running_mean.clone())
+    rbue.update_bn(network, words, batch_size=3)  # in two passes, which the mean does not show
+    for other in (*found[1:], network.norm.running_mean):
+        torch.testing.assert_close(other, found[0])
+    network.norm.train()
+    rbue.seed(network, 0)
+    network.norm.momentum = None
+    network.norm.reset_running_stats()
+    network(ids, mask)
+    torch.testing.assert_close(found[0], network.norm.running_mean)
+
+
+def bad_forms():
+    ids, mask = text()
+    return [
+        ({"ids": ids, "mask": mask[:3]}, r"x\['ids'\] has 5 rows and x\['mask'\] has 3; give as many rows as images"),
+        ({"ids": ids[:1], "mask": mask}, r"x\['ids'\] has 1 rows and x\['mask'\] has 5; .* the images first"),
+        ((ids, mask[:3]), r"x\[0\] has 5 rows and x\[1\] has 3"),
+        ([(ids, mask), (ids, mask[:3])], r"x\[0\] has 5 rows and x\[1\] has 3"),
+        ({"ids": ids, "mask": mask, "words": ids}, "the entry 'words', which Text does not take; it takes ids, mask"),
+        ({"ids": ids.tolist(), "mask": mask}, r"x\['ids'\] is a list of lists; give a tensor"),
+        ({"ids": 3, "mask": None}, r"x holds no tensor, only x\['ids'\], x\['mask'\]; give tensors with a batch"),
+        ({"ids": torch.tensor(3), "mask": torch.tensor(1)}, "only tensors without dimensions"),
+        ({"ids": ids, "mask": mask.to_sparse()}, r"x\['mask'\] must be a dense tensor"),
+        ({"ids": ids, "mask": mask[:, :0]}, r"x\['mask'\] must hold at least one value an image"),
+        ({"ids": ids, "mask": mask.where(mask > 0, float("nan"))}, "x holds NaN or infinity, first in image 4"),
+        ({"ids": ids, "mask": mask.to("meta")}, r"x\['mask'\] is on meta but the network is on cpu"),
+        (
+            {"ids": np.array([[1], [1, 2]], dtype=object), "mask": mask},
+            r"x\['ids'\] is an array of object; give one of",
+        ),
+        (np.array(["a", "b"]), "x is an array of <U1; give one of numbers"),
+        ([["a", "b"]], "a loader must yield tensors, dicts of keyword arguments, or tuples .* not str"),
+        ([1.5, 2.5], "not float; give a list of numbers as torch.tensor"),
+        (7, "x must be a tensor, an array, a dict of keyword arguments, a Dataset or a loader of these, not int"),
+    ]
+
+
+@pytest.mark.parametrize(("x", "message"), bad_forms())
+def test_bad_input_is_one_clear_sentence(x, message):
+    network = rbue.convert(Text(), rbue.DropReLU(0.5), example=text())
+    with pytest.raises(InvalidInput, match=message) as error:
+        rbue.predict(network, x, samples=2)
+    assert "\n" not in str(error.value)
+
+
+def test_ragged_arrays_and_a_tuple_of_two_meanings_are_named():
+    class Optional(StatementInPlace):
+        def forward(self, x, mask=None):
+            return super().forward(x if mask is None else x * mask)
+
+    network, x = rbue.convert(Optional(), rbue.DropReLU(0.5)), torch.randn(4, 6)
+    with pytest.raises(InvalidInput, match=r"x is a list of arrays of shapes \(5,\) and \(6,\); pad them to one"):
+        rbue.predict(network, [np.zeros(6), np.zeros(5)], samples=2)
+    with pytest.raises(InvalidInput, match="x is a tuple of 2, which may be 2 batches or as many arguments of"):
+        rbue.predict(network, (x, x), samples=2)
+    assert len(rbue.predict(network, [x, x], samples=2)) == 8
+    close(drawn(network, {"x": x, "mask": x}), loop(network, 4, x, x))
+
+
+def test_a_list_is_one_call_only_for_networks_of_several_inputs():
+    network, x = build("statement")
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    assert len(rbue.predict(network, (x, x), samples=2)) == 8
+    ids, mask = text()
+    unknown = rbue.convert(Text(), rbue.DropReLU(0.5))  # no example says so, but it cannot do with one
+    assert len(rbue.predict(unknown, [ids, mask], samples=2)) == 5
+
+
+def test_a_label_that_the_network_needs_is_given_to_it():
+    class Conditional(StatementInPlace):
+        def forward(self, x, label):
+            return super().forward(x) + label[:, None]
+
+    x, label = torch.randn(4, 6), torch.arange(4.0)
+    network = rbue.convert(Conditional(), rbue.DropReLU(0.5))
+    found = drawn(network, {"x": x, "label": label})
+    close(found, loop(network, 4, x, label))
+
+
+def test_a_mask_of_minus_infinity_is_no_broken_image():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x, mask):
+            return self.head(torch.relu(x) * mask.softmax(1))
+
+    mask = torch.zeros(4, 6)
+    mask[1, 3:] = -float("inf")
+    x = torch.randn(4, 6)
+    network = rbue.convert(Attention(), rbue.DropReLU(0.5))
+    close(drawn(network, (x, mask)), loop(network, 4, x, mask))
+    with pytest.raises(InvalidInput, match="first in image 1"):
+        rbue.predict(rbue.convert(StatementInPlace(), rbue.DropReLU(0.5)), mask, samples=2)
+
+
+def test_a_batch_is_cut_and_repeated_like_a_tensor():
+    table = torch.randn(1, 2)
+    batch = Batch((torch.arange(6).reshape(3, 2), table), {"flag": True})
+    assert len(batch) == 3
+    assert batch[1:].call(lambda x, table, flag: (x.tolist(), len(table), flag)) == ([[2, 3], [4, 5]], 1, True)
+    assert batch[torch.tensor([2, 0])].first.tolist() == [[4, 5], [0, 1]]
+    repeated = batch[:1].repeat(2)  # one image does not make a table of one row an image
+    assert repeated.call(lambda x, table, flag: (x.tolist(), len(table))) == ([[0, 1], [0, 1]], 1)
+    assert batch[:2].form == batch[1:].form != Batch((batch.first.float(), table), {"flag": True}).form
+
+
+def hugging_face(name):
+    """A tiny classifier of this family with weights that make a difference, and inputs."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    small = dict(num_labels=3)
+    if name in ("bert", "distilbert"):
+        ids = torch.randint(1, 50, (6, 7))
+        mask = torch.ones_like(ids)
+        mask[4:, 3:] = 0  # a plan is made with images that have no padding
+        x = transformers.BatchEncoding({"input_ids": ids, "attention_mask": mask})
+        if name == "bert":
+            small |= dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+            config = transformers.BertConfig(intermediate_size=32, max_position_embeddings=16, **small)
+            network = transformers.BertForSequenceClassification(config)
+        else:
+            small |= dict(vocab_size=50, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=16)
+            network = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**small))
+    else:
+        x = transformers.BatchFeature({"pixel_values": torch.randn(6, 3, 8, 8)})
+        if name == "vit":
+            small |= dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+            network = transformers.ViTForImageClassification(
+                transformers.ViTConfig(image_size=8, patch_size=4, **small)
+            )
+        else:
+            small |= dict(num_stages=2, hidden_sizes=[8, 16], depths=[1, 1], patch_size=2, layer_scale_init_value=1.0)
+            network = transformers.ConvNextForImageClassification(transformers.ConvNextConfig(image_size=8, **small))
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(4 if weight.dim() > 1 else 1)
+    return network.eval(), x
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "vit", "convnext"])
+def test_hugging_face_classifiers_work_as_they_are(name):
+    network, x = hugging_face(name)
+    rbue.convert(network, rbue.DropActivation(0.7), example=x)
+    found = drawn(network, x)
+    rbue.seed(network, 0)
+    with torch.no_grad():
+        expected = torch.stack([network(**x).logits for _ in range(4)]).softmax(2)
+    close(found, expected)
+    assert float((expected[0] - expected[1]).abs().max()) > 100 * TOLERANCE
+    rows = [{key: value[k : k + 2] for key, value in x.items()} | {"labels": torch.tensor([0, 1])} for k in (0, 2, 4)]
+    close(drawn(network, rows), expected)
+    close(drawn(network, x, memory=1), expected)
+    if "attention_mask" in x:
+        rbue.convert(network, rbue.DropActivation(0.7), where="last", example=x)
+        unmasked, masked = drawn(network, x["input_ids"]), drawn(network, x)
+        close(unmasked[:, :4], masked[:, :4])
+        assert float((unmasked[:, 4:] - masked[:, 4:]).abs().max()) > 100 * TOLERANCE
