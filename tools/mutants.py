@@ -1,4 +1,4 @@
-"""Plant twenty bugs, one at a time, in a copy of the source tree, and see whether the tests notice.
+"""Plant twenty bugs and more, one at a time, in a copy of the source tree, and see whether the tests notice.
 
     python tools/mutants.py              all of them; exit code 1 if a bug survives or its place is not found
     python tools/mutants.py -k momentum  those whose name contains a text
@@ -100,10 +100,16 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("BatchNorm in training mode while sampling", "sampling/predicting.py",
         "with evaluating(network), bar as report:", "with bar as report:",
         "sampling/test_predict.py::test_batchnorm_and_dropout_are_in_evaluation_mode_while_sampling"),
-    _mutant("shared rows repeated in the wrong order", "sampling/shared_prefix.py",
+    _mutant("shared rows repeated in the wrong order", "call_sites/inputs.py",
         "out.unflatten(0, (times, x.shape[0])).copy_(x)",
         "out.unflatten(0, (x.shape[0], times)).copy_(x.unsqueeze(1))",  # the sampler sees it and shares nothing
         "sampling/test_predict.py::test_sharing_the_prefix_holds_at_every_site_and_channels_last"),
+    _mutant("only the first input has rows", "call_sites/inputs.py",
+        "x.dim() > 0 and x.shape[0] == first.shape[0]", "x is first",
+        "sampling/test_inputs.py::test_every_form_gives_the_samples_of_a_loop"),
+    _mutant("noise of the data left out of the variance", "prediction.py",
+        "self.epistemic if self.aleatoric is None else self.epistemic + self.aleatoric", "self.epistemic",
+        "sampling/test_tasks.py::test_gaussian_is_a_mixture_of_normal_distributions"),
     _mutant("running variance merged wrongly", "prediction.py",
         "shift**2 * (old * new / total)", "shift**2 * (new / total)",
         "test_prediction.py"),

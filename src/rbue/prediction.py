@@ -228,6 +228,10 @@ def concatenate(parts: Sequence[_Kind]) -> _Kind:
     return replace(parts[0], **joined)
 
 
+_AT_ONCE = 1 << 20
+"""Numbers of maps that are added up at once."""
+
+
 class RunningMoments:
     """Mean and sum of squares of a stream of samples, in memory that does not grow with it.
 
@@ -265,11 +269,16 @@ class RunningMoments:
         """Take in samples ``(s, b, C, ...)`` of the images ``rows`` (``b`` indices).
 
         The means and sums of squares of old and new samples are merged exactly (Chan et al., 1979), which
-        stays accurate however many chunks there are. Maps are taken in one by one: the ``float64`` copies that are made
-        on the way would need several times the memory of the pass that they come from.
+        stays accurate however many chunks there are. Large maps are taken in image by image, a few samples at a time:
+        the ``float64`` copies that are made on the way would need several times the memory of the pass they come from.
         """
-        for part in samples.split(1) if samples.dim() > 3 else (samples,):
-            self._add(rows, part)
+        if samples.dim() <= 3 or samples.numel() <= _AT_ONCE:
+            self._add(rows, samples)
+            return
+        few = max(1, _AT_ONCE // samples[0, 0].numel())
+        for place in range(len(rows)):
+            for part in samples[:, place : place + 1].split(few):
+                self._add(rows[place : place + 1], part)
 
     def _add(self, rows: Tensor, samples: Tensor) -> None:
         if self._moments is None:
@@ -283,7 +292,8 @@ class RunningMoments:
         total = (old + new).to(self._float)  # quotients of integers have torch's default type, which may be a short one
         mean = samples.mean(0)
         shift = mean - mean_so_far[rows]
-        squares[rows] += ((samples - mean) ** 2).sum(0) + shift**2 * (old * new / total)
+        apart = shift**2 * (old * new / total)
+        squares[rows] += apart if new == 1 else ((samples - mean) ** 2).sum(0) + apart
         mean_so_far[rows] += shift * (new / total)
         self._take(rows, samples)
         self.count[rows] += new

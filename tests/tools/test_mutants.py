@@ -14,8 +14,8 @@ sys.modules["mutants"] = mutants
 SPEC.loader.exec_module(mutants)
 
 
-def test_there_are_twenty_and_each_has_a_name():
-    assert len(mutants.MUTANTS) == len({mutant.name for mutant in mutants.MUTANTS}) == 20
+def test_there_are_twenty_or_more_and_each_has_a_name():
+    assert len(mutants.MUTANTS) == len({mutant.name for mutant in mutants.MUTANTS}) >= 20
 
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)

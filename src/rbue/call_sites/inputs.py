@@ -161,7 +161,7 @@ class Batch:
             if x.numel() == 0 or (len(given) == 1 and x.dim() == 0):
                 what = "one image" if x.dim() == 0 or len(x) == 0 else "one value an image"
                 raise InvalidInput(f"{name} must hold at least {what}, but its shape is {tuple(x.shape)}.")
-            if parameter is not None and parameter.device != x.device:
+            if parameter is not None and parameter.device != x.device and x.dim():  # one number may come from a CPU
                 raise InvalidInput(
                     f"{name} is on {x.device} but the network is on {parameter.device}; move one to the other."
                 )
@@ -262,18 +262,15 @@ def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
         return batch
     if isinstance(batch, (tuple, list)) and batch:
         first = batch[0]
-        if isinstance(first, (tuple, list)) and first and isinstance(first[0], (Tensor, np.ndarray)):
-            return _by_position(first, network)
-        if isinstance(first, Mapping):
-            return _by_keyword(first, network)
-        batch = batch[:inputs]
         if isinstance(first, (Tensor, np.ndarray)):
-            return _by_position(batch, network)
+            return _by_position(batch[:inputs], network)
+        if isinstance(first, (tuple, list)) and first and isinstance(first[0], (Tensor, np.ndarray)):
+            return _by_position(first, network)  # ((one, other), label)
         batch = first
     if isinstance(batch, Mapping):
         return _by_keyword(batch, network)
     if isinstance(batch, (Tensor, np.ndarray)):
-        return _by_position((batch,), network)
+        return _by_position([batch], network)
     way = "; give a list of numbers as torch.tensor(x)" if isinstance(batch, Real) else ""
     raise InvalidInput(
         f"a loader must yield tensors, dicts of keyword arguments, or tuples whose first entry is one of these, not "

@@ -142,6 +142,8 @@ def collect(
     """
     plan = [samples] if adaptive is None else adaptive.rounds(samples)
     task = task_of(outputs)
+    if adaptive is not None and task.of_probabilities and adaptive.tolerance >= 1:
+        raise InvalidInput(f"tolerance must lie in (0, 1) for probabilities, not {adaptive.tolerance}.")
     drawing = _Drawing(stream, x, images, task, samples if return_samples else 0, report)
     active = torch.arange(len(x), device=x.device)
     for target in plan:

@@ -183,14 +183,18 @@ def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool
 
 
 def _sharing_plan(live: LiveRows, out: Tensor, **found: bool) -> PassPlan:
-    """The plan of a pass that shares, with the memory it held; its outputs are ``out``, ``(s, b, ...)``.
-
-    Maps of probabilities and their ``float64`` sums may be larger than anything in the pass: of each row the outputs
-    and what is averaged of them, of each image up to eight tensors of twice the size while a sample is added up.
-    """
-    of_map = out[0, 0].nbytes if out.dim() > 3 else 0
+    """The plan of a pass that shares, with the memory it held; its outputs are ``out``, ``(s, b, ...)``."""
     for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
-    return PassPlan(True, max(for_image, 16 * of_map), max(for_row, 2 * of_map), **found)
+    return PassPlan(True, for_image, max(for_row, 2 * _of_map(out)), **found)
+
+
+def _of_map(out: Tensor) -> int:
+    """Bytes of the map in a row of outputs ``(s, b, C, ...)``; 0 for class scores, which are small.
+
+    Those of many classes may be larger than anything in the pass, and there are two for each row: the outputs, and what
+    is averaged of them.
+    """
+    return out[0, 0].nbytes if out.dim() > 3 else 0
 
 
 class _Stacking(NamedTuple):

@@ -22,7 +22,7 @@ from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleProgress, collect, refuse_infinite_images
 from rbue.sampling.stacking import StackedPasses
-from rbue.sampling.tasks import Outputs, Task, task_of
+from rbue.sampling.tasks import Outputs, task_of
 
 
 @overload
@@ -135,7 +135,7 @@ def predict(
     """
     samples, seed = whole_number(samples, "samples"), random_stream.check_seed(seed)
     task = task_of(outputs)
-    _check_settings(task, adaptive, return_samples, memory)
+    _check_settings(adaptive, return_samples, memory)
     check_draws(draws)
     network = innermost(model)
     conversion = conversion_of(network)
@@ -146,9 +146,8 @@ def predict(
     cycle = conversion.activation.cycle if draws == "balanced" and augment is None else INDEPENDENT
     parts: list[AnyPrediction] = []
     start = 0
-    bar = (
-        SampleProgress(samples, len(whole) if whole is not None and whole.rows else None) if progress else nullcontext()
-    )
+    images = len(whole) if whole is not None and whole.rows else None
+    bar = SampleProgress(samples, images) if progress else nullcontext()
     with evaluating(network), bar as report:
         for batch in batches:
             batch.check(network)
@@ -234,11 +233,9 @@ def _image_numbers(index: Tensor | None, start: int, batch: Batch, whole: bool) 
     return random_stream.to_int32(part.to(batch.device))
 
 
-def _check_settings(task: Task, adaptive: Adaptive | None, return_samples: bool, memory: int | None) -> None:
+def _check_settings(adaptive: Adaptive | None, return_samples: bool, memory: int | None) -> None:
     if adaptive is not None and not isinstance(adaptive, Adaptive):
         raise InvalidInput(f"adaptive must be rbue.Adaptive(tolerance=..., confidence=...), not {adaptive!r}.")
-    if adaptive is not None and task.of_probabilities and adaptive.tolerance >= 1:
-        raise InvalidInput(f"tolerance must lie in (0, 1) for probabilities, not {adaptive.tolerance}.")
     if adaptive is not None and return_samples:
         raise InvalidInput("return_samples needs the same number of samples for every image; use adaptive=None.")
     if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not memory > 0):

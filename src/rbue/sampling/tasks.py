@@ -205,9 +205,8 @@ class _OwnReader:
 
 
 _BEFORE_SOFTMAX = "use outputs='probs' if it ends in a softmax or a sigmoid."
-_LOGITS = Task("logits", class_probabilities, remedy=_BEFORE_SOFTMAX)
 TASKS = {
-    "logits": _LOGITS,
+    "logits": Task("logits", class_probabilities, remedy=_BEFORE_SOFTMAX),
     "probs": Task("probs", _mended_probabilities),
     "binary": Task("binary", _two_classes, remedy=_BEFORE_SOFTMAX),
     "multilabel": Task(
