@@ -21,6 +21,7 @@ net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Line
 x = torch.randn(6, 4)
 rbue.convert(net, rbue.DropReLU(0.8), example=x)
 found = rbue.predict(net, x, samples=40, adaptive=rbue.Adaptive())
+assert "torch._dynamo" not in sys.modules, "an eager network has no use for the compiler"
 labels = torch.zeros(6, dtype=torch.int64)
 assert 0 <= rbue.metrics.ece(found.probs, labels) <= 1
 assert rbue.calibration.Temperature.fit(found.probs, labels).value > 0

@@ -107,7 +107,7 @@ def predict(
         adaptive: stop early for images whose answer has settled.
         return_samples: keep what is averaged, such as the probabilities ``(S, B, C, ...)``, in ``prediction.samples``.
         progress: show a progress bar; needs rich.
-        memory: budget in bytes for activations. Default: 256 MiB on a CPU; on a GPU 8 GiB or a quarter of the
+        memory: budget in bytes for activations. Default: 64 MiB on a CPU; on a GPU 8 GiB or a quarter of the
             free memory, whichever is less; less after an out-of-memory error.
         draws: ``"balanced"`` samples come in cycles in which each activation is dropped once (DropReLU,
             DropActivation, Dropout) or slopes come in mirrored pairs (RReLU). Each sample alone is distributed as

@@ -21,7 +21,10 @@ from rbue.call_sites.inputs import Batch, as_batch, repeat_rows
 from rbue.sampling.passes import PassRunner, Reader, class_scores
 from rbue.sampling.plans import PassPlan, make_plan, shares_alone, warn_of_batch_dependence
 
-CPU_BUDGET = 256 << 20
+CPU_BUDGET = 64 << 20
+"""The fastest or next to it for small and large networks and batches (benchmarks/sampling_memory.py --budgets). With
+less, calls cost more than the work in them. With more, tensors exceed 32 MiB, which glibc's malloc gives back to the
+system at each free: every page of the next one is faulted in again, up to half of the time of a small CNN."""
 GPU_BUDGET, GPU_SHARE = 8 << 30, 0.25
 """Enough rows that a large GPU takes longer for them than Python for starting their operations; more would only be held
 in memory. Never more than a share of what is free."""

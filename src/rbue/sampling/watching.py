@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 from torch.overrides import TorchFunctionMode
 
 from rbue.call_sites.draws import tensors_in
-from rbue.torch_internals import TorchDispatchMode, tree_leaves
+from rbue.torch_internals import TorchDispatchMode
 
 _MARK = "_rbue_random"
 _serial = count()
@@ -63,15 +63,11 @@ class _Inside(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if any(self._carries(x) for x in tree_leaves((args, kwargs))):
-            for x in tree_leaves(out):
-                if isinstance(x, Tensor):
-                    self.carrying.add(x.untyped_storage().data_ptr())
-                    self.live.note(x, self.rows, self.sampled)
+        if any(x.untyped_storage().data_ptr() in self.carrying for x in tensors_in([args, kwargs])):
+            for x in tensors_in([out]):
+                self.carrying.add(x.untyped_storage().data_ptr())
+                self.live.note(x, self.rows, self.sampled)
         return out
-
-    def _carries(self, x: Any) -> bool:
-        return isinstance(x, Tensor) and x.untyped_storage().data_ptr() in self.carrying
 
 
 class LargestTensor(TorchFunctionMode):
@@ -109,12 +105,16 @@ class HostReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        random = any(getattr(x, _MARK, None) == self.serial for x in tensors_in([args, kwargs]))
-        self.found |= random and getattr(func, "__name__", "") in _READS
+        if getattr(func, "__name__", "") in _READS:
+            self.found |= self._any_random(args, kwargs)
         out = func(*args, **kwargs)
-        if random:
+        holds = isinstance(out, (Tensor, tuple, list, dict)) and not isinstance(out, Size)  # most calls ask for a shape
+        if holds and self._any_random(args, kwargs):
             self.follow(out)
         return out
+
+    def _any_random(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        return any(getattr(x, _MARK, None) == self.serial for x in tensors_in([args, kwargs]))
 
 
 class Products(TorchDispatchMode):
