@@ -22,7 +22,7 @@ from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleProgress, collect, refuse_infinite_images
 from rbue.sampling.stacking import StackedPasses
-from rbue.sampling.tasks import Outputs, task_of
+from rbue.sampling.tasks import Outputs, Task, task_of
 
 
 @overload
