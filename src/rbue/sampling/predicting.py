@@ -80,6 +80,7 @@ def predict(
     scale = _temperature(temperature, conversion.temperature)
     _check_inputs(x, conversion.inputs)
     cycle = conversion.activation.cycle if draws == "balanced" else INDEPENDENT
+    target = samples if adaptive is None else adaptive.rounds(samples)[0]
     parts: list[Prediction] = []
     start = 0
     bar = SampleProgress(samples, len(x) if isinstance(x, Tensor) else None) if progress else nullcontext()
@@ -89,9 +90,10 @@ def predict(
             numbers = _image_numbers(index, start, batch, whole=isinstance(x, Tensor))
             if batch.is_floating_point() and not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
                 refuse_infinite_images(batch, numbers)
+            first = torch.arange(target, dtype=torch.int32, device=batch.device), numbers
             with _types_named(batch, network):
                 prediction = collect(
-                    StackedPasses(model, batch, seed, memory, draws),
+                    StackedPasses(model, batch, seed, memory, draws, first),
                     batch,
                     numbers,
                     samples,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rbue.call_sites import NotFoldable
 from rbue.sampling.passes import PassRunner
-from rbue.sampling.plans import PassPlan, make_plan, shares_alone, warn_of_batch_dependence
+from rbue.sampling.plans import FirstPass, PassPlan, make_plan, shares_alone, warn_of_batch_dependence
 from rbue.sampling.shared_prefix import repeat_rows
 
 CPU_BUDGET = 64 << 20
@@ -72,24 +72,43 @@ def _filled(rows: Tensor, size: int) -> Tensor:
 
 
 class StackedPasses:
-    """Stochastic passes of one network on inputs of one shape."""
+    """Stochastic passes of one network on inputs of one shape.
+
+    ``first`` has the samples and images that will be asked for first, where that is known.
+    """
 
     def __init__(
-        self, model: nn.Module, x: Tensor, seed: int, memory: int | None = None, draws: str = "independent"
+        self,
+        model: nn.Module,
+        x: Tensor,
+        seed: int,
+        memory: int | None = None,
+        draws: str = "independent",
+        first: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.runner = PassRunner(model, seed, x.device, draws)
         several = len(x) > 1  # an image alone does not show whether others would change its samples
         form = _form(self.runner.network)
         self.key = (tuple(x.shape[1:]), x.dtype, x.device, self.runner.compiled, several, form)
+        self.budget = _default_budget(x.device) if memory is None else memory
+        self.first: FirstPass | None = None
+        if first is not None and not several and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+            self.first = FirstPass(*first, self.budget)
         known: PassPlan | None = self.runner.conversion.plans.get(self.key)
-        self.plan = known if known is not None and known.telling else make_plan(self.runner, x, known)
+        if known is not None and known.telling:
+            self.plan = known
+        else:
+            self.plan = make_plan(self.runner, x, known, first=self.first)
         if self.plan.share:
             self.runner.leave_compiled_code()
-        self.budget = _default_budget(x.device) if memory is None else memory
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
         work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
+        first, self.first = self.first, None
+        if first is not None and first.out is not None and torch.equal(samples, first.samples):
+            assert torch.equal(images, first.images)
+            yield work.pop().batch, slice(0, len(samples)), first.out
         while work:
             piece = work.pop()
             if not self.plan.stack and piece.samples > 1:
