@@ -169,7 +169,7 @@ def _quick_plan(runner: PassRunner, x: Tensor, first: FirstPass | None = None) -
             return None
     if first is not None and samples is first.samples:
         first.out = together
-    telling = not torch.equal(together[0], together[1])
+    telling = bool((together != together[1]).any())
     for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
     return PassPlan(True, for_image, for_row, alone=not several, telling=telling, random=bool(few))
 
