@@ -69,6 +69,22 @@ def test_a_first_prediction_makes_two_passes_more_than_a_later_one(name, activat
     assert 0 < more <= (2 if precision is torch.float32 else 3)
 
 
+@pytest.mark.parametrize("settings", [{}, {"adaptive": rbue.Adaptive(first=4)}, {"index": [7]}], ids=str)
+@pytest.mark.parametrize("where", ["all", "last"])
+@pytest.mark.parametrize("name", ORDINARY)
+def test_the_first_samples_of_one_image_are_drawn_while_the_plan_is_made(name, where, settings):
+    torch.manual_seed(0)
+    make, shape = ORDINARY[name]
+    x = torch.randn(1, *shape)
+    net = rbue.convert(make().eval(), rbue.DropReLU(0.5), where=where, example=x)
+    first, later = (rbue.predict(net, x, samples=8, **settings) for _ in range(2))
+    assert torch.equal(first.probs, later.probs)
+    assert torch.equal(first.variance, later.variance)
+    other = copy.deepcopy(net)
+    assert passes_of(other, x, samples=8, **settings) - passes_of(other, x, samples=8, **settings) == 1
+    assert passes_of(copy.deepcopy(net), x, samples=8, memory=1) > 2 + 1  # what does not fit is not tried
+
+
 def test_no_more_than_some_plans_are_kept_and_the_last_ones_are():
     net = rbue.convert(nn.Sequential(nn.Conv1d(1, 2, 1), nn.ReLU()), rbue.DropReLU(0.5))
     plans = conversion_of(net).plans

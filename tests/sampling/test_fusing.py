@@ -5,6 +5,7 @@ The kernels that run them as one are tested in ``tests/activations``; here separ
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -265,7 +266,9 @@ def network(end, activation, where):
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.5, 2)
     nn.init.normal_(net.head.weight, std=2)
-    return rbue.convert(net.eval(), activation, where=where, example=torch.randn(2, 3, 6, 6))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* plain: use rbue.DropActivation", rbue.RbueWarning)
+        return rbue.convert(net.eval(), activation, where=where, example=torch.randn(2, 3, 6, 6))
 
 
 @pytest.fixture

@@ -144,6 +144,7 @@ def predict(
     batches = batches_of(x, network, conversion.inputs) if whole is None else iter([whole])
     # What augmentations add to the spread does not cancel within a cycle of the activation.
     cycle = conversion.activation.cycle if draws == "balanced" and augment is None else INDEPENDENT
+    target = samples if adaptive is None else adaptive.rounds(samples)[0]
     parts: list[AnyPrediction] = []
     start = 0
     images = len(whole) if whole is not None and whole.rows else None
@@ -154,9 +155,10 @@ def predict(
             numbers = _image_numbers(index, start, batch, whole=whole is not None)
             if not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
                 refuse_infinite_images(batch, numbers)
+            first = torch.arange(target, dtype=torch.int32, device=batch.device), numbers
             with _types_named(batch, network):
                 prediction = collect(
-                    StackedPasses(model, batch, seed, memory, draws, task.read, augment),
+                    StackedPasses(model, batch, seed, memory, draws, task.read, augment, first),
                     batch,
                     numbers,
                     samples,

@@ -19,7 +19,7 @@ from rbue.augment import Augment, Augmentation
 from rbue.call_sites import NotFoldable
 from rbue.call_sites.inputs import Batch, as_batch, repeat_rows
 from rbue.sampling.passes import PassRunner, Reader, class_scores
-from rbue.sampling.plans import PassPlan, make_plan, shares_alone, warn_of_batch_dependence
+from rbue.sampling.plans import FirstPass, PassPlan, make_plan, shares_alone, warn_of_batch_dependence
 
 CPU_BUDGET = 64 << 20
 """The fastest or next to it for small and large networks and batches (benchmarks/sampling_memory.py --budgets). With
@@ -74,7 +74,10 @@ def _filled(rows: Tensor, size: int) -> Tensor:
 
 
 class StackedPasses:
-    """Stochastic passes of one network on inputs of one shape."""
+    """Stochastic passes of one network on inputs of one shape.
+
+    ``first`` has the samples and images that will be asked for first, where that is known.
+    """
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class StackedPasses:
         draws: str = "independent",
         read: Reader = class_scores,
         augment: Augment | Sequence[Augment] | None = None,
+        first: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         x = as_batch(x)
         self.augment = None if augment is None else Augmentation(augment, seed, x.device, draws)
@@ -92,11 +96,18 @@ class StackedPasses:
         several = len(x) > 1  # an image alone does not show whether others would change its samples
         form = _form(self.runner.network)
         self.key = (x.form, self.runner.compiled, several, form, read)
+        self.budget = _default_budget(x.device) if memory is None else memory
+        self.first: FirstPass | None = None
+        exact = x.device.type == "cpu" and x.first.dtype in (torch.float32, torch.float64)
+        if first is not None and not several and exact and augment is None:
+            self.first = FirstPass(*first, self.budget)
         known: PassPlan | None = self.runner.conversion.plans.get(self.key)
-        self.plan = known if known is not None and known.telling else make_plan(self.runner, x, known)
+        if known is not None and known.telling:
+            self.plan = known
+        else:
+            self.plan = make_plan(self.runner, x, known, first=self.first)
         if self.shares:
             self.runner.leave_compiled_code()
-        self.budget = _default_budget(x.device) if memory is None else memory
 
     @property
     def shares(self) -> bool:
@@ -111,6 +122,10 @@ class StackedPasses:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
         x = as_batch(x)
         work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
+        first, self.first = self.first, None
+        if first is not None and first.out is not None and torch.equal(samples, first.samples):
+            assert torch.equal(images, first.images)
+            yield work.pop().batch, slice(0, len(samples)), first.out
         while work:
             piece = work.pop()
             if not self.plan.stack and piece.samples > 1:
