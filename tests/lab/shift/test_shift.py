@@ -126,6 +126,21 @@ def test_balanced_rows_stand_beside_independent_ones(runs, predictions):
     assert len(calls) == before + len(CELLS)
 
 
+def test_augmented_rows_stand_beside_the_others(runs, predictions):
+    root, config = runs
+    plain = measure(config, root)
+    augmented = measure(config, root, augment=" flip,shift:1")
+    assert [row["augment"] for row in augmented] == ["flip,shift:1"] * len(CELLS)
+    assert [row["nll"] for row in augmented] != [row["nll"] for row in plain]
+    assert measure(config, root) == plain
+    assert measure(config, root, augment="flip,shift:1") == augmented
+    assert Setting(8, augment="flip").facts(RunConfig(method="single")) == {
+        "samples_asked": 8,
+        "seed": 0,
+        "augment": "flip",
+    }
+
+
 def test_adaptive_balanced_rows_say_what_they_took_for_interactions():
     config = RunConfig(method="mc-droprelu:0.9")
     asked = [

@@ -17,6 +17,7 @@ from rbue.files import write_bytes
 from rbue.lab import data
 from rbue.lab.cli.options import (
     RUN_HELP,
+    Augment,
     DeviceName,
     Draws,
     RunsFolder,
@@ -91,6 +92,7 @@ def shift(
         str, typer.Option(help="Images to damage: those of 'test', or of 'validation', kept by --holdout.")
     ] = "test",
     draws: Draws = "independent",
+    augment: Augment = "",
     cache: Annotated[bool, typer.Option(help="Keep generated images for the next time.")] = True,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = Path("shift"),
     runs: RunsFolder = Path("runs"),
@@ -103,7 +105,7 @@ def shift(
     images are made here. Results are kept in the run folders, so a second command continues where one was stopped.
     """
     names, levels = names_in(corruptions), levels_in(severities)
-    setting = Setting(samples, sample_seed, Adaptive() if adaptive else None, draws)
+    setting = Setting(samples, sample_seed, Adaptive() if adaptive else None, draws, augment)
     place = device_named(device)
     found = find_all(where, runs)
     rows: dict[tuple[RunConfig, Path], list[Row]] = {}
@@ -123,6 +125,7 @@ def shift(
                 cache,
                 draws=draws,
                 split=split,
+                augment=augment,
             )
             rows.update({(config, root): its_rows for config, its_rows in zip(configs, measured, strict=True)})
     labels = labels_for([config for config, _ in found])
@@ -142,6 +145,7 @@ def shift(
                 "seed": sample_seed,
                 "draws": draws,
                 **({} if split == "test" else {"split": split}),
+                **({"augment": setting.augment} if augment else {}),
                 **_document(outcome, figures),
             }
         )

@@ -47,6 +47,7 @@ def shift_run(
     cache: bool = True,
     draws: str = "independent",
     split: str = "test",
+    augment: str = "",
 ) -> list[Row]:
     """Measure one trained run under corruptions; see :func:`shift_runs`."""
     (rows,) = shift_runs(
@@ -62,6 +63,7 @@ def shift_run(
         cache,
         draws=draws,
         split=split,
+        augment=augment,
     )
     return rows
 
@@ -80,6 +82,7 @@ def shift_runs(
     helpers: int | None = None,
     draws: str = "independent",
     split: str = "test",
+    augment: str = "",
 ) -> list[list[Row]]:
     """Measure several trained runs on the same damaged images and keep the rows in their folders.
 
@@ -103,6 +106,8 @@ def shift_runs(
         draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
         split: ``"test"``, or ``"validation"``: the damage is done to the images that ``config.holdout`` kept from
             training. Choose by these, not by the test images. Their rows lie in files of their own.
+        augment: what each pass does to its images first, such as ``"flip,shift:2"``. The members of an ensemble make
+            ``samples`` passes each.
 
     Returns:
         For each run its rows, by corruption and severity: ``corruption``, ``severity``, ``accuracy``, ``ece``, ``nll``,
@@ -114,7 +119,7 @@ def shift_runs(
         RbueError: a run that has neither weights nor rows, or has to be measured and was trained on other images than
             its folder of images holds now.
     """
-    setting = Setting(samples, seed, adaptive, draws)
+    setting = Setting(samples, seed, adaptive, draws, augment)
     cells = _cells(corruptions, severities)
     by_images: dict[tuple[str, int, int], list[RunConfig]] = {}
     for config in configs:
@@ -272,9 +277,8 @@ class Group:
 
     def _measure(self, config: RunConfig, networks: list[nn.Module], cell: Cell, damaged: data.ImageSet) -> None:
         samples, seed, rule = self.setting.samples, self.setting.seed, self.setting.adaptive
-        prediction = predict_images(
-            config, networks, damaged, samples, seed, self.device, adaptive=rule, draws=self.setting.draws
-        )
+        how = {"adaptive": rule, "draws": self.setting.draws, "augment": self.setting.augment}
+        prediction = predict_images(config, networks, damaged, samples, seed, self.device, **how)  # type: ignore[arg-type]
         name = sha256_of(damaged.labels)
         self.labels.setdefault(name, damaged.labels)
         row = {
@@ -313,7 +317,7 @@ class Group:
             **_said_of_all(rows),
             **measure(of_samples(probs), torch.from_numpy(labels).to(self.device)),
             **self.setting.facts(config),
-            "samples": float(len(stores)),
+            "samples": float(len(stores)) * (self.setting.samples if self.setting.augment else 1),
             "combined_from": "stored probabilities",
         }
         with store.folder.locked():

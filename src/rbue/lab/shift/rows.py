@@ -23,6 +23,7 @@ from rbue.errors import InvalidInput, RbueError, warn
 from rbue.files import checksum
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.environment import facts
+from rbue.lab.runs.augmented import canonical
 from rbue.lab.runs.folders import (
     RunConfig,
     RunFolder,
@@ -59,27 +60,30 @@ class Setting:
         seed: of the passes.
         adaptive: when to stop earlier.
         draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
+        augment: what each pass does to its images first (:mod:`rbue.lab.runs.augmented`).
     """
 
     samples: int = 100
     seed: int = 0
     adaptive: Adaptive | None = None
     draws: str = "independent"
+    augment: str = ""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise InvalidInput(f"samples must be at least 1, but is {self.samples}.")
         check_draws(self.draws)
+        object.__setattr__(self, "augment", canonical(self.augment))
 
     def count(self, config: RunConfig) -> int:
         """The passes this method can use of those asked for."""
-        return usable_samples(config, self.samples)
+        return usable_samples(config, self.samples, self.augment)
 
     def facts(self, config: RunConfig) -> dict[str, int | str | None]:
         """What was asked for, as written in a row; rows that agree in it belong together.
 
         Both are None for a method that gave every sample it has, since nothing random is left then: it need not be
-        measured again for another number or seed. An adaptive setting is a text,
+        measured again for another number or seed. Augmented passes have no end. An adaptive setting is a text,
         ``adaptive:MOST,TOLERANCE,CONFIDENCE,FIRST``. Balanced draws are named, and end it with ``,INTERACTIONS``.
 
         >>> Setting(100, seed=3).facts(RunConfig(method="mc-droprelu"))
@@ -88,15 +92,15 @@ class Setting:
         {'samples_asked': None, 'seed': None}
         """
         limit, rule = config.parsed.limit, self.adaptive
-        if limit is not None:
+        if limit is not None and not self.augment:
             return {"samples_asked": None if self.samples >= limit else self.samples, "seed": None}
         asked: int | str = self.samples
         if rule is not None:
             asked = f"adaptive:{self.samples},{rule.tolerance:g},{rule.confidence:g},{rule.first}"
             if self.draws == "balanced":  # independent samples have no use for it
                 asked += f",{rule.interactions:g}"
-        draws = {} if self.draws == "independent" else {"draws": self.draws}
-        return {"samples_asked": asked, "seed": self.seed, **draws}
+        more = {"draws": "" if self.draws == "independent" else self.draws, "augment": self.augment}
+        return {"samples_asked": asked, "seed": self.seed, **{name: value for name, value in more.items() if value}}
 
 
 class Cell(NamedTuple):
@@ -239,7 +243,7 @@ def _is_row(row: Any) -> bool:
 
 
 def _asked(row: Row) -> tuple[Any, ...]:
-    return row["samples_asked"], row["seed"], row.get("draws", "independent")
+    return row["samples_asked"], row["seed"], row.get("draws", "independent"), row.get("augment", "")
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -285,9 +289,9 @@ def by_severity(rows: Sequence[Row], measure: str, clean: dict[str, Any] | None 
 def clean_result(config: RunConfig, folder: RunFolder, setting: Setting, split: str = "test") -> dict[str, Any] | None:
     """What ``rbue evaluate`` found on the undamaged images with as many samples, if it was run."""
     results = folder.entries(SPLITS[split])
-    if config.parsed.limit is not None and setting.samples >= config.parsed.limit:
+    if config.parsed.limit is not None and setting.samples >= config.parsed.limit and not setting.augment:
         return next((result for result in results.values() if result.get("samples") == config.parsed.limit), None)
-    found = results.get(result_key(setting.samples, setting.seed, setting.draws))
+    found = results.get(result_key(setting.samples, setting.seed, setting.draws, setting.augment))
     streams = "" if found is None else other_stream(config, found)
     if streams:
         warn(f"{folder.path} was measured on clean images with {streams}; that is left out.")
