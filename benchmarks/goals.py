@@ -267,6 +267,20 @@ GOALS = [
         lambda found: {"": found["of_100_plain_passes"]["20 balanced samples"]},
         digits=3,
     ),
+    Goal(
+        "30 samples of one image over 30 plain passes, ResNet-18, after the first call",
+        "CPU",
+        0.5,
+        "one_image_cpu.json",
+        lambda found: {"": found["later_over_plain_passes"]},
+    ),
+    Goal(
+        "the first call of a process over 1.2 later ones and a pass",
+        "CPU",
+        1,
+        "one_image_cpu.json",
+        lambda found: {"": found["first_over_limit"]},
+    ),
     Goal("stochastic forward over plain, ResNet-18, batch 32", "CPU", 1.1, "cpu_forward.json", forward_ratios(RESNET)),
     Goal("stochastic forward over plain, 16-32-64 CNN, batch 128", "CPU", 1.3, "cpu_forward.json", forward_ratios(CNN)),
 ]

@@ -21,7 +21,7 @@ from torch import Tensor
 from rbue.call_sites import NotFoldable
 from rbue.call_sites.inputs import Batch
 from rbue.errors import warn
-from rbue.kernels import kept_tables
+from rbue.kernels import kept_tables, native
 from rbue.kernels.triton_support import by_formula
 from rbue.sampling.passes import PassRunner
 from rbue.sampling.shared_prefix import UNSHAREABLE
@@ -105,6 +105,8 @@ def make_plan(
     is to be run ``first`` may be run here.
     """
     plan = None
+    if x.device.type == "cpu":
+        native.library()  # the first use in a process tries the kernels, which should not be watched
     if sharing and not runner.compiled:
         with suppress(Exception):  # what it is, the thorough way shows, or the passes themselves
             plan = _quick_plan(runner, x, first)
