@@ -33,7 +33,7 @@ from rbue.lab.environment import default_device, facts
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.training import Normalise
-from rbue.tuning import NEW_STATISTICS, Candidate, Tuned
+from rbue.tuning import Candidate, Tuned
 
 SCORES = ("accuracy", "ece", "nll", "brier")
 
@@ -77,10 +77,7 @@ def rows_of(network: nn.Module, parts: dict[str, tuple[Tensor, Tensor]], samples
             for row, candidate, scaled in (
                 ("plain", tuned.tried[0], False),
                 ("plain + temperature", tuned.tried[0], True),
-                ("plain, new statistics + temperature", tuned.tried[1], True),
             ):
-                if "statistics" in row and candidate.where != NEW_STATISTICS:
-                    continue
                 tuned.use(candidate)
                 rows.append({"row": row, **described(candidate), "test": scores(own, x, y, 1, scaled)})
         random = [one for one in tuned.tried if one.q < 1 and one.allowed]

@@ -1,9 +1,9 @@
 """``rbue.tune``: random ReLUs for a network that was trained without them.
 
 Such a network has never seen a dropped ReLU. Two things bring it back to its accuracy without labels or gradients. Few
-sites, or a large ``q``, disturb it less. And BatchNorm statistics, estimated again with the random ReLUs on, fit what
-its layers see now. Which sites, which ``q`` and which temperature are best depends on the network, so they are tried
-and compared on held-out images, beside the plain network.
+sites, or a large ``q``, disturb it less. And BatchNorm statistics, moved by what the random ReLUs change in them, fit
+what its layers see now. Which sites, which ``q`` and which temperature are best depends on the network, so they are
+tried and compared on held-out images, beside the plain network.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +36,7 @@ from rbue.sampling.predicting import predict
 
 __all__ = ["Candidate", "Tuned", "tune"]
 
-PLAIN, NEW_STATISTICS = "plain", "plain, new statistics"
+PLAIN = "plain"
 PLACEMENTS = ("last", "last block", "all")
 _EXAMPLE = 32
 """Images that show which sites and layers there are."""
@@ -48,8 +48,7 @@ class Candidate:
     """One way to run the network, and how good it was on the validation images.
 
     Attributes:
-        where: ``"plain"``; ``"plain, new statistics"``, with BatchNorm statistics estimated again too, which shows what
-            they do alone; or where the random sites are.
+        where: ``"plain"``, or where the random sites are.
         q: the probability that an activation is kept there; 1 for the plain network.
         sites: how many sites are random.
         accuracy: share of the validation images whose label is right.
@@ -60,7 +59,7 @@ class Candidate:
         scaled_ece: the ECE of the same.
         allowed: whether its accuracy is close enough to that of the plain network.
         seconds: what trying it took.
-        statistics: the BatchNorm statistics that were estimated for it.
+        statistics: the BatchNorm statistics that it needs.
         losses: what ``scaled_nll`` is the mean of.
     """
 
@@ -118,7 +117,7 @@ class Tuned:
         rows = [heads, *(self._row(one) for one in self.tried)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        if self.best.where in (PLAIN, NEW_STATISTICS):
+        if self.best.where == PLAIN:
             lines.append("The plain network with a temperature is best: random activations would have to be trained.")
         return "\n".join(lines)
 
@@ -147,10 +146,10 @@ def tune(
 ) -> Tuned:
     """Choose random activations and a temperature for a trained plain network, in place.
 
-    For each placement, ``q`` goes from the largest down for as long as the NLL falls. BatchNorm layers behind a random
-    site get their statistics estimated again under it, from inputs without labels. A candidate costs ``samples`` passes
-    over the validation images, and one over the unlabelled ones where it has such layers; what comes before its first
-    random site runs once, so the last placements cost little more than a pass.
+    For each placement, ``q`` goes from the largest down for as long as the NLL falls. The statistics of BatchNorm
+    layers behind a random site are moved by what the randomness changes in them, which inputs without labels show. A
+    candidate costs ``samples`` passes over the validation images, and one over the unlabelled ones where it has such
+    layers; what comes before its first random site runs once, so the last placements cost little more than a pass.
 
     Args:
         model: a trained network that is not converted.
@@ -191,8 +190,6 @@ def tune(
     plain = search.plain()
     tried, lowest = [plain], plain.accuracy - max_accuracy_loss
     try:
-        if search.plain_statistics:
-            tried.append(search.candidate(NEW_STATISTICS, 1.0, lowest))
         with _progress(progress, len(where) * len(q)) as advance:
             for placement in search.distinct(where):
                 best = math.inf
@@ -228,6 +225,7 @@ class _Search:
         self.make, self.example, self.samples, self.folds, self.seed = make, example, samples, folds, seed
         self.labels = torch.cat([labels for _, labels in batches])
         self.sites = sites(model, example, make(0.9))
+        self.estimated_plainly: dict[str, Tensor] = {}
         self.plain_statistics = {
             name: value.clone() for name, value in model.state_dict().items() if _is_statistic(name)
         }
@@ -244,10 +242,18 @@ class _Search:
         start = time.perf_counter()
         self.restore()
         count = _convert(self.model, self.make(q), where, self.example)
-        statistics = self._estimated(q)
-        samples = self.samples if q < 1 else 1
-        probs = predict(self.model, _inputs(self.batches), samples, self.seed, temperature=False).probs
-        return self._measured(where, q, count if q < 1 else 0, probs, lowest, start, statistics)
+        layers = _layers_that_vary(self.model, self.example)
+        statistics: dict[str, Tensor] = {}
+        if layers:
+            random = self._estimated(layers)
+            if not self.estimated_plainly:
+                revert(self.model)
+                self.estimated_plainly = self._estimated(None)
+                _convert(self.model, self.make(q), where, self.example)
+            statistics = self._moved(random)
+            self.model.load_state_dict(statistics, strict=False)
+        probs = predict(self.model, _inputs(self.batches), self.samples, self.seed, temperature=False).probs
+        return self._measured(where, q, count, probs, lowest, start, statistics)
 
     def distinct(self, where: Sequence[str]) -> list[str]:
         """The placements that pick other sites than those before them; in a small network, a block may be one site."""
@@ -260,15 +266,30 @@ class _Search:
             revert(self.model)
         self.model.load_state_dict(self.plain_statistics, strict=False)
 
-    def _estimated(self, q: float) -> dict[str, Tensor]:
-        """Estimate the statistics of the layers that see something random; those before are right as they are."""
-        layers = None if q == 1 else _layers_that_vary(self.model, self.example)
-        if layers == []:
-            return {}
+    def _moved(self, random: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The network's own statistics, moved by what the randomness changes in them.
+
+        Estimated from other images than those of training, or from the same without augmentation, all statistics are a
+        little off, which costs more accuracy than random sites do. So they are estimated plainly too, once for all
+        candidates, and only the difference counts: ``mean + (random - plain)`` and ``var * random / plain``.
+        """
+        found = {}
+        for name, now in random.items():
+            old, plain = self.plain_statistics[name], self.estimated_plainly[name]
+            if name.endswith("running_mean"):
+                found[name] = old + (now - plain)
+            elif name.endswith("running_var"):
+                found[name] = old * (now / plain.clamp(min=1e-12))
+        return found
+
+    def _estimated(self, layers: Collection[str] | None) -> dict[str, Tensor]:
+        """Statistics of the network as it is; those that it has stay."""
         inputs = _inputs(self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.model)
         before = update_bn(self.model, inputs, seed=self.seed, layers=layers)
         now = self.model.state_dict()
-        return {name: now[name].clone() for name in before}
+        found = {name: now[name].clone() for name in before}
+        self.model.load_state_dict(before, strict=False)
+        return found
 
     def _measured(
         self,
@@ -320,7 +341,7 @@ def _picked(table: SiteTable, where: str) -> frozenset[tuple[str, int]]:
     """The sites of a placement, by path and call."""
     if where == "last block":
         return frozenset((site.path, site.call) for site in _last_block(table))
-    return choose(table, "all" if where in (PLAIN, NEW_STATISTICS) else where)
+    return choose(table, "all" if where == PLAIN else where)
 
 
 def _last_block(table: SiteTable) -> Sequence[Site]:
