@@ -225,7 +225,7 @@ class _Search:
         self.make, self.example, self.samples, self.folds, self.seed = make, example, samples, folds, seed
         self.labels = torch.cat([labels for _, labels in batches])
         self.sites = sites(model, example, make(0.9))
-        self.estimated_plainly: dict[str, Tensor] = {}
+        self.estimated_plainly: dict[tuple[str, ...], dict[str, Tensor]] = {}
         self.plain_statistics = {
             name: value.clone() for name, value in model.state_dict().items() if _is_statistic(name)
         }
@@ -246,11 +246,11 @@ class _Search:
         statistics: dict[str, Tensor] = {}
         if layers:
             random = self._estimated(layers)
-            if not self.estimated_plainly:
+            if layers not in self.estimated_plainly:
                 revert(self.model)
-                self.estimated_plainly = self._estimated(None)
+                self.estimated_plainly[layers] = self._estimated(layers)
                 _convert(self.model, self.make(q), where, self.example)
-            statistics = self._moved(random)
+            statistics = self._moved(random, self.estimated_plainly[layers])
             self.model.load_state_dict(statistics, strict=False)
         probs = predict(self.model, _inputs(self.batches), self.samples, self.seed, temperature=False).probs
         return self._measured(where, q, count, probs, lowest, start, statistics)
@@ -266,23 +266,23 @@ class _Search:
             revert(self.model)
         self.model.load_state_dict(self.plain_statistics, strict=False)
 
-    def _moved(self, random: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _moved(self, random: dict[str, Tensor], plain: dict[str, Tensor]) -> dict[str, Tensor]:
         """The network's own statistics, moved by what the randomness changes in them.
 
         Estimated from other images than those of training, or from the same without augmentation, all statistics are a
-        little off, which costs more accuracy than random sites do. So they are estimated plainly too, once for all
-        candidates, and only the difference counts: ``mean + (random - plain)`` and ``var * random / plain``.
+        little off, which costs more accuracy than random sites do. So they are estimated plainly too, once for a
+        placement, and only the difference counts: ``mean + (random - plain)`` and ``var * random / plain``.
         """
         found = {}
         for name, now in random.items():
-            old, plain = self.plain_statistics[name], self.estimated_plainly[name]
+            old = self.plain_statistics[name]
             if name.endswith("running_mean"):
-                found[name] = old + (now - plain)
+                found[name] = old + (now - plain[name])
             elif name.endswith("running_var"):
-                found[name] = old * (now / plain.clamp(min=1e-12))
+                found[name] = old * (now / plain[name].clamp(min=1e-12))
         return found
 
-    def _estimated(self, layers: Collection[str] | None) -> dict[str, Tensor]:
+    def _estimated(self, layers: Collection[str]) -> dict[str, Tensor]:
         """Statistics of the network as it is; those that it has stay."""
         inputs = _inputs(self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.model)
         before = update_bn(self.model, inputs, seed=self.seed, layers=layers)
@@ -355,7 +355,7 @@ def _last_block(table: SiteTable) -> Sequence[Site]:
     return table[-max(1, len(table) // 4) :]
 
 
-def _layers_that_vary(model: nn.Module, example: Batch) -> list[str]:
+def _layers_that_vary(model: nn.Module, example: Batch) -> tuple[str, ...]:
     """The names of the BatchNorm layers whose inputs differ between two samples."""
     seen: dict[str, list[Tensor]] = {}
     hooks = [
@@ -370,7 +370,7 @@ def _layers_that_vary(model: nn.Module, example: Batch) -> list[str]:
     finally:
         for hook in hooks:
             hook.remove()
-    return [path for path, found in seen.items() if not torch.equal(*_halves(found))]
+    return tuple(path for path, found in seen.items() if not torch.equal(*_halves(found)))
 
 
 def _halves(found: list[Tensor]) -> tuple[Tensor, Tensor]:
