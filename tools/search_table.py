@@ -1,13 +1,14 @@
 """Add trials of a search to ``results/search.json``: ``search_table.py RUN...``, trained with ``--holdout``.
 
-A row has a trial's settings, its scores on the held-out training images and its seconds. Choices are made by these
-rows, never by test images. A trial that is there already is replaced.
+A row has a trial's settings, its scores on the held-out training images, clean and corrupted, and its seconds. Choices
+are made by these rows, never by test images. A trial that is there already is replaced.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -19,23 +20,56 @@ from rbue.lab.runs.folders import RunFolder
 
 RESULT = Path(__file__).parents[1] / "results" / "search.json"
 SCORES = ("accuracy", "ece", "nll", "brier", "aurc")
+CORRUPTED = ("accuracy", "ece", "nll")
+SHOWN = ("label_smoothing", "cutout", "mixup", "noise", "augmix", "average", "weight_decay", "epochs")
 
 
 def row(folder: RunFolder) -> dict[str, Any]:
-    """The trial in a run folder, by its last measurement on held-out images."""
+    """The trial in a run folder, with every measurement on held-out images."""
     measured = folder.entries("validation")
     if not measured:
         raise RbueError(f"{folder.path} has no validation.json; run `rbue evaluate {folder.path} --split validation`.")
-    key, result = list(measured.items())[-1]
-    training = folder.read("training")
+    shift = folder.read("validation_shift")
     return {
         "run": folder.path.name,
         "config": folder.read("config"),
-        "measurement": key,
-        "held_out": {name: result[name] for name in SCORES},
-        "training_seconds": training["seconds"],
-        "environment": result["environment"],
+        "held_out": {key: {name: one[name] for name in SCORES} for key, one in measured.items()},
+        "corrupted": None if shift is None else corrupted(shift["rows"]),
+        "training_seconds": folder.read("training")["seconds"],
+        "environment": list(measured.values())[-1]["environment"],
     }
+
+
+def corrupted(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the corrupted sets, and over those with noise, which are the hardest to be calibrated on."""
+    noisy = [one for one in rows if one["corruption"].endswith("_noise")]
+    return {
+        "sets": len(rows),
+        "severities": sorted({one["severity"] for one in rows}),
+        "asked": {name: rows[0][name] for name in ("samples_asked", "seed", "draws") if name in rows[0]},
+        "mean": {name: fmean(one[name] for one in rows) for name in CORRUPTED},
+        "noise": {name: fmean(one[name] for one in noisy) for name in CORRUPTED},
+    }
+
+
+def described(config: dict[str, Any]) -> str:
+    """The method, and what its recipe has on."""
+    recipe = config["recipe"]
+    return ", ".join([config["method"], *(f"{name} {recipe[name]}" for name in SHOWN if name in recipe)])
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="held-out images; corrupted ones: accuracy, ECE, NLL, NLL under noise", title_justify="left")
+    for heading in ("trial", "measured", *SCORES, "corrupted"):
+        table.add_column(heading, justify="left" if heading in ("trial", "measured") else "right")
+    for one in rows:
+        damaged = one["corrupted"]
+        numbers = "" if damaged is None else " ".join(f"{damaged['mean'][name]:.3f}" for name in CORRUPTED)
+        numbers += "" if damaged is None else f" {damaged['noise']['nll']:.3f}"
+        for place, (key, scores) in enumerate(one["held_out"].items()):
+            trial = "" if place else f"{described(one['config'])}"
+            table.add_row(trial, key, *(f"{scores[name]:.4f}" for name in SCORES), "" if place else numbers)
+    Console(width=200).print(table)
 
 
 def main() -> None:
@@ -49,13 +83,7 @@ def main() -> None:
         rows[found["run"]] = found
     if options.run:
         write_json(RESULT, list(rows.values()))
-    table = Table(title="held-out images", title_justify="left")
-    for heading in ("trial", *SCORES, "seconds"):
-        table.add_column(heading, justify="left" if heading == "trial" else "right")
-    for one in sorted(rows.values(), key=lambda one: float(one["held_out"]["nll"])):
-        scores = (f"{one['held_out'][name]:.4f}" for name in SCORES)
-        table.add_row(one["run"], *scores, f"{one['training_seconds']:.0f}")
-    Console().print(table)
+    show(sorted(rows.values(), key=lambda one: min(scores["nll"] for scores in one["held_out"].values())))
 
 
 if __name__ == "__main__":
