@@ -131,9 +131,9 @@ def main() -> None:
     runs = []
     for name in options.run:
         config, root = settings_and_root(find_run(name, options.runs))
-        runs.append(measure(config, root, options.samples))
+        runs.append({**measure(config, root, options.samples), "environment": facts()})
         show(runs[-1])
-        write_json(options.out, {"date": str(date.today()), "environment": facts(), "runs": runs})
+        write_json(options.out, {"date": str(date.today()), "runs": runs})
     print(f"written to {options.out}")
 
 
