@@ -69,7 +69,7 @@ class Temperature:
             values: Probabilities or logits, ``(B, C)`` or ``(B, C, ...)``.
             labels: Class numbers, ``(B,)`` or ``(B, ...)``.
             inputs: Whether ``values`` are "probs" or "logits".
-            prior: How many images with any label to add, each as sure as the given ones are on average. One keeps a
+            prior: How many images with any label to add, each as sure as the given ones are on average. A half keeps a
                 few hundred images that are all right from asking for the lower bound, under which a mistake in new
                 images costs everything; among thousands it hardly counts.
         """
