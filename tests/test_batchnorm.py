@@ -223,7 +223,16 @@ def test_what_fails_leaves_everything_as_it_was(given, error, said):
 def test_a_batch_that_cannot_be_normalised_is_explained():
     network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(3))
     with pytest.raises(InvalidInput, match=r"a batch of shape \(1, 3, 6, 6\); give more images .* drop_last=True"):
-        rbue.update_bn(network, X[:21].split(20))
+        rbue.update_bn(network, X[:3].split(1))
+
+
+def test_one_image_alone_joins_the_batch_before_it():
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(3))
+    rbue.update_bn(network, TensorDataset(X[:65]))  # read in batches of 64
+    found = statistics(network)
+    rbue.update_bn(network, X[:65])
+    for one, other in zip(found, statistics(network), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("size", [0, 2.5, True])

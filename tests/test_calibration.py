@@ -136,6 +136,20 @@ def test_all_right_ends_at_the_lower_bound(strength):
         assert Temperature.fit(logits[1:], torch.arange(1, 5), inputs="logits").value == Temperature.LOWEST
 
 
+@pytest.mark.parametrize("right", [1.0, 0.7])
+def test_a_prior_is_so_many_images_of_any_label(right):
+    """The same images with each label, in as many copies as make up one of them."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(50, 4, generator=generator, dtype=torch.float64)
+    labels = logits.argmax(1)
+    labels = torch.where(torch.rand(50, generator=generator) < right, labels, (labels + 1) % 4)
+    rows = torch.cat([logits.repeat(200, 1), logits.repeat_interleave(4, 0)])
+    every = torch.cat([labels.repeat(200), torch.arange(4).repeat(50)])  # 4 added for each 200 copies
+    found = Temperature.fit(logits, labels, inputs="logits", prior=50 * 4 / 200).value
+    assert found == pytest.approx(Temperature.fit(rows, every, inputs="logits").value)
+    assert Temperature.LOWEST < found < Temperature.HIGHEST
+
+
 def test_worse_than_chance_ends_at_the_upper_bound():
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     with pytest.warns(RbueWarning, match=r"100\.0, the upper bound"):
@@ -270,6 +284,7 @@ LABELS = torch.tensor([0, 1])
         (lambda: Temperature.fit(PROBS, LABELS + 1), "holds 2"),
         (lambda: Temperature.fit(PROBS, LABELS.float()), "torch.float32"),
         (lambda: Temperature.fit(PROBS, LABELS, inputs="scores"), "inputs is 'scores'"),
+        (lambda: Temperature.fit(PROBS, LABELS, prior=-1), "prior is -1"),
         (lambda: Temperature.fit(PROBS[0], LABELS, inputs="logits"), "(2,)"),
         (lambda: Temperature.fit(PROBS[:0], LABELS[:0], inputs="logits"), "(0, 2)"),
         (lambda: Temperature.fit(PROBS / 0, LABELS, inputs="logits"), "inf as the largest value of row 0"),

@@ -317,9 +317,15 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(rbue.RbueError, match=message):
             rbue.save(model, tmp_path / "net")
-    with pytest.raises(InvalidInput, match="list of names, not 'abc'"):
-        rbue.save(trained(), tmp_path / "net", classes="abc")
+    for classes in ("abc", 3):
+        with pytest.raises(InvalidInput, match=f"list of names, not {classes!r}"):
+            rbue.save(trained(), tmp_path / "net", classes=classes)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_network_and_the_file_may_not_be_exchanged(saved: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"the network must be a torch\.nn\.Module, not PosixPath"):
+        rbue.load(Net(), saved)
 
 
 def test_the_description_is_one_json_value(saved: Path) -> None:

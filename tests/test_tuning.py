@@ -1,6 +1,8 @@
 """``rbue.tune``: what it tries, what it chooses, and that nothing of it is left after ``revert``."""
 
 import copy
+import pickle
+import warnings
 
 import pytest
 import torch
@@ -70,7 +72,8 @@ def test_the_best_is_chosen_by_what_was_measured(tuned, validation):
     found = (metrics.accuracy, metrics.nll, metrics.ece)
     stated = tuned.best.accuracy, tuned.best.nll, tuned.best.ece
     assert [float(one(drawn.probs, validation[1])) for one in found] == pytest.approx(stated, abs=1e-5)
-    assert Temperature.fit(drawn.probs, validation[1]).value == pytest.approx(tuned.best.temperature, rel=1e-3)
+    fitted = Temperature.fit(drawn.probs, validation[1], prior=0.5).value
+    assert fitted == pytest.approx(tuned.best.temperature, rel=1e-3)
 
 
 def test_the_network_has_its_temperature(tuned, validation):
@@ -116,6 +119,7 @@ def test_a_network_that_is_hurt_stays_plain_and_says_so():
     assert [one.where for one in tuned.tried] == [PLAIN, "all"]
     assert tuned.best.where == PLAIN
     assert "plain network with a temperature is best" in repr(tuned)
+    assert len(rbue.conversion(network).random) == 1  # so that samples that are all the same cost little
     drawn = rbue.predict(network, held[0])
     expected = Temperature(tuned.best.temperature)(network(held[0]).softmax(1))
     torch.testing.assert_close(drawn.probs, expected, rtol=1e-4, atol=1e-5)
@@ -129,6 +133,100 @@ def test_loaders_are_the_same_as_tensors(trained, validation):
     other = rbue.tune(copy.deepcopy(trained), pairs, **settings)
     for a, b in zip(one.tried, other.tried, strict=True):
         assert (a.accuracy, a.nll, a.ece) == pytest.approx((b.accuracy, b.nll, b.ece), rel=0.05)
+
+
+def test_labels_of_any_integers_and_dicts(trained, validation):
+    x, y = validation
+    settings = {"where": "last", "q": 0.9, "samples": 2}
+    expected = repr_without_time(rbue.tune(copy.deepcopy(trained), validation, **settings))
+    for given in (
+        (x.numpy(), y.numpy().astype("uint8")),
+        (x, y.int()),
+        (x, y.tolist()),
+        {"input": x, "labels": y},
+        iter([(x, y.byte())]),
+    ):
+        assert repr_without_time(rbue.tune(copy.deepcopy(trained), given, **settings)) == expected
+
+
+def repr_without_time(tuned):
+    return [line.rpartition("  ")[0] for line in repr(tuned).splitlines()]
+
+
+def test_inputs_that_can_be_read_once(network, validation):
+    tuned = rbue.tune(network, validation, iter(validation[0].split(200)), where=["all"], q=[0.95, 0.9], samples=2)
+    assert len(tuned.tried) == 3
+
+
+def test_images_that_are_all_right_do_not_make_a_network_sure(network, validation):
+    """No mistake asks for the lowest temperature, and a single one in new images would cost everything then."""
+    x, _ = validation
+    with pytest.warns(rbue.RbueWarning, match="all 600 validation images are right, so the temperature .* is a guess"):
+        tuned = rbue.tune(network, (x, network(x).argmax(1)), where=["last"], q=[0.95], samples=4)
+    new, y = clouds(1000, 5)
+    drawn = rbue.predict(tuned.use(tuned.tried[0]), new, samples=1)
+    assert drawn.temperature > 10 * Temperature.LOWEST
+    assert metrics.nll(drawn.probs, y) < 0.1 * metrics.nll(drawn.scaled(Temperature.LOWEST).probs, y)
+
+
+def test_two_classes_from_one_logit():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 1), nn.Flatten(0))
+    x, y = clouds(100, 0)
+    with pytest.raises(rbue.InvalidInput, match="give outputs='binary' if it is the logit"):
+        rbue.tune(network, (x, y % 2), q=0.9)
+    with torch.no_grad():
+        expected = nn.functional.binary_cross_entropy_with_logits(network(x), (y % 2).float())
+    tuned = rbue.tune(network, (x, y % 2), where="all", q=0.9, samples=2, outputs="binary")
+    assert tuned.tried[0].nll == pytest.approx(float(expected), rel=1e-4)
+    assert tuned.tried[1].where == "all"
+
+
+def test_maps_are_tuned_by_image():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    x, labels = torch.randn(20, 1, 6, 6), torch.randint(3, (20, 6, 6))
+    tuned = rbue.tune(network, (x, labels), where="all", q=0.9, samples=2, max_accuracy_loss=1)
+    assert tuned.best.losses.shape == (20,)
+    assert tuned.best.losses.mean() == pytest.approx(tuned.best.scaled_nll, rel=1e-4)
+
+
+def test_what_was_found_can_be_copied_and_stored(tuned, validation):
+    x = validation[0][:50]
+    expected = rbue.predict(tuned.network, x, samples=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for again in (copy.deepcopy(tuned), pickle.loads(pickle.dumps(tuned))):
+            assert rbue.predict(again.network, x, samples=4).probs.equal(expected.probs)
+            again.use(again.tried[-1])
+            again.revert()
+    assert rbue.predict(tuned.network, x, samples=4).probs.equal(expected.probs)
+    assert hash(tuned)
+
+
+def test_a_wrapper_is_tuned_as_its_network(trained, validation):
+    """Nothing is compiled for a candidate, and the names of statistics do not depend on the wrapper."""
+    calls = []
+
+    def backend(graph, _):
+        calls.append(graph)
+        return graph
+
+    settings = {"where": "all", "q": 0.9, "samples": 2}
+    expected = rbue.tune(copy.deepcopy(trained), validation, **settings)
+    in_place = copy.deepcopy(trained)
+    in_place.compile(backend=backend)
+    for model in (
+        nn.DataParallel(copy.deepcopy(trained)),
+        torch.compile(copy.deepcopy(trained), backend=backend),
+        in_place,
+    ):
+        found = rbue.tune(model, validation, **settings)
+        assert repr_without_time(found) == repr_without_time(expected)
+        assert found.network is model
+        assert found.tried[-1].statistics.keys() == expected.tried[-1].statistics.keys()
+    assert not calls
+    assert in_place._compiled_call_impl is not None
 
 
 def test_only_layers_behind_a_random_site_are_estimated_again(network, validation):
@@ -145,8 +243,10 @@ def test_the_last_block_is_a_module_with_several_sites(network, validation):
     assert [site.name for site in _last_block(rbue.sites(nested, validation[0][:2]))] == ["2.0.2", "2.1.2"]
 
 
-def test_a_gelu_network_gets_dropactivation():
-    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.GELU(), nn.Linear(8, 10))
+@pytest.mark.parametrize("last", [nn.Identity(), nn.ReLU()], ids=repr)
+def test_a_gelu_network_gets_dropactivation(last):
+    """Also where there is a ReLU, as before the head of DistilBERT."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.GELU(), last, nn.Linear(8, 10))
     tuned = rbue.tune(network, clouds(100, 0), where=["all"], q=[0.98], samples=2, max_accuracy_loss=1)
     tuned.use(tuned.tried[-1])
     assert rbue.conversion(network).activation == rbue.DropActivation(0.98)
@@ -156,6 +256,26 @@ def test_a_gelu_network_gets_dropactivation():
     ("given", "message"),
     [
         (lambda x, y: {"validation": x}, "validation must be a pair .* but holds Tensor"),
+        (lambda x, y: {"validation": None}, "validation must be a pair .* but holds NoneType"),
+        (lambda x, y: {"validation": [(x, y, y)]}, "validation must be a pair .* but holds tuple"),
+        (lambda x, y: {"validation": [{"input": x}]}, "validation holds a dict without 'labels', only 'input'"),
+        (lambda x, y: {"validation": (x, y.float())}, "must be class numbers, not torch.float32; give integers"),
+        (lambda x, y: {"validation": (x, y[:, None])}, r"labels has shape \(600, 1\)"),
+        (lambda x, y: {"validation": (x / 0, y)}, "x holds NaN or infinity, first in image 0"),
+        (lambda x, y: {"validation": (x, y), "unlabelled": (x, y)}, "what looks like their labels; give x.0. alone"),
+        (lambda x, y: {"validation": (x, y), "max_accuracy_loss": "0.1"}, "max_accuracy_loss .* not '0.1'"),
+        (
+            lambda x, y: {"validation": (x, y), "outputs": "values"},
+            "tune is for classes, and outputs='values' has none",
+        ),
+        (
+            lambda x, y: {"validation": (x, y), "activation": rbue.DropReLU(0.9)},
+            "must be a function of q, .* not DropReLU",
+        ),
+        (
+            lambda x, y: {"validation": (x, y), "activation": lambda q: rbue.RReLU()},
+            "RReLU.* for q=1, which is not the",
+        ),
         (lambda x, y: {"validation": (x, y[:-1])}, "has 600 images but 599 labels"),
         (lambda x, y: {"validation": (x, y), "max_accuracy_loss": 2}, "max_accuracy_loss .* not 2"),
         (lambda x, y: {"validation": []}, "the loader gave no batch"),

@@ -59,6 +59,7 @@ def described(config: dict[str, Any]) -> str:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
+    """Print all trials."""
     table = Table(title="held-out images; corrupted ones: accuracy, ECE, NLL, NLL under noise", title_justify="left")
     for heading in ("trial", "measured", *SCORES, "corrupted"):
         table.add_column(heading, justify="left" if heading in ("trial", "measured") else "right")

@@ -4,7 +4,7 @@ An augmentation is a function ``augment(x, uniform) -> x`` of the rows of a pass
 by numbers of its own: ``uniform(n)`` has ``n`` of them for each row, ``(rows, n)``, in ``(0, 1)``. They come from the
 random stream, so sample ``k`` of image ``i`` sees the same picture whatever the batch size, the device and the number
 of samples. Balanced samples have them in mirrored pairs, ``u`` and ``1 - u``: of two samples one is flipped, and they
-are shifted to opposite sides.
+are shifted to opposite sides. Of several inputs the first is augmented.
 
 Several are given as a list and are applied in turn, each with numbers of its own.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -68,6 +69,8 @@ class Shift:
         _check_images(x, self)
         count, _, height, width = x.shape
         fill = torch.tensor(self.fill, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+        if len(fill) not in (1, x.shape[1]):
+            raise InvalidInput(f"fill is {self.fill} for images of {x.shape[1]} channels; give one, or one for each.")
         padded = fill.expand(*x.shape[:2], height + 2 * self.pixels, width + 2 * self.pixels).clone()
         padded[:, :, self.pixels : -self.pixels, self.pixels : -self.pixels] = x
         steps = 2 * self.pixels + 1
@@ -89,8 +92,8 @@ class Crop:
     smallest: float = 0.8
 
     def __post_init__(self) -> None:
-        if not 0 < self.smallest <= 1:
-            raise InvalidInput(f"smallest is a part of an image's side and must lie in (0, 1], not {self.smallest}.")
+        if not isinstance(self.smallest, Real) or not 0 < self.smallest <= 1:
+            raise InvalidInput(f"smallest is a part of an image's side and must lie in (0, 1], not {self.smallest!r}.")
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
         """Cut each row at a place of its own."""
@@ -101,7 +104,9 @@ class Crop:
         zero = torch.zeros_like(side)
         moves = [side, zero, free * (2 * across - 1), zero, side, free * (2 * down - 1)]
         grid = F.affine_grid(torch.stack(moves, 1).reshape(-1, 2, 3), list(x.shape), align_corners=False)
-        return F.grid_sample(x, grid.to(x.dtype), padding_mode="border", align_corners=False)
+        images = x if x.is_floating_point() else x.float()
+        found = F.grid_sample(images, grid.to(images.dtype), padding_mode="border", align_corners=False)
+        return found if images is x else found.round().to(x.dtype)
 
 
 def _check_images(x: Tensor, step: object) -> None:
@@ -117,7 +122,7 @@ class Augmentation:
     ) -> None:
         self.steps = tuple(augment) if isinstance(augment, (list, tuple)) else (augment,)
         for step in self.steps:
-            if not callable(step):
+            if not callable(step) or isinstance(step, type):  # Flip for Flip()
                 raise InvalidInput(
                     f"augment must be a function of images and uniform numbers, such as rbue.augment.Flip(), or a list "
                     f"of them, not {step!r}."

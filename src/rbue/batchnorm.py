@@ -39,7 +39,8 @@ def update_bn(
     Args:
         model: a network, converted or not; torch's ``AveragedModel`` or another wrapper around it is fine.
         x: training inputs in any form that :func:`rbue.predict` takes.
-        batch_size: the most images in one pass; a loader's batches are taken as they come.
+        batch_size: the most images in one pass; a loader's batches are taken as they come, but one image alone joins
+            the batch before it.
         seed: 64-bit seed of the draws.
         layers: the names of the BatchNorm layers whose statistics are estimated; all of them by default. The others
             keep theirs and use them.
@@ -87,11 +88,25 @@ def _statistics(layer: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _pieces(x: Any, size: int, network: nn.Module) -> Iterator[Batch]:
-    """The batches; those of a tensor are of almost one size, as BatchNorm could not normalise a last one of one row."""
+    """The batches. BatchNorm could not normalise a last one of one row: it joins the one before it.
+
+    Those of a tensor are of almost one size.
+    """
     inputs = conversion_of(network).inputs if CONVERSION in network.__dict__ else 1
     whole = one_call(x, network, inputs)
     if whole is None:
-        yield from batches_of(x, network, inputs)
+        held: Batch | None = None
+        for batch in batches_of(x, network, inputs):
+            batch.check(network)
+            if held is not None and len(held) > 1 == len(batch) and batch.form == held.form:
+                yield held.joined(batch)
+                held = None
+                continue
+            if held is not None:
+                yield held
+            held = batch
+        if held is not None:
+            yield held
         return
     whole.check(network)
     for part in torch.arange(len(whole), device=whole.device).tensor_split(max(1, -(-len(whole) // size))):
@@ -130,7 +145,6 @@ def _cumulative(seen: dict[nn.Module, int]) -> Iterator[None]:
 def _pass_all(network: nn.Module, batches: Iterator[Batch], seed: int) -> None:
     start = 0
     for batch in batches:
-        batch.check(network)
         with _drawing(network, seed, start, batch):
             try:
                 batch.clone().call(network._call_impl)  # as it is written, and with rows that it may change

@@ -52,7 +52,7 @@ class Temperature:
             raise InvalidInput(f"value is {self.value}; give a finite temperature above 0.")
 
     @classmethod
-    def fit(cls, values: Tensor, labels: Tensor, inputs: Inputs = "probs") -> Temperature:
+    def fit(cls, values: Tensor, labels: Tensor, inputs: Inputs = "probs", prior: float = 0.0) -> Temperature:
         """Find the temperature with the least mean negative log-likelihood on held-out data.
 
         ``NLL(β) = mean[ln Σ_c exp(β z_c) - β z_y]`` is convex in ``β = 1/T``, so its derivative
@@ -69,7 +69,12 @@ class Temperature:
             values: Probabilities or logits, ``(B, C)`` or ``(B, C, ...)``.
             labels: Class numbers, ``(B,)`` or ``(B, ...)``.
             inputs: Whether ``values`` are "probs" or "logits".
+            prior: How many images with any label to add, each as sure as the given ones are on average. A half keeps a
+                few hundred images that are all right from asking for the lower bound, under which a mistake in new
+                images costs everything; among thousands it hardly counts.
         """
+        if isinstance(prior, bool) or not isinstance(prior, Real) or not 0 <= prior < math.inf:
+            raise InvalidInput(f"prior is {prior!r}; give a number of images, at least 0.")
         scores = _log_scores(values, inputs).detach()
         labels = _checks.labels_of(labels, values, inputs)
         possible = ~scores.gather(1, labels[:, None]).squeeze(1).isneginf()
@@ -93,6 +98,8 @@ class Temperature:
         # slope. 0·(-inf) is NaN: a ruled-out class has weight 0 at every temperature and must add nothing.
         margins = scores - scores.gather(1, labels[:, None])
         finite = margins.masked_fill(ruled_out, 0.0)
+        any_class = finite.sum(dim=1) / (~ruled_out).sum(dim=1)
+        added = prior / len(labels)
 
         def slope_and_curvature(log_beta: float) -> tuple[float, float]:
             """Derivative of the NLL by ``β``, and the derivative of that by ``ln β``."""
@@ -100,7 +107,8 @@ class Temperature:
             weights = (margins * beta).softmax(dim=1)
             mean = (weights * finite).sum(dim=1)
             variance = (weights * (finite - mean[:, None]).square()).sum(dim=1)
-            return mean.mean().item(), beta * variance.mean().item()
+            slope = mean.mean() + added * (mean - any_class).mean()
+            return slope.item(), (1 + added) * beta * variance.mean().item()
 
         low, high = -math.log(cls.HIGHEST), -math.log(cls.LOWEST)
         if slope_and_curvature(high)[0] <= 0:
@@ -171,7 +179,7 @@ def cross_fit(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -> T
     return cross_fitted(probs, labels, folds, seed).probs
 
 
-def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -> CrossFitted:
+def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0, prior: float = 0.0) -> CrossFitted:
     """``cross_fit`` with the temperatures and the folds beside the probabilities.
 
     Image ``i`` of fold ``k`` becomes ``softmax(ln p_i / T_k)``, where ``T_k`` has the least NLL on the images of all
@@ -183,6 +191,7 @@ def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -
         labels: Class numbers ``(B,)`` or ``(B, ...)``.
         folds: Into how many parts the images are dealt at random; from 2 to ``B``.
         seed: Decides which image goes to which fold.
+        prior: That of :meth:`Temperature.fit`.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1]]).repeat(40, 1)
@@ -200,7 +209,7 @@ def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -
     calibrated, temperatures = torch.empty_like(probs), []
     for k in range(folds):
         inside = fold == k
-        temperature = Temperature.fit(probs[~inside], labels[~inside])
+        temperature = Temperature.fit(probs[~inside], labels[~inside], prior=prior)
         calibrated[inside] = temperature(probs[inside])
         temperatures.append(temperature.value)
     return CrossFitted(calibrated, tuple(temperatures), fold)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,8 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
         InvalidInput: the file is none of :func:`save`, damaged, newer than this version, or of another network.
         ConversionError: the network has other call sites than the saved one.
     """
-    file = Path(file)
     network = innermost(model)
+    file = Path(file)
     _refuse_converted_parts(network)
     tensors, note = _read(file)
     try:
@@ -150,7 +150,8 @@ def _refuse_converted_parts(network: nn.Module) -> None:
 def _names(classes: Sequence[str] | None) -> list[str] | None:
     if classes is None:
         return None
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+    listed = isinstance(classes, Iterable) and not isinstance(classes, str)
+    if not listed or not all(isinstance(name, str) for name in classes):
         raise InvalidInput(f"classes must be a list of names, not {classes!r}.")
     return list(classes)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from rbue import metrics
-from rbue.activations import Activation, DropActivation, DropReLU
+from rbue.activations import DropActivation, DropReLU, Randomness
 from rbue.batchnorm import BATCH_NORMS, update_bn
 from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import Site, SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import Batch, batches_of, beside, one_call
+from rbue.call_sites.summary import LIKELY_MEANT
 from rbue.call_sites.table import choose
-from rbue.errors import ConversionError, InvalidInput, RbueWarning, whole_number
-from rbue.sampling.collect import SampleProgress
-from rbue.sampling.passes import class_scores
+from rbue.call_sites.tracing import find_sites
+from rbue.errors import ConversionError, InvalidInput, RbueWarning, warn, whole_number
+from rbue.sampling.collect import SampleProgress, refuse_infinite_images
 from rbue.sampling.predicting import predict
+from rbue.sampling.tasks import Task, task_of
 
 __all__ = ["Candidate", "Tuned", "tune"]
 
@@ -41,6 +44,10 @@ PLACEMENTS = ("last", "last block", "all")
 _EXAMPLE = 32
 """Images that show which sites and layers there are."""
 _DATASET_BATCH = 128
+_PRIOR = 0.5
+"""Images with any label, added where a temperature is fitted: there may be no mistake among a few hundred images. A
+half is Jeffreys' for a probability. On 40 small networks less guarded worse, and 1 cost a little where there were
+mistakes."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Candidate:
         accuracy: share of the validation images whose label is right.
         nll: mean negative log-likelihood as it is.
         ece: expected calibration error as it is.
-        temperature: the one that fits all validation images best.
+        temperature: the one that fits all validation images best, and half an image more with any label.
         scaled_nll: the NLL with a temperature, each image scaled by the one that fits the others (cross-validated).
         scaled_ece: the ECE of the same.
         allowed: whether its accuracy is close enough to that of the plain network.
@@ -78,7 +85,7 @@ class Candidate:
     losses: Tensor = field(repr=False, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tuned:
     """What :func:`tune` found; printed, it is a table.
 
@@ -93,23 +100,21 @@ class Tuned:
     network: nn.Module
     best: Candidate
     tried: tuple[Candidate, ...]
-    _activation: Callable[[float], Activation] = field(repr=False)
-    _example: Any = field(repr=False)
+    _activation: Callable[[float], Randomness] = field(repr=False)
+    _example: tuple[tuple, dict[str, Any]] = field(repr=False)
     _plain_statistics: dict[str, Tensor] = field(repr=False)
 
     def use(self, candidate: Candidate) -> nn.Module:
         """Convert the network as another of the candidates says, and return it."""
         self.revert()
-        _convert(self.network, self._activation(candidate.q), candidate.where, self._example)
-        self.network.load_state_dict(candidate.statistics, strict=False)
+        _convert(self.network, self._activation(candidate.q), candidate.where, Batch(*self._example))
+        innermost(self.network).load_state_dict(candidate.statistics, strict=False)
         set_temperature(self.network, candidate.temperature)
         return self.network
 
     def revert(self) -> nn.Module:
         """Give the network its plain activations and old BatchNorm statistics back; its outputs are the old ones."""
-        if CONVERSION in innermost(self.network).__dict__:
-            revert(self.network)
-        self.network.load_state_dict(self._plain_statistics, strict=False)
+        _restore(innermost(self.network), self._plain_statistics)
         return self.network
 
     def __repr__(self) -> str:
@@ -135,12 +140,13 @@ def tune(
     validation: Any,
     unlabelled: Any = None,
     *,
-    activation: Callable[[float], Activation] | None = None,
-    q: Sequence[float] = (0.98, 0.95, 0.9, 0.8),
-    where: Sequence[str] = PLACEMENTS,
+    activation: Callable[[float], Randomness] | None = None,
+    q: Sequence[float] | float = (0.98, 0.95, 0.9, 0.8),
+    where: Sequence[str] | str = PLACEMENTS,
     samples: int = 20,
     folds: int = 5,
     max_accuracy_loss: float = 0.002,
+    outputs: str | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> Tuned:
@@ -153,18 +159,20 @@ def tune(
 
     Args:
         model: a trained network that is not converted.
-        validation: images with labels that training has not seen: a pair ``(x, y)``, or a loader or ``Dataset`` of such
-            pairs, or of dicts with ``labels``. ``x`` may have any form that :func:`rbue.predict` takes.
+        validation: images with labels that training has not seen: a pair ``(x, y)`` or a dict with ``labels``, or a
+            loader or ``Dataset`` of these. ``x`` may have any form that :func:`rbue.predict` takes.
         unlabelled: inputs for the BatchNorm statistics, such as the training images without augmentation; the
             validation images by default.
-        activation: makes the random activation of a ``q``. Default: ``DropReLU`` if the network has a ReLU, else
-            ``DropActivation``.
-        q: the probabilities to try.
-        where: the placements to try: ``"last"``, ``"last block"`` (the smallest module around the last site that has
-            several, or else the last quarter of them), ``"all"``, or a name or pattern as in :func:`rbue.convert`.
+        activation: makes the random activation of a ``q``; that of 1 has to be the plain one. Default: ``DropReLU`` if
+            ReLUs are all that the network has, else ``DropActivation``.
+        q: the probabilities to try, or one.
+        where: the placements to try, or one: ``"last"``, ``"last block"`` (the smallest module around the last site
+            that has several, or else the last quarter of them), ``"all"``, or a name or pattern as in
+            :func:`rbue.convert`.
         samples: balanced samples for each candidate.
         folds: parts of the validation images, each scaled by the temperature that fits the others.
         max_accuracy_loss: how far below the plain network's accuracy a candidate may be; 0.002 are 0.2 points.
+        outputs: ``"logits"``, the default, ``"probs"`` or ``"binary"``, as in :func:`rbue.predict`.
         seed: 64-bit seed of the draws.
         progress: show a progress bar; needs rich.
 
@@ -175,35 +183,52 @@ def tune(
     >>> [(one.where, one.q) for one in tuned.tried]
     [('plain', 1.0), ('all', 0.9)]
     """
-    if CONVERSION in innermost(model).__dict__:
+    network, task = innermost(model), task_of(outputs)
+    if CONVERSION in network.__dict__:
         raise InvalidInput(
             "tune is for a network that was trained plainly, and this one is converted; revert it first."
         )
-    if not 0 <= max_accuracy_loss <= 1:
+    if not task.of_classes:
         raise InvalidInput(
-            f"max_accuracy_loss is a part of the images and must lie in [0, 1], not {max_accuracy_loss}."
+            f"tune is for classes, and outputs={task.name!r} has none; give 'logits', 'probs' or 'binary'."
         )
-    batches = _labelled(validation, model)
+    if not isinstance(max_accuracy_loss, Real) or not 0 <= max_accuracy_loss <= 1:
+        raise InvalidInput(
+            f"max_accuracy_loss is a part of the images and must lie in [0, 1], not {max_accuracy_loss!r}."
+        )
+    if activation is not None and (isinstance(activation, Randomness) or not callable(activation)):
+        raise InvalidInput(f"activation must be a function of q, such as rbue.DropReLU, not {activation!r}.")
+    falling = sorted({q} if isinstance(q, Real) else set(q), reverse=True)
+    batches = _labelled(validation, network)
     example = batches[0][0][:_EXAMPLE]
-    make = activation if activation is not None else _suiting(model, example)
-    search = _Search(model, batches, unlabelled, make, example, whole_number(samples, "samples"), folds, seed)
-    plain = search.plain()
-    tried, lowest = [plain], plain.accuracy - max_accuracy_loss
+    make = activation if activation is not None else _suiting(network, example)
+    if isinstance(unlabelled, Iterator):  # each candidate reads it
+        unlabelled = [beside(one, network) for one in batches_of(unlabelled, network)]
+    search = _Search(network, batches, unlabelled, make, example, whole_number(samples, "samples"), folds, seed, task)
+    placements = search.distinct([where] if isinstance(where, str) else where)
     try:
-        with _progress(progress, len(where) * len(q)) as advance:
-            for placement in search.distinct(where):
+        with _as_written(network), _progress(progress, len(placements) * len(falling)) as advance:
+            tried = [search.plain()]
+            lowest = tried[0].accuracy - max_accuracy_loss
+            for placement in placements:
                 best = math.inf
-                for probability in sorted(set(q), reverse=True):
+                for done, probability in enumerate(falling, 1):
                     tried.append(search.candidate(placement, probability, lowest))
-                    advance()
+                    advance(1)
                     if tried[-1].scaled_nll > best:
+                        advance(len(falling) - done)
                         break  # smaller ones disturb the network more
                     best = tried[-1].scaled_nll
     finally:
         search.restore()  # also where a candidate fails
     chosen = _simplest_of_the_best([one for one in tried if one.allowed])
-    tuned = Tuned(model, chosen, tuple(tried), make, example, search.plain_statistics)
+    tuned = Tuned(model, chosen, tuple(tried), make, example.arguments, search.plain_statistics)
     tuned.use(chosen)
+    if chosen.accuracy == 1:
+        warn(
+            f"all {len(search.labels)} validation images are right, so the temperature {chosen.temperature:.3g} is a "
+            "guess; give images with mistakes among them, or predict with temperature=False."
+        )
     return tuned
 
 
@@ -212,47 +237,59 @@ class _Search:
 
     def __init__(
         self,
-        model: nn.Module,
+        network: nn.Module,
         batches: list[tuple[Batch, Tensor]],
         unlabelled: Any,
-        make: Callable[[float], Activation],
+        make: Callable[[float], Randomness],
         example: Batch,
         samples: int,
         folds: int,
         seed: int,
+        task: Task,
     ) -> None:
-        self.model, self.batches, self.unlabelled = model, batches, unlabelled
+        self.network, self.batches, self.unlabelled, self.task = network, batches, unlabelled, task
         self.make, self.example, self.samples, self.folds, self.seed = make, example, samples, folds, seed
         self.labels = torch.cat([labels for _, labels in batches])
-        self.sites = sites(model, example, make(0.9))
+        self.sites = sites(network, example, make(0.9))
         self.estimated_plainly: dict[tuple[str, ...], dict[str, Tensor]] = {}
         self.plain_statistics = {
-            name: value.clone() for name, value in model.state_dict().items() if _is_statistic(name)
+            name: value.clone() for name, value in network.state_dict().items() if _is_statistic(name)
         }
 
     def plain(self) -> Candidate:
-        """The network as it is."""
+        """The network as it is; an activation that changes it even with ``q = 1`` is refused."""
         start = time.perf_counter()
-        with torch.no_grad(), evaluating(innermost(self.model)):
-            logits = [class_scores(x.clone().call(self.model)).float() for x, _ in self.batches]
-        return self._measured(PLAIN, 1.0, 0, torch.cat(logits).softmax(1), -math.inf, start, {})
+        probs = torch.cat([self._plain_probs(x) for x, _ in self.batches])
+        found = self._measured(PLAIN, 1.0, 0, probs, -math.inf, start, {})
+        _convert(self.network, self.make(1.0), PLAIN, self.example)
+        if not torch.allclose(self._plain_probs(self.example), probs[: len(self.example)], rtol=1e-2, atol=1e-3):
+            raise InvalidInput(
+                f"activation gives {self.make(1.0)!r} for q=1, which is not the plain network; give a function of the "
+                "probability that an activation is kept, such as rbue.DropReLU."
+            )
+        return found
+
+    def _plain_probs(self, x: Batch) -> Tensor:
+        with torch.no_grad(), evaluating(self.network):
+            return self.task.sampled(self.task.read(x.clone().call(self.network))[None])[0]
 
     def candidate(self, where: str, q: float, lowest: float) -> Candidate:
         """One placement and one ``q``; ``lowest`` is the accuracy that it must reach."""
         start = time.perf_counter()
         self.restore()
-        count = _convert(self.model, self.make(q), where, self.example)
-        layers = _layers_that_vary(self.model, self.example)
+        count = _convert(self.network, self.make(q), where, self.example)
+        layers = _layers_that_vary(self.network, self.example)
         statistics: dict[str, Tensor] = {}
         if layers:
             random = self._estimated(layers)
             if layers not in self.estimated_plainly:
-                revert(self.model)
+                revert(self.network)
                 self.estimated_plainly[layers] = self._estimated(layers)
-                _convert(self.model, self.make(q), where, self.example)
+                _convert(self.network, self.make(q), where, self.example)
             statistics = self._moved(random, self.estimated_plainly[layers])
-            self.model.load_state_dict(statistics, strict=False)
-        probs = predict(self.model, _inputs(self.batches), self.samples, self.seed, temperature=False).probs
+            self.network.load_state_dict(statistics, strict=False)
+        inputs, task = _inputs(self.batches), self.task.name
+        probs = predict(self.network, inputs, self.samples, self.seed, outputs=task, temperature=False).probs
         return self._measured(where, q, count, probs, lowest, start, statistics)
 
     def distinct(self, where: Sequence[str]) -> list[str]:
@@ -262,9 +299,7 @@ class _Search:
 
     def restore(self) -> None:
         """Make the network the plain one again."""
-        if CONVERSION in innermost(self.model).__dict__:
-            revert(self.model)
-        self.model.load_state_dict(self.plain_statistics, strict=False)
+        _restore(self.network, self.plain_statistics)
 
     def _moved(self, random: dict[str, Tensor], plain: dict[str, Tensor]) -> dict[str, Tensor]:
         """The network's own statistics, moved by what the randomness changes in them.
@@ -284,11 +319,11 @@ class _Search:
 
     def _estimated(self, layers: Collection[str]) -> dict[str, Tensor]:
         """Statistics of the network as it is; those that it has stay."""
-        inputs = _inputs(self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.model)
-        before = update_bn(self.model, inputs, seed=self.seed, layers=layers)
-        now = self.model.state_dict()
+        inputs = _inputs(self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.network)
+        before = update_bn(self.network, inputs, seed=self.seed, layers=layers)
+        now = self.network.state_dict()
         found = {name: now[name].clone() for name in before}
-        self.model.load_state_dict(before, strict=False)
+        self.network.load_state_dict(before, strict=False)
         return found
 
     def _measured(
@@ -302,13 +337,13 @@ class _Search:
         statistics: dict[str, Tensor],
     ) -> Candidate:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RbueWarning)  # a fold without a mistake has no best temperature; all have
-            temperature = Temperature.fit(probs, self.labels).value
-            scaled = cross_fitted(probs, self.labels, self.folds).probs
+            warnings.simplefilter("ignore", RbueWarning)  # of candidates that nobody has chosen
+            temperature = Temperature.fit(probs, self.labels, prior=_PRIOR).value
+            scaled = cross_fitted(probs, self.labels, self.folds, prior=_PRIOR).probs
         accuracy = float(metrics.accuracy(probs, self.labels))
         scores = [float(score(one, self.labels)) for one in (probs, scaled) for score in (metrics.nll, metrics.ece)]
         nll, ece, scaled_nll, scaled_ece = scores
-        losses = -scaled.double().gather(1, self.labels[:, None]).clamp(min=1e-30).log().squeeze(1)
+        losses = -scaled.double().gather(1, self.labels[:, None]).clamp(min=1e-30).log().flatten(1).mean(1)
         seconds = time.perf_counter() - start
         return Candidate(
             where, q, count, accuracy, nll, ece, temperature, scaled_nll, scaled_ece, accuracy >= lowest, seconds,
@@ -330,7 +365,24 @@ def _simplest_of_the_best(allowed: list[Candidate]) -> Candidate:
     return next(one for one in allowed if not is_beaten(one))
 
 
-def _convert(model: nn.Module, activation: Activation, where: str, example: Batch) -> int:
+def _restore(network: nn.Module, statistics: dict[str, Tensor]) -> None:
+    """Make a network the plain one again."""
+    if CONVERSION in network.__dict__:
+        revert(network)
+    network.load_state_dict(statistics, strict=False)
+
+
+@contextmanager
+def _as_written(network: nn.Module) -> Iterator[None]:
+    """Run a network whose ``compile()`` was called uncompiled: each candidate would be compiled anew."""
+    compiled, network._compiled_call_impl = network._compiled_call_impl, None
+    try:
+        yield
+    finally:
+        network._compiled_call_impl = compiled
+
+
+def _convert(model: nn.Module, activation: Randomness, where: str, example: Batch) -> int:
     """Make the sites of a placement random; how many they are."""
     chosen = _picked(sites(model, example, activation), where)
     convert(model, activation, where=lambda site: (site.path, site.call) in chosen, example=example)
@@ -341,7 +393,8 @@ def _picked(table: SiteTable, where: str) -> frozenset[tuple[str, int]]:
     """The sites of a placement, by path and call."""
     if where == "last block":
         return frozenset((site.path, site.call) for site in _last_block(table))
-    return choose(table, "all" if where == PLAIN else where)
+    # The plain network is converted with q = 1, which changes nothing; at the last site its samples cost least.
+    return choose(table, "last" if where == PLAIN else where)
 
 
 def _last_block(table: SiteTable) -> Sequence[Site]:
@@ -355,18 +408,18 @@ def _last_block(table: SiteTable) -> Sequence[Site]:
     return table[-max(1, len(table) // 4) :]
 
 
-def _layers_that_vary(model: nn.Module, example: Batch) -> tuple[str, ...]:
+def _layers_that_vary(network: nn.Module, example: Batch) -> tuple[str, ...]:
     """The names of the BatchNorm layers whose inputs differ between two samples."""
     seen: dict[str, list[Tensor]] = {}
     hooks = [
         layer.register_forward_pre_hook(lambda _, args, path=path: seen.setdefault(path, []).append(args[0].clone()))
-        for path, layer in model.named_modules()
+        for path, layer in network.named_modules()
         if isinstance(layer, BATCH_NORMS) and layer.running_mean is not None
     ]
     try:
-        with torch.no_grad(), evaluating(innermost(model)):
+        with torch.no_grad(), evaluating(network):
             for _ in range(2):
-                example.clone().call(innermost(model))
+                example.clone().call(network)
     finally:
         for hook in hooks:
             hook.remove()
@@ -380,55 +433,69 @@ def _halves(found: list[Tensor]) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _suiting(model: nn.Module, example: Batch) -> Callable[[float], Activation]:
-    """DropReLU for a network with ReLUs, DropActivation for others."""
+def _suiting(network: nn.Module, example: Batch) -> Callable[[float], Randomness]:
+    """DropReLU for a network with ReLUs alone; it would leave the GELUs of a transformer plain."""
     try:
-        sites(model, example, DropReLU())
+        _, others = find_sites(network, example, DropReLU())
     except ConversionError:
         return DropActivation
-    return DropReLU
+    return DropActivation if others.keys() & set(LIKELY_MEANT) else DropReLU
 
 
-def _labelled(validation: Any, model: nn.Module) -> list[tuple[Batch, Tensor]]:
+def _labelled(validation: Any, network: nn.Module) -> list[tuple[Batch, Tensor]]:
     """The batches of inputs and their labels, where the network is."""
-    network = innermost(model)
-    pair = isinstance(validation, (tuple, list)) and len(validation) == 2 and _are_labels(validation[1])
     if isinstance(validation, Dataset):
         validation = DataLoader(validation, batch_size=_DATASET_BATCH)
+    if isinstance(validation, (str, Tensor, np.ndarray)) or not isinstance(validation, Iterable):
+        raise _not_labelled(validation)
     batches = []
-    for batch in [validation] if pair else validation:
+    batch: Any
+    for batch in [validation] if isinstance(validation, Mapping) or _is_pair(validation) else validation:
         if isinstance(batch, Mapping):
-            batch = batch, next((batch[name] for name in ("labels", "label") if name in batch), None)
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and _are_labels(batch[1])):
-            raise InvalidInput(
-                f"validation must be a pair (x, y) of inputs and class numbers, or a loader of such pairs, but holds "
-                f"{type(batch).__name__}."
-            )
+            name = next((name for name in ("labels", "label") if name in batch), None)
+            if name is None:
+                raise InvalidInput(f"validation holds a dict without 'labels', only {', '.join(map(repr, batch))}.")
+            batch = batch, batch[name]
+        if not _is_pair(batch):
+            raise _not_labelled(batch)
         inputs = one_call(batch[0], network)
         if inputs is None:
             raise InvalidInput(f"the inputs of validation must be tensors, not {type(batch[0]).__name__}.")
         inputs = beside(inputs, network)
         inputs.check(network)
-        labels = torch.as_tensor(batch[1]).to(inputs.device)
-        if len(inputs) != len(labels):
-            raise InvalidInput(f"validation has {len(inputs)} images but {len(labels)} labels.")
-        batches.append((inputs, labels))
+        refuse_infinite_images(inputs, torch.arange(len(inputs), device=inputs.device))
+        labels = torch.as_tensor(batch[1], device=inputs.device)
+        if labels.is_floating_point() or labels.is_complex():
+            raise InvalidInput(f"the labels of validation must be class numbers, not {labels.dtype}; give integers.")
+        if labels.dim() == 0 or len(inputs) != len(labels):
+            raise InvalidInput(f"validation has {len(inputs)} images but {labels.shape[:1].numel()} labels.")
+        batches.append((inputs, labels.long()))
     if not batches:
         raise InvalidInput("the loader gave no batch; there is nothing to tune with.")
     return batches
 
 
-def _are_labels(y: Any) -> bool:
-    return isinstance(y, (Tensor, np.ndarray)) and y.ndim == 1 and "int" in str(y.dtype)
+def _is_pair(batch: Any) -> bool:
+    """Whether it is ``(x, y)``; a list of two batches is not."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return False
+    numbers = isinstance(batch[1], (tuple, list)) and all(isinstance(one, Integral) for one in batch[1])
+    return numbers or isinstance(batch[1], (Tensor, np.ndarray))
+
+
+def _not_labelled(found: Any) -> InvalidInput:
+    return InvalidInput(
+        "validation must be a pair (x, y) of inputs and class numbers, a dict with 'labels', or a loader of these, but "
+        f"holds {type(found).__name__}."
+    )
 
 
 def _inputs(batches: list[tuple[Batch, Tensor]]) -> Iterator[Batch]:
     return (x for x, _ in batches)
 
 
-def _on_device(x: Any, model: nn.Module) -> Batch | Iterator[Batch]:
+def _on_device(x: Any, network: nn.Module) -> Batch | Iterator[Batch]:
     """Inputs of any form, where the network is."""
-    network = innermost(model)
     whole = one_call(x, network)
     return beside(whole, network) if whole is not None else (beside(one, network) for one in batches_of(x, network))
 
@@ -438,10 +505,10 @@ def _is_statistic(name: str) -> bool:
 
 
 @contextmanager
-def _progress(shown: bool, total: int) -> Iterator[Callable[[], None]]:
-    """What advances a bar by a candidate."""
+def _progress(shown: bool, total: int) -> Iterator[Callable[[int], None]]:
+    """What advances a bar by some candidates."""
     if not shown:
-        yield lambda: None
+        yield lambda _: None
         return
     with SampleProgress(total, 1, "tuning") as bar:
-        yield lambda: bar.advance(1)
+        yield bar.advance

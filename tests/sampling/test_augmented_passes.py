@@ -112,6 +112,28 @@ def test_a_crop_is_a_window_enlarged():
     torch.testing.assert_close(corner[:, :, 1:, :-1], window[:, :, 1:, :-1])  # the other edges see pixels outside
 
 
+@pytest.mark.parametrize("step", EVERY, ids=repr)
+def test_bytes_are_augmented_as_their_numbers_are(step):
+    x = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    u = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    found = step(x, lambda n: u[:, :n])
+    assert found.dtype == torch.uint8
+    assert found.equal(step(x.double(), lambda n: u[:, :n]).round().to(torch.uint8))
+
+
+def test_of_several_inputs_the_first_is_augmented():
+    class Masked(nn.Sequential):
+        def forward(self, pixels, mask):
+            return super().forward(pixels * mask)
+
+    x, mask = images(), torch.ones(6, 1, 8, 8)
+    net = rbue.convert(Masked(*network()), rbue.DropReLU(0.8), example={"pixels": x, "mask": mask})
+    found = rbue.predict(net, {"pixels": x, "mask": mask}, samples=4, augment=EVERY, return_samples=True)
+    plain = rbue.convert(network(), rbue.DropReLU(0.8), example=x)
+    expected = rbue.predict(plain, x, samples=4, augment=EVERY, return_samples=True)
+    torch.testing.assert_close(found.samples, expected.samples)
+
+
 def test_adaptive_stopping_does_not_count_on_the_balance():
     x, net = images(), rbue.convert(network(), rbue.DropReLU(0.9), example=images())
     rule = rbue.Adaptive(tolerance=0.05, first=8)
@@ -127,6 +149,8 @@ def test_adaptive_stopping_does_not_count_on_the_balance():
     [
         ("flip", "augment must be a function of images .* not 'flip'"),
         ([Flip(), 3], "augment must be a function of images .* not 3"),
+        (Flip, "augment must be a function of images .* not <class 'rbue.augment.Flip'>"),
+        (Shift(1, fill=(1.0, 2.0)), r"fill is \(1\.0, 2\.0\) for images of 3 channels; give one, or one for each"),
         (lambda x, uniform: x[..., 1:], r"must keep the shape \(.*, 3, 8, 8\) of its images, but gave \(.*, 3, 8, 7\)"),
         (lambda x, uniform: None, "must keep the shape .* but gave NoneType"),
     ],
@@ -142,6 +166,7 @@ def test_what_is_no_augmentation_is_refused(augment, message):
     [
         (lambda: Shift(0), "pixels is 0"),
         (lambda: Crop(1.5), r"smallest .* must lie in \(0, 1\], not 1\.5"),
+        (lambda: Crop("most"), r"smallest .* must lie in \(0, 1\], not 'most'"),
         (lambda: Flip()(torch.zeros(3, 4), None), r"Flip needs images of shape \(B, C, H, W\), not \(3, 4\)"),
     ],
 )

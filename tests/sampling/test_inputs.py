@@ -291,6 +291,18 @@ def test_a_list_is_one_call_only_for_networks_of_several_inputs():
     ids, mask = text()
     unknown = rbue.convert(Text(), rbue.DropReLU(0.5))  # no example says so, but it cannot do with one
     assert len(rbue.predict(unknown, [ids, mask], samples=2)) == 5
+    assert len(rbue.predict(unknown, TensorDataset(ids, mask, torch.arange(5)), samples=2)) == 5
+
+
+@pytest.mark.parametrize("make", [tuple, list])
+def test_a_pair_of_inputs_and_labels_is_named(make):
+    network, x = build("statement")
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    for call in (rbue.predict, rbue.update_bn):
+        if call is rbue.update_bn:
+            network.norm = nn.BatchNorm1d(2)
+        with pytest.raises(InvalidInput, match=f"x is a {make.__name__} of inputs and what looks like their labels"):
+            call(network, make([x, torch.zeros(len(x), dtype=torch.int64)]))
 
 
 def test_a_label_that_the_network_needs_is_given_to_it():

@@ -117,6 +117,13 @@ class Batch:
         ]
         return new
 
+    def joined(self, other: Batch) -> Batch:
+        """The images of both; their forms have to be equal."""
+        new = copy.copy(self)
+        both = zip(self.leaves, other.leaves, self.has_rows, strict=True)
+        new.leaves = [torch.cat([one, two]) if has_rows else one for one, two, has_rows in both]
+        return new
+
     def clone(self) -> Batch:
         """The same call with tensors of its own, which keep their strides."""
         new = copy.copy(self)
@@ -215,13 +222,15 @@ def one_call(x: Any, network: nn.Module, inputs: int = 1) -> Batch | None:
                 f"{plain_class(network).__name__}; give a list of batches, or a dict of keyword arguments."
             )
         _refuse_ragged(x)
+        _refuse_labels(x)
     return None
 
 
 def batches_of(x: Any, network: nn.Module, inputs: int = 1) -> Iterator[Batch]:
     """The one call that ``x`` is, or those that a loader yields.
 
-    Of a loader's tuples the first entry counts, or the first ``inputs`` ones: labels come last.
+    Of a loader's tuples the first entry counts, or the first ``inputs`` ones, or those that the network cannot do
+    without: labels come last.
     """
     single = one_call(x, network, inputs)
     if single is not None:
@@ -263,7 +272,7 @@ def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
     if isinstance(batch, (tuple, list)) and batch:
         first = batch[0]
         if isinstance(first, (Tensor, np.ndarray)):
-            return _by_position(batch[:inputs], network)
+            return _by_position(batch[: max(inputs, _positional(network)[0])], network)
         if isinstance(first, (tuple, list)) and first and isinstance(first[0], (Tensor, np.ndarray)):
             return _by_position(first, network)  # ((one, other), label)
         batch = first
@@ -347,6 +356,12 @@ def beside(batch: Batch, network: nn.Module) -> Batch:
     if parameter is not None:
         batch.leaves = [x.to(parameter.device) if isinstance(x, Tensor) else x for x in batch.leaves]
     return batch
+
+
+def _refuse_labels(x: Sequence[Any]) -> None:
+    """Refuse a pair of inputs and labels, of which the labels would be a batch too."""
+    if len(x) == 2 and isinstance(x[1], (Tensor, np.ndarray)) and x[1].ndim == 1 < x[0].ndim and len(x[0]) == len(x[1]):
+        raise InvalidInput(f"x is a {type(x).__name__} of inputs and what looks like their labels; give x[0] alone.")
 
 
 def _refuse_ragged(x: Sequence[Any]) -> None:

@@ -13,7 +13,7 @@ from rbue.call_sites import following, tracing
 from rbue.call_sites.table import Placement, SiteTable
 from rbue.errors import warn
 
-_LIKELY_MEANT = ("GELU", "SiLU", "Hardswish", "Mish", "LeakyReLU", "PReLU", "ELU")
+LIKELY_MEANT = ("GELU", "SiLU", "Hardswish", "Mish", "LeakyReLU", "PReLU", "ELU")
 """Activations of hidden layers that DropActivation knows. Tanh and Sigmoid are gates and outputs as often."""
 
 
@@ -88,7 +88,7 @@ def warn_of_plain(summary: ConversionSummary, where: Placement) -> None:
 
     Who asks for all or the last ReLUs may not know that the network has other activations; who names sites does.
     """
-    others = [f"{count} {name}" for name, count in summary.plain.items() if name in _LIKELY_MEANT]
+    others = [f"{count} {name}" for name, count in summary.plain.items() if name in LIKELY_MEANT]
     by_word = isinstance(where, str) and where in ("all", "first", "last")
     if others and by_word and isinstance(summary.activation, RandomSlope):
         warn(

@@ -17,7 +17,7 @@ from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.call_sites.inputs import Batch, batches_of, one_call
 from rbue.errors import InvalidInput, RbueError, whole_number
-from rbue.prediction import AnyPrediction, Prediction, RunningStatistics, concatenate
+from rbue.prediction import AnyPrediction, Prediction, concatenate
 from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleProgress, collect, refuse_infinite_images
@@ -203,10 +203,9 @@ def warm_up(model: nn.Module, x: Any, samples: int = 100, **settings: Any) -> No
 
 def _temperature(given: float | Temperature | bool, kept: float, task: Task) -> float:
     """What to scale by: the kept temperature, none, or another."""
-    of_classes = task.statistics is RunningStatistics
     if isinstance(given, bool):
-        return kept if given and of_classes else 1.0
-    if not of_classes:
+        return kept if given and task.of_classes else 1.0
+    if not task.of_classes:
         raise InvalidInput(f"a temperature is for classes, and outputs={task.name!r} has none; leave it out.")
     return float((given if isinstance(given, Temperature) else Temperature(given)).value)
 

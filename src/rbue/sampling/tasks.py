@@ -45,6 +45,11 @@ class Task:
     remedy: str | None = None
 
     @property
+    def of_classes(self) -> bool:
+        """Whether one class of several is the answer."""
+        return self.statistics is RunningStatistics
+
+    @property
     def of_probabilities(self) -> bool:
         """Whether probabilities are averaged."""
         return not issubclass(self.statistics, RegressionStatistics)
