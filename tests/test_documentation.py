@@ -1,5 +1,6 @@
 """README and docs: Python blocks run as written, generated parts are current, sentences are short."""
 
+import difflib
 import hashlib
 import json
 import re
@@ -22,6 +23,8 @@ PAGES = [
     "docs/shift.md",
     "docs/paper.md",
 ]
+TUTORIALS = {name: f"docs/tutorials/{name}.md" for name in ("trained-network", "regression", "text", "segmentation")}
+SLOW = {"text", "segmentation"}
 
 
 def run_blocks(page, wanted=lambda block: True):
@@ -37,6 +40,45 @@ def run_blocks(page, wanted=lambda block: True):
 @pytest.mark.parametrize("page", PAGES)
 def test_python_blocks_run_in_order(page):
     run_blocks(page)
+
+
+@pytest.fixture(scope="module")
+def tutorials():
+    """The script that runs the tutorials and fills in what they print."""
+    return runpy.run_path(str(ROOT / "docs" / "tutorial_pictures.py"), run_name="tutorial_pictures")
+
+
+def without_numbers(text):
+    return re.sub(r"-?\d+(\.\d+)?", "#", text).split()
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in TUTORIALS])
+def test_a_tutorial_prints_what_it_shows(tutorials, name):
+    """But for its numbers, which depend on the machine, and single rows of a table; a page asserts what it claims."""
+    page = ROOT / TUTORIALS[name]
+    shown = [block[2] or "" for block in tutorials["BLOCK"].finditer(page.read_text())]
+    names, printed = tutorials["run"](page)
+    assert any(shown)
+    for one, other in zip(shown, printed, strict=True):
+        assert bool(one) == bool(other), other
+        match = difflib.SequenceMatcher(None, without_numbers(one), without_numbers(other), autojunk=False)
+        assert match.ratio() > 0.8, f"run docs/tutorial_pictures.py {name}: it prints {other}"
+    assert tutorials["PICTURES"][name][1](names).axes  # its picture can be drawn
+
+
+def test_what_a_tutorial_prints_is_written_into_it(tutorials):
+    text = "A\n\n```python\nprint(1)\n```\n\n```text\nold\n```\n\n```python\nx = 2\n```\n\nZ\n"
+    expected = "A\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n```python\nx = 2\n```\n\nZ\n"
+    assert tutorials["with_output"](text, ["1\n", ""]) == expected
+    assert tutorials["with_output"](expected, ["1\n", ""]) == expected
+
+
+@pytest.mark.parametrize("page", TUTORIALS.values())
+def test_a_tutorial_has_a_small_picture_and_says_when_not_to_trust_it(page):
+    text = (ROOT / page).read_text()
+    (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert (ROOT / page).parent.joinpath(picture).stat().st_size < 60_000
+    assert "\n## When not to trust it\n" in text
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +110,9 @@ def test_the_constants_on_the_page_are_the_librarys(written_stream):
         assert written_stream["site_number"](path, call) == Site(0, path, call, "F.relu", ()).number
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/results.md", "benchmarks/README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, *TUTORIALS.values(), "docs/results.md", "benchmarks/README.md", "CONTRIBUTING.md"]
+)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
         assert (ROOT / page).parent.joinpath(target).exists(), target
@@ -90,7 +134,7 @@ def test_sentences_are_told_apart():
     assert found == ["One code and [a link].", "(Two.", "Three lines?", "- four", "- five at 0.5."]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md", *TUTORIALS.values()])
 def test_no_sentence_has_more_than_30_words(page):
     long = [one for one in sentences((ROOT / page).read_text()) if len(re.findall(r"\w[^\s]*", one)) > 30]
     assert not long

@@ -108,7 +108,7 @@ def test_concatenate_keeps_order_and_samples():
 
 def test_repr_says_what_was_drawn():
     text = repr(accumulate(random_probs(6, 5, 3), []))
-    assert "5 images" in text
+    assert "5 inputs" in text
     assert "3 classes" in text
     assert "6 independent samples" in text
     assert isinstance(accumulate(random_probs(6, 5, 3), []), Prediction)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
-from rbue import metrics
+from rbue import metrics, tuning
 from rbue.calibration import Temperature
 from rbue.call_sites.inputs import as_batch
 from rbue.tuning import PLAIN, _last_block, _layers_that_vary
@@ -119,11 +119,27 @@ def test_a_network_that_is_hurt_stays_plain_and_says_so():
     assert [one.where for one in tuned.tried] == [PLAIN, "all"]
     assert tuned.best.where == PLAIN
     assert "plain network with a temperature is best" in repr(tuned)
-    assert len(rbue.conversion(network).random) == 1  # so that samples that are all the same cost little
+    rows = []
+    network[1].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     drawn = rbue.predict(network, held[0])
+    assert sum(rows) < 5 * len(held[0])  # a hundred equal passes would be a waste
     expected = Temperature(tuned.best.temperature)(network(held[0]).softmax(1))
     torch.testing.assert_close(drawn.probs, expected, rtol=1e-4, atol=1e-5)
     assert drawn.mutual_information.max() < 1e-6
+
+
+@pytest.mark.parametrize(("loss", "allowed"), [(0, [True, False, False]), (0.002, [True, True, False])])
+def test_one_image_is_no_loss_of_accuracy(loss, allowed, network, validation, monkeypatch):
+    """Where the limit is less than one image; wrong answers are made up."""
+    x, y = (part[:200] for part in validation)
+    wrong = iter([0, 1, 2])
+
+    def accuracy(probs, labels):
+        return torch.tensor(0.9 - next(wrong) / 200)
+
+    monkeypatch.setattr(tuning.metrics, "accuracy", accuracy)
+    found = rbue.tune(network, (x, y), where=["last"], q=[0.98, 0.95], samples=2, max_accuracy_loss=loss)
+    assert [one.allowed for one in found.tried] == allowed[: len(found.tried)]
 
 
 def test_loaders_are_the_same_as_tensors(trained, validation):

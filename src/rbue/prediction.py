@@ -47,7 +47,7 @@ class Sampled:
     def _described(self, what: str, *numbers: str) -> str:
         drawn = self.samples_used
         count = f"{int(drawn.min())}" if drawn.min() == drawn.max() else f"{int(drawn.min())} to {int(drawn.max())}"
-        parts = (f"{len(self)} images", what, f"{count} {self.draws} samples each", f"seed={self.seed}", *numbers)
+        parts = (f"{len(self)} inputs", what, f"{count} {self.draws} samples each", f"seed={self.seed}", *numbers)
         return f"{type(self).__name__}({', '.join(parts)})"
 
 

@@ -171,7 +171,8 @@ def tune(
             :func:`rbue.convert`.
         samples: balanced samples for each candidate.
         folds: parts of the validation images, each scaled by the temperature that fits the others.
-        max_accuracy_loss: how far below the plain network's accuracy a candidate may be; 0.002 are 0.2 points.
+        max_accuracy_loss: how far below the plain network's accuracy a candidate may be; 0.002 are 0.2 points. Unless
+            it is 0, one image is always allowed.
         outputs: ``"logits"``, the default, ``"probs"`` or ``"binary"``, as in :func:`rbue.predict`.
         seed: 64-bit seed of the draws.
         progress: show a progress bar; needs rich.
@@ -209,7 +210,9 @@ def tune(
     try:
         with _as_written(network), _progress(progress, len(placements) * len(falling)) as advance:
             tried = [search.plain()]
-            lowest = tried[0].accuracy - max_accuracy_loss
+            # One image more or less is chance, where 0.2 points are less than one.
+            loss = max(max_accuracy_loss, 1.5 / len(search.labels)) if max_accuracy_loss else 0.0
+            lowest = tried[0].accuracy - loss
             for placement in placements:
                 best = math.inf
                 for done, probability in enumerate(falling, 1):

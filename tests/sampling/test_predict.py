@@ -383,6 +383,15 @@ def test_batchnorm_and_dropout_are_in_evaluation_mode_while_sampling():
     assert float(found.variance.max()) < 1e-12
 
 
+@pytest.mark.parametrize("how", ["plain", "mean"])
+def test_another_mode_does_not_keep_it_from_drawing_and_it_says_so(how):
+    network, x = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    with rbue.mode(network, how), pytest.warns(RbueWarning, match=rf"draws samples inside .*'{how}'.* call net\(x\)"):
+        found = rbue.predict(network, x, samples=3)
+    assert torch.equal(found.probs, rbue.predict(network, x, samples=3).probs)
+
+
 def test_one_logit_is_two_classes():
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     x = torch.randn(5, 6)

@@ -361,7 +361,7 @@ def mode(model: nn.Module, name: str) -> Iterator[nn.Module]:
 
     ``"random"`` draws; ``"mean"`` replaces each random slope by its expectation, one deterministic pass;
     ``"plain"`` is the unconverted network. All threads that run the network see the mode; :func:`rbue.predict` always
-    draws.
+    draws, and warns of it inside the block.
     """
     if name not in MODES:
         raise InvalidInput(f"mode must be one of {', '.join(MODES)}, not {name!r}.")

@@ -16,7 +16,7 @@ from rbue.augment import Augment
 from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.call_sites.inputs import Batch, batches_of, one_call
-from rbue.errors import InvalidInput, RbueError, whole_number
+from rbue.errors import InvalidInput, RbueError, warn, whole_number
 from rbue.prediction import AnyPrediction, Prediction, concatenate
 from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
@@ -139,6 +139,8 @@ def predict(
     check_draws(draws)
     network = innermost(model)
     conversion = conversion_of(network)
+    if conversion.mode != "random":  # someone compares with the plain network, and would compare samples with samples
+        warn(f"predict draws samples inside rbue.mode(net, {conversion.mode!r}) too; for that mode call net(x) there.")
     scale = _temperature(temperature, conversion.temperature, task)
     whole = one_call(x, network, conversion.inputs)
     batches = batches_of(x, network, conversion.inputs) if whole is None else iter([whole])
