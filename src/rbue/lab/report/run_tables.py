@@ -172,7 +172,7 @@ def source_from_run(
     remarks = [
         *["from stored probabilities"] * (result.get("combined_from") == "stored probabilities"),
         *["balanced draws"] * (result.get("draws") == "balanced"),
-        *[f"augmented by {result['augment']}"] * bool(result.get("augment")),
+        *[f"augmented by {result.get('augment')}"] * bool(result.get("augment")),
     ]
     return Source(
         run=run,
