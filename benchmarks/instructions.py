@@ -28,10 +28,10 @@ from rbue.files import write_json
 from rbue.kernels import triton_fused, triton_kernels
 from rbue.lab.environment import facts
 
-BLOCK = {"ROWS": 4, "PIXELS": 16, "CHANNELS": 64, "WHOLE": True, "CAPPED": False, "REPEATED": False}
+BLOCK = {"ROWS": 4, "PIXELS": 16, "CHANNELS": 64, "WHOLE": True, "CAPPED": False, "REPEATED": False, "LANES": 2}
 WARPS, ELEMENTS = 4, 32
-FUSED = {"RANDOM": True, "RESIDUAL_NORM": False, "to_channel": 1}
-PLAIN = {"slabs": 1, "across": 1}
+FUSED = {"RANDOM": True, "RESIDUAL_NORM": False, "to_channel": 1, "BY_CHANNEL": False}
+PLAIN = {"slabs": 1, "across": 1, "shared": 1}
 KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "forward": (triton_kernels._forward_kernel, "bf16", PLAIN),
     "backward": (triton_kernels._backward_kernel, "bf16", PLAIN),
