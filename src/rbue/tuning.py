@@ -123,7 +123,9 @@ class Tuned:
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         if self.best.where == PLAIN:
-            lines.append("The plain network with a temperature is best: random activations would have to be trained.")
+            lines.append(
+                "The plain network with a temperature is best: random activations show no clear gain without training."
+            )
         return "\n".join(lines)
 
     def _row(self, one: Candidate) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -89,6 +90,27 @@ def test_binary_is_two_classes(finish):
     close(found.probs[:, 0].flatten(), 1 - p.mean(0))
     close(found.expected_entropy.flatten(), bernoulli_entropy(p).mean(0))
     assert found.votes[:, 1].flatten().tolist() == (p > 0.5).sum(0).tolist()
+
+
+def test_tokens_have_their_classes_last():
+    net, x = network(12, lambda out: out.unflatten(1, (4, 3)))
+    found = predict(net, x, "tokens")
+    p = special.softmax(loop(net, x).reshape(SAMPLES, 5, 4, 3), axis=3)
+    assert type(found) is Prediction
+    close(found.probs, np.moveaxis(p.mean(0), 2, 1))
+    assert found.label.tolist() == p.mean(0).argmax(2).tolist()
+    net, x = network(3)
+    with pytest.raises(InvalidInput, match=r"outputs='tokens' is for scores of each token, .* returned \(\d+, 3\)"):
+        predict(net, x, "tokens")
+
+
+def test_a_token_classifier_is_not_taken_for_one_with_as_many_classes_as_tokens():
+    net, x = network(12, lambda out: out.unflatten(1, (4, 3)))
+    rbue.predict(net, x, samples=2)
+    net.config = SimpleNamespace(num_labels=3)
+    with pytest.raises(InvalidInput, match=r"\(B, 4, 3\) and has 3 classes, which stand last; give outputs='tokens'"):
+        rbue.predict(net, x, samples=2)
+    rbue.predict(net, x, samples=2, outputs="logits")
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2, 1)])

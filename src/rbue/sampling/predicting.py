@@ -32,7 +32,7 @@ def predict(
     samples: int = 100,
     seed: int = 0,
     index: Tensor | None = None,
-    outputs: Literal["logits", "probs", "binary"] | None = None,
+    outputs: Literal["logits", "probs", "binary", "tokens"] | None = None,
     adaptive: Adaptive | None = None,
     return_samples: bool = False,
     progress: bool = False,
@@ -98,6 +98,8 @@ def predict(
             - ``"logits"``, the default, or ``"probs"``: one of ``C`` classes, ``(B, C, ...)``.
             - ``"binary"``: one logit, ``(B,)`` or ``(B, 1, ...)``, for two classes. One number an image has to be
               named: it may be ``"values"`` too.
+            - ``"tokens"``: logits with the classes last, ``(B, T, C)``, as token classifiers return them; the prediction
+              has ``(B, C, T)``.
             - ``"multilabel"``: a logit for each of ``K`` labels, ``(B, K, ...)``.
             - ``"values"``: numbers of any shape ``(B, ...)``, as in regression.
             - ``"gaussian"``: a mean and a positive variance, as a tuple of two tensors, an object or dict with ``mean``
@@ -173,6 +175,8 @@ def predict(
                     cycle=cycle,
                 )
             _check_shape(prediction, parts)
+            if outputs is None:
+                _refuse_tokens(network, prediction)
             parts.append(prediction)
             start += len(batch)
     if not parts:
@@ -251,6 +255,16 @@ def _check_shape(prediction: AnyPrediction, earlier: list[AnyPrediction]) -> Non
         raise InvalidInput(
             f"an image's outputs have shape {first} in the first batch and {other} in batch {len(earlier) + 1}; pad "
             "the inputs to one size, or predict the batches apart."
+        )
+
+
+def _refuse_tokens(network: nn.Module, prediction: AnyPrediction) -> None:
+    """Refuse logits whose classes a network of transformers says are elsewhere; their tokens would be the classes."""
+    classes, shape = getattr(getattr(network, "config", None), "num_labels", None), prediction.output_shape
+    if len(shape) == 2 and shape[1] == classes != shape[0]:
+        raise InvalidInput(
+            f"the network returned scores of shape (B, {shape[0]}, {shape[1]}) and has {classes} classes, which stand "
+            "last; give outputs='tokens'."
         )
 
 

@@ -155,6 +155,17 @@ def _quantiles(out: Tensor) -> Tensor:
     return _precise(out)
 
 
+def _classes_last(output: Any) -> Tensor:
+    """Logits ``(rows, T, C)`` as ``(rows, C, T)``, where pixels and tokens stand everywhere else."""
+    scores = class_scores(output)
+    if scores.dim() < 3:
+        raise InvalidInput(
+            f"outputs='tokens' is for scores of each token, (B, T, C), but the network returned {tuple(scores.shape)}; "
+            "leave it out for one class an input."
+        )
+    return scores.movedim(-1, 1)
+
+
 def mean_and_variance(output: Any) -> Tensor:
     """A mean and a variance as ``(rows, 2, ...)``: of two tensors, an object or dict with both, or such a tensor."""
     if not isinstance(output, Tensor):
@@ -214,6 +225,7 @@ TASKS = {
     "logits": Task("logits", class_probabilities, remedy=_BEFORE_SOFTMAX),
     "probs": Task("probs", _mended_probabilities),
     "binary": Task("binary", _two_classes, remedy=_BEFORE_SOFTMAX),
+    "tokens": Task("tokens", class_probabilities, read=_classes_last, remedy=_BEFORE_SOFTMAX),
     "multilabel": Task(
         "multilabel", _label_probabilities, MultiLabelStatistics, remedy="if it ends in a sigmoid, leave that out."
     ),
