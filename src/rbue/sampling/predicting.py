@@ -98,7 +98,7 @@ def predict(
             - ``"logits"``, the default, or ``"probs"``: one of ``C`` classes, ``(B, C, ...)``.
             - ``"binary"``: one logit, ``(B,)`` or ``(B, 1, ...)``, for two classes. One number an image has to be
               named: it may be ``"values"`` too.
-            - ``"tokens"``: logits with the classes last, ``(B, T, C)``, as token classifiers return them; the prediction
+            - ``"tokens"``: logits with the classes last, ``(B, T, C)``, as token classifiers have them; the prediction
               has ``(B, C, T)``.
             - ``"multilabel"``: a logit for each of ``K`` labels, ``(B, K, ...)``.
             - ``"values"``: numbers of any shape ``(B, ...)``, as in regression.
