@@ -142,6 +142,13 @@ def test_one_image_is_no_loss_of_accuracy(loss, allowed, network, validation, mo
     assert [one.allowed for one in found.tried] == allowed[: len(found.tried)]
 
 
+def test_a_large_pair_is_run_in_parts(network, validation):
+    rows = []
+    network[0].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    rbue.tune(network, validation, where=["last"], q=[0.95], samples=2)
+    assert max(rows) == 200  # of 600
+
+
 def test_loaders_are_the_same_as_tensors(trained, validation):
     pairs = DataLoader(TensorDataset(*validation), batch_size=130)
     settings = {"where": ["last"], "q": [0.9], "samples": 4}

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from rbue import random_stream
 from rbue.call_sites import Draw, conversion_of, evaluating, innermost, running
 from rbue.call_sites.following import CONVERSION
-from rbue.call_sites.inputs import Batch, batches_of, one_call
+from rbue.call_sites.inputs import Batch, batches_of, even_parts, one_call
 from rbue.errors import InvalidInput, whole_number
 
 __all__ = ["update_bn"]
@@ -109,8 +109,7 @@ def _pieces(x: Any, size: int, network: nn.Module) -> Iterator[Batch]:
             yield held
         return
     whole.check(network)
-    for part in torch.arange(len(whole), device=whole.device).tensor_split(max(1, -(-len(whole) // size))):
-        yield whole[int(part[0]) : int(part[-1]) + 1]
+    yield from (whole[part] for part in even_parts(len(whole), size))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from rbue.batchnorm import BATCH_NORMS, update_bn
 from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import Site, SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
 from rbue.call_sites.following import CONVERSION
-from rbue.call_sites.inputs import Batch, batches_of, beside, one_call
+from rbue.call_sites.inputs import Batch, batches_of, beside, even_parts, one_call
 from rbue.call_sites.summary import LIKELY_MEANT
 from rbue.call_sites.table import choose
 from rbue.call_sites.tracing import find_sites
@@ -43,7 +43,7 @@ PLAIN = "plain"
 PLACEMENTS = ("last", "last block", "all")
 _EXAMPLE = 32
 """Images that show which sites and layers there are."""
-_DATASET_BATCH = 128
+_LARGEST_BATCH = 256
 _PRIOR = 0.5
 """Images with any label, added where a temperature is fitted: there may be no mistake among a few hundred images. A
 half is Jeffreys' for a probability. On 40 small networks less guarded worse, and 1 cost a little where there were
@@ -450,7 +450,7 @@ def _suiting(network: nn.Module, example: Batch) -> Callable[[float], Randomness
 def _labelled(validation: Any, network: nn.Module) -> list[tuple[Batch, Tensor]]:
     """The batches of inputs and their labels, where the network is."""
     if isinstance(validation, Dataset):
-        validation = DataLoader(validation, batch_size=_DATASET_BATCH)
+        validation = DataLoader(validation, batch_size=_LARGEST_BATCH)
     if isinstance(validation, (str, Tensor, np.ndarray)) or not isinstance(validation, Iterable):
         raise _not_labelled(validation)
     batches = []
@@ -474,7 +474,8 @@ def _labelled(validation: Any, network: nn.Module) -> list[tuple[Batch, Tensor]]
             raise InvalidInput(f"the labels of validation must be class numbers, not {labels.dtype}; give integers.")
         if labels.dim() == 0 or len(inputs) != len(labels):
             raise InvalidInput(f"validation has {len(inputs)} images but {labels.shape[:1].numel()} labels.")
-        batches.append((inputs, labels.long()))
+        parts = even_parts(len(inputs), _LARGEST_BATCH)  # all of a pair at once may be more than the memory holds
+        batches += [(inputs[part], labels[part].long()) for part in parts]
     if not batches:
         raise InvalidInput("the loader gave no batch; there is nothing to tune with.")
     return batches

@@ -193,6 +193,18 @@ def repeat_rows(x: Tensor, times: int) -> Tensor:
     return out
 
 
+def even_parts(count: int, most: int) -> Iterator[slice]:
+    """As few parts of ``count`` rows as ``most`` in each allow, of almost one size: none is left with a single row.
+
+    >>> [(part.start, part.stop) for part in even_parts(9, 4)]
+    [(0, 3), (3, 6), (6, 9)]
+    """
+    parts = max(1, -(-count // most))
+    size, larger = divmod(count, parts)  # the first ones have one more, as in torch.tensor_split
+    for k in range(parts):
+        yield slice(k * size + min(k, larger), (k + 1) * size + min(k + 1, larger))
+
+
 def as_batch(x: Tensor | Batch) -> Batch:
     """A tensor as the only argument of a call."""
     return x if isinstance(x, Batch) else Batch((x,))
