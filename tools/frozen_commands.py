@@ -22,7 +22,8 @@ VARIES = "<varies>"
 _CLOCK = {"seconds", "training_seconds", "peak_bytes"}
 _VERSIONS = {"rbue", "commit", "python", "torch", "triton", "torchmetrics", "cuda"}
 _MACHINE = {"system", "cpu", "cores", "threads", "gpu"}
-VOLATILE = _CLOCK | _VERSIONS | _MACHINE
+_TIMED_FILES = {"training.json", "results.json"}  # in checksums.json: the seconds in them are summed too
+VOLATILE = _CLOCK | _VERSIONS | _MACHINE | _TIMED_FILES
 """Keys whose values depend on the machine, the clock or the version. ``kernels`` stays: a source file may get lost."""
 
 TINY = "--epochs 1 --batch 128 --width 0.25 --device cpu"
@@ -200,6 +201,8 @@ def _content(path: Path) -> Any:
         raw = path.read_bytes()
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         noted = {name: normalised(_parsed(text)) for name, text in header.pop("__metadata__", {}).items()}
+        if path.name == "state.safetensors":  # the log of an interrupted training has seconds
+            noted["rbue"] = {key: VARIES if key == "sha256" else one for key, one in noted["rbue"].items()}
         return {"metadata": noted, **{name: [one["dtype"], one["shape"]] for name, one in header.items()}}
     return "" if path.suffix != ".npy" else checksum(np.load(path).tobytes())
 
