@@ -207,7 +207,9 @@ def test_regression_gives_what_its_numbers_give():
         assert torch.equal(one, other)
     quantiles = torch.stack([mean - 1, mean, mean + 1], 1)
     prediction = Regression(quantiles, quantiles, samples_used=count, seed=0, outputs="quantiles")
-    assert QuantileResiduals().fit(prediction, targets).threshold == QuantileResiduals().fit(quantiles, targets).threshold
+    assert (
+        QuantileResiduals().fit(prediction, targets).threshold == QuantileResiduals().fit(quantiles, targets).threshold
+    )
 
 
 def test_errors_name_the_value_and_the_way_out():

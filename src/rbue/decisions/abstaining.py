@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -154,6 +155,7 @@ def fit(
     return Abstaining(thresholds[best].item(), risk, confidence, images, *found, level)
 
 
+@lru_cache(maxsize=64)
 def _candidates(images: int, risk: float, level: float, steps: int) -> Tensor:
     """How many images each candidate answers, rising; fixed by the number of images, never by their labels."""
     counts = torch.unique((torch.arange(1, steps + 1) * images).div(steps, rounding_mode="floor").clamp_min(1))
