@@ -131,7 +131,7 @@ def test_all_right_answers_everything_and_all_wrong_nothing():
 
 def test_too_few_images_say_how_many_are_needed():
     """0.95^58 is 0.0510 and 0.95^59 is 0.0485."""
-    with pytest.raises(InvalidInput, match="58 images are too few for risk 0.05.*at least 59"):
+    with pytest.raises(InvalidInput, match=r"58 images are too few for risk 0.05.*at least 59"):
         abstaining.fit(torch.rand(58), torch.ones(58, dtype=torch.bool))
     assert abstaining.fit(torch.rand(59), torch.ones(59, dtype=torch.bool)).coverage == 1.0
 

@@ -30,6 +30,7 @@ def test_interval_equals_that_of_the_beta_distribution():
         torch.from_numpy(values) for values in np.array([(k, n) for n in (1, 7, 60, 999) for k in range(0, n + 1, 3)]).T
     )
     lower, upper = binomial_interval(k, n, 0.9)
+    k, n = k.numpy(), n.numpy()
     low = np.where(k > 0, beta.ppf(0.05, np.maximum(k, 1), n - k + 1), 0.0)
     high = np.where(k < n, beta.ppf(0.95, k + 1, np.maximum(n - k, 1)), 1.0)
     np.testing.assert_allclose(lower.numpy(), low, atol=1e-12)

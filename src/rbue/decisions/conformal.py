@@ -5,8 +5,8 @@ images and their true answers, ``q`` is the ``⌈(n + 1)·coverage⌉``-th small
 ``{y: s(x, y) ≤ q}``. If the new image and the held-out ones are exchangeable, it holds the truth with probability
 ``coverage`` at least, and with ``coverage + 1 / (n + 1)`` at most if no two scores are equal, whatever the network
 (Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005; Lei et al., Distribution-Free Predictive
-Inference for Regression, JASA 2018). The probability is over held-out and new images alike. Use images that neither trained nor
-tuned the network, its temperature included.
+Inference for Regression, JASA 2018). The probability is over held-out and new images alike. Use images that neither
+trained nor tuned the network, its temperature included.
 
     >>> probs = torch.tensor([[0.8, 0.2], [0.4, 0.6], [0.7, 0.3], [0.1, 0.9]])
     >>> sets = LAC().fit(probs, torch.tensor([0, 1, 0, 1]), coverage=0.7)
