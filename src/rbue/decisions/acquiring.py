@@ -5,6 +5,7 @@ Equal images have no order of their own: the seed decides among them. Equal inpu
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,7 @@ def random(pool: Any, count: int, seed: int = 0) -> Tensor:
     """Images at random, without repetition: what every other choice has to beat.
 
     Args:
-        pool: The number of images, or anything with a length: a prediction, or features ``(B, D)``. Of samples
-            ``(S, B, C)`` give ``samples[0]``.
+        pool: The number of images, a prediction, probabilities ``(B, C)``, samples ``(S, B, C)`` or features ``(B, D)``.
         count: How many to pick.
         seed: Decides which.
 
@@ -32,7 +32,7 @@ def random(pool: Any, count: int, seed: int = 0) -> Tensor:
         >>> random(5, 5).sort().values
         tensor([0, 1, 2, 3, 4])
     """
-    images = pool if isinstance(pool, int) else len(pool)
+    images = pool if isinstance(pool, Integral) else pool.shape[1] if getattr(pool, "ndim", 0) == 3 else len(pool)
     return _first(torch.zeros(whole_number(images, "pool")), count, seed)
 
 
