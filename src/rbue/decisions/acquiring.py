@@ -24,7 +24,7 @@ def random(pool: Any, count: int, seed: int = 0) -> Tensor:
     """Images at random, without repetition: what every other choice has to beat.
 
     Args:
-        pool: The number of images, a prediction, probabilities ``(B, C)``, samples ``(S, B, C)`` or features ``(B, D)``.
+        pool: The number of images, a prediction, probabilities ``(B, C)``, samples ``(S, B, C)`` or features.
         count: How many to pick.
         seed: Decides which.
 
@@ -116,7 +116,7 @@ def batch_bald(prediction: Any, count: int, seed: int = 0, configurations: int =
     exact. Beyond that it is the mean over as many that are drawn from the samples, the paper's estimate (eq. 14): a
     configuration is drawn label by label from one sample, and every sample draws equally many, up to one.
 
-    Memory is ``S · configurations`` and 32 MiB of work space, whatever the size of the pool.
+    Memory is ``S · configurations`` numbers and a few blocks of 32 MiB, whatever the size of the pool.
 
     Args:
         prediction: Of the pool: samples ``(S, B, C)``, or a ``Prediction`` of ``return_samples=True``.
