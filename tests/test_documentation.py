@@ -18,6 +18,7 @@ PAGES = [
     "README.md",
     "docs/quickstart.md",
     "docs/your-own-model.md",
+    "docs/decisions.md",
     "docs/how-it-works.md",
     "docs/comparing.md",
     "docs/shift.md",
@@ -134,7 +135,7 @@ def test_sentences_are_told_apart():
     assert found == ["One code and [a link].", "(Two.", "Three lines?", "- four", "- five at 0.5."]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md", *TUTORIALS.values()])
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md", "docs/decisions.md", *TUTORIALS.values()])
 def test_no_sentence_has_more_than_30_words(page):
     long = [one for one in sentences((ROOT / page).read_text()) if len(re.findall(r"\w[^\s]*", one)) > 30]
     assert not long

@@ -10,7 +10,7 @@ from rbue import _moved
 from rbue._version import __version__
 
 if TYPE_CHECKING:
-    from rbue import augment, calibration, functional, metrics, variance
+    from rbue import augment, calibration, decisions, functional, metrics, variance
     from rbue.activations import DropActivation, Dropout, DropReLU, RReLU
     from rbue.batchnorm import update_bn
     from rbue.call_sites import ConversionSummary, Site, SiteTable, convert, mode, revert, seed, set_temperature, sites
@@ -43,6 +43,7 @@ __all__ = [
     "calibration",
     "conversion",
     "convert",
+    "decisions",
     "functional",
     "load",
     "metrics",

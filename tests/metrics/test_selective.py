@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbue.metrics import aurc, risk_coverage
+from rbue.errors import InvalidInput
+from rbue.metrics import augrc, aurc, auroc, coverage_at_risk, risk_coverage
 
 
 def loop_curve(confidence, correct):
@@ -59,3 +60,36 @@ def test_better_ordering_has_the_smaller_area():
     good = torch.arange(10, 0, -1).float()
     assert aurc(good, correct) < aurc(torch.ones(10), correct) < aurc(-good, correct)
     assert aurc(torch.ones(10), correct).item() == pytest.approx(0.2)
+
+
+tied_answers = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=40)
+
+
+@settings(max_examples=50, deadline=None)
+@given(pairs=tied_answers)
+def test_augrc_is_what_auroc_and_accuracy_make_it(pairs):
+    """``(1 - AUROC)·a·(1 - a) + ½ (1 - a)²``, with ties too."""
+    confidence, correct = torch.tensor([float(c) for c, _ in pairs]), torch.tensor([r for _, r in pairs])
+    accuracy = correct.double().mean().item()
+    ranking = 1 - auroc(confidence, correct).item() if 0 < accuracy < 1 else 0.0
+    expected = ranking * accuracy * (1 - accuracy) + (1 - accuracy) ** 2 / 2
+    assert augrc(confidence, correct).item() == pytest.approx(expected, abs=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(pairs=tied_answers, risk=st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]))
+def test_coverage_at_risk_tries_every_threshold(pairs, risk):
+    best = 0
+    for threshold, _ in pairs:
+        answered = [right for score, right in pairs if score >= threshold]
+        if len(answered) - sum(answered) <= risk * len(answered):
+            best = max(best, len(answered))
+    confidence, correct = torch.tensor([float(c) for c, _ in pairs]), torch.tensor([r for _, r in pairs])
+    assert coverage_at_risk(confidence, correct, risk).item() == best / len(pairs)
+
+
+def test_one_error_in_twenty_is_a_risk_of_five_percent():
+    correct = torch.arange(20) > 0
+    assert coverage_at_risk(torch.arange(20.0), correct, risk=0.05).item() == 1.0
+    with pytest.raises(InvalidInput, match="risk is 2"):
+        coverage_at_risk(torch.arange(20.0), correct, risk=2)

@@ -36,6 +36,8 @@ SCORED = [
     (metrics.AUPR, metrics.aupr),
     (metrics.FPR95, metrics.fpr95),
     (metrics.AURC, metrics.aurc),
+    (metrics.AUGRC, metrics.augrc),
+    (partial(metrics.CoverageAtRisk, risk=0.3), partial(metrics.coverage_at_risk, risk=0.3)),
 ]
 NUMBERS = [
     (metrics.GaussianNLL, metrics.gaussian_nll),

@@ -1,4 +1,4 @@
-"""Accuracy, calibration, proper scores, uncertainty, diversity and detection; scores of regression.
+"""Accuracy, calibration, proper scores, uncertainty, diversity, detection and sets; scores of regression.
 
 Lower-case names are pure functions of whole tensors; capitalised names are torchmetrics classes that take
 the data in batches and give the same values. ``probs`` are mean class probabilities, ``(B, C)`` or
@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING
 
 from rbue.metrics.calibration_error import Reliability, adaptive_ece, ece, mce, reliability
 from rbue.metrics.classification import accuracy, brier, nll, top_k_accuracy
-from rbue.metrics.ranking import RiskCoverage, aupr, aurc, auroc, fpr95, risk_coverage
+from rbue.metrics.ranking import RiskCoverage, augrc, aupr, aurc, auroc, coverage_at_risk, fpr95, risk_coverage
 from rbue.metrics.regression import (
     gaussian_crps,
     gaussian_nll,
     interval_coverage,
     quantile_calibration_error,
     sample_crps,
+)
+from rbue.metrics.sets import (
+    Coverage,
+    binomial_interval,
+    coverage_by_class,
+    coverage_by_size,
+    set_coverage,
+    set_size,
 )
 from rbue.metrics.uncertainty import (
     disagreement,
@@ -37,6 +45,7 @@ from rbue.metrics.uncertainty import (
 
 if TYPE_CHECKING:
     from rbue.metrics.streaming import (
+        AUGRC,
         AUPR,
         AURC,
         AUROC,
@@ -48,6 +57,7 @@ if TYPE_CHECKING:
         Accuracy,
         AdaptiveECE,
         Brier,
+        CoverageAtRisk,
         Disagreement,
         MutualInformation,
         PredictiveEntropy,
@@ -62,13 +72,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AUPR", "AURC", "AUROC", "ECE", "FPR95", "JSD", "MCE", "NLL", "Accuracy", "AdaptiveECE", "Brier",
-    "Disagreement", "GaussianCRPS", "GaussianNLL", "IntervalCoverage", "MutualInformation", "PredictiveEntropy",
-    "QuantileCalibrationError", "Reliability", "RiskCoverage", "SampleCRPS", "TopKAccuracy",
-    "accuracy", "adaptive_ece", "aupr", "aurc", "auroc", "brier", "disagreement", "ece", "entropy",
-    "expected_entropy", "fpr95", "gaussian_crps", "gaussian_nll", "interval_coverage", "jsd", "max_pairwise", "mce",
-    "mean_pairwise", "mutual_information", "nll", "quantile_calibration_error", "reliability", "risk_coverage",
-    "sample_crps", "top_k_accuracy",
+    "AUGRC", "AUPR", "AURC", "AUROC", "ECE", "FPR95", "JSD", "MCE", "NLL", "Accuracy", "AdaptiveECE", "Brier",
+    "Coverage", "CoverageAtRisk", "Disagreement", "GaussianCRPS", "GaussianNLL", "IntervalCoverage",
+    "MutualInformation", "PredictiveEntropy", "QuantileCalibrationError", "Reliability", "RiskCoverage", "SampleCRPS",
+    "TopKAccuracy",
+    "accuracy", "adaptive_ece", "augrc", "aupr", "aurc", "auroc", "binomial_interval", "brier", "coverage_at_risk",
+    "coverage_by_class", "coverage_by_size", "disagreement", "ece", "entropy", "expected_entropy", "fpr95",
+    "gaussian_crps", "gaussian_nll", "interval_coverage", "jsd", "max_pairwise", "mce", "mean_pairwise",
+    "mutual_information", "nll", "quantile_calibration_error", "reliability", "risk_coverage", "sample_crps",
+    "set_coverage", "set_size", "top_k_accuracy",
 ]  # fmt: skip
 
 _CLASSES = {name for name in __all__ if name not in globals()}

@@ -128,6 +128,52 @@ def aurc(confidence: Tensor, correct: Tensor) -> Tensor:
     return risk_coverage(confidence, correct).risk.mean()
 
 
+def augrc(confidence: Tensor, correct: Tensor) -> Tensor:
+    """Area under the generalised risk-coverage curve, ``∫ P(wrong and answered) d coverage``; lower is better.
+
+    The generalised risk counts errors among all images, not only among the answered ones: ``E_k / n`` with ``E_k``
+    errors among the ``k`` surest. The area is that under straight lines from (0, 0) through ``(k / n, E_k / n)``, and
+    equals ``(1 - AUROC)·a·(1 - a) + ½ (1 - a)²`` for the accuracy ``a`` (Traub et al., Overcoming Common Flaws in the
+    Evaluation of Selective Classification Systems, NeurIPS 2024). Unlike ``aurc`` it does not weigh the errors of the
+    surest few many times.
+
+    Args:
+        confidence: One real number an image, higher for surer.
+        correct: Whether the prediction is right, one an image.
+
+    Example:
+        >>> round(augrc(torch.tensor([0.9, 0.5, 0.5]), torch.tensor([True, True, False])).item(), 4)
+        0.1111
+    """
+    confidence, correct = _checks.scores_and_flags(confidence, correct, "confidence", "correct")
+    _, error = descending_with_tied_means(confidence, ~correct)
+    return (error.cumsum(0) - error / 2).sum() / len(error) ** 2
+
+
+def coverage_at_risk(confidence: Tensor, correct: Tensor, risk: float = 0.05) -> Tensor:
+    """The largest fraction of images that a threshold answers with an error rate of at most ``risk``; 0 if none does.
+
+    Equal confidences pass a threshold together. This is the rate on the images given, without a guarantee for others:
+    :func:`rbue.decisions.abstaining.fit` gives one.
+
+    Args:
+        confidence: One real number an image, higher for surer.
+        correct: Whether the prediction is right, one an image.
+        risk: The error rate among answered images, in [0, 1].
+
+    Example:
+        >>> coverage_at_risk(torch.tensor([0.9, 0.7, 0.6, 0.2]), torch.tensor([True, True, False, False]), 0.4).item()
+        0.75
+    """
+    if not 0 <= risk <= 1:
+        raise InvalidInput(f"risk is {risk}; give an error rate in [0, 1].")
+    confidence, correct = _checks.scores_and_flags(confidence, correct, "confidence", "correct")
+    wrong, right = counts_above(confidence, ~correct)
+    answered = wrong + right
+    allowed = answered[wrong.double() / answered <= risk]
+    return (allowed.max() if len(allowed) else answered.new_zeros(())).double() / len(confidence)
+
+
 def descending_with_tied_means(scores: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
     """Sort by falling score; every flag of a group of equal scores becomes the mean flag of the group.
 

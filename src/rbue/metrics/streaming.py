@@ -20,7 +20,7 @@ from rbue.errors import InvalidInput, whole_number
 from rbue.metrics import _checks
 from rbue.metrics.calibration_error import BinSums, Reliability, bin_sums, equal_mass_error, top_label
 from rbue.metrics.classification import hits, log_losses, squared_errors
-from rbue.metrics.ranking import aupr, aurc, auroc, fpr95
+from rbue.metrics.ranking import augrc, aupr, aurc, auroc, coverage_at_risk, fpr95
 from rbue.metrics.uncertainty import disagreement_sums, entropy, jsd_sums, mutual_information
 
 
@@ -378,3 +378,25 @@ class AURC(_ScoreMetric):
     def compute(self) -> Tensor:
         """Return the area under the risk-coverage curve of all images seen since the last ``reset``."""
         return aurc(*self._joined())
+
+
+class AUGRC(AURC):
+    """Streaming form of ``rbue.metrics.augrc``."""
+
+    def compute(self) -> Tensor:
+        """Return the area under the generalised curve of all images seen since the last ``reset``."""
+        return augrc(*self._joined())
+
+
+class CoverageAtRisk(AURC):
+    """Streaming form of ``rbue.metrics.coverage_at_risk``."""
+
+    higher_is_better = True
+
+    def __init__(self, risk: float = 0.05, **settings: Any) -> None:
+        self.risk = risk
+        super().__init__(**settings)
+
+    def compute(self) -> Tensor:
+        """Return the coverage at that error rate of all images seen since the last ``reset``."""
+        return coverage_at_risk(*self._joined(), self.risk)

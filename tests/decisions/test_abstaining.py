@@ -1,0 +1,150 @@
+"""The guarantee of a threshold, over 1,000 simulated draws."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta, binom
+
+from rbue.decisions import abstaining
+from rbue.errors import InvalidInput, RbueWarning
+
+
+def falling(score):
+    """A risk that falls with the score, from 0.4 to 0."""
+    return 0.4 * (1 - score) ** 2
+
+
+def jagged(score):
+    """One that does not: the surest are wrong too often, and so are some in the middle."""
+    odd = [score > 0.97, (score > 0.5) & (score < 0.55), score < 0.2]
+    return np.select(odd, [0.2, 0.12, 0.3], 0.005 + 0.02 * (1 - score))
+
+
+def selective_risks(risk, thresholds, ties):
+    """``P(wrong | score > threshold)`` of each threshold, by a fine sum; 0 where nothing is answered."""
+    scores = (np.arange(200_000) + 0.5) / 200_000
+    scores = np.floor(scores * ties) / ties if ties else scores
+    wrong = np.append(risk(scores)[::-1].cumsum()[::-1], 0.0)
+    first = np.searchsorted(scores, thresholds, side="right")
+    return wrong[first] / np.maximum(len(scores) - first, 1)
+
+
+def too_risky(search, risk, ties, draws, images=1000):
+    """In how many draws the true risk is above 5 %, and the mean coverage."""
+    rng = np.random.default_rng(0)
+    thresholds, coverage = [], 0.0
+    for _ in range(draws):
+        scores = rng.random(images)
+        scores = np.floor(scores * ties) / ties if ties else scores
+        rule = abstaining.fit(scores, rng.random(images) >= risk(scores), risk=0.05, search=search)
+        thresholds.append(rule.threshold)
+        coverage += rule.coverage / draws
+    return (selective_risks(risk, thresholds, ties) > 0.05).sum(), coverage
+
+
+# A rate of exactly 5 % would give more than 71 of 1,000 in one case of a thousand.
+MOST = binom.ppf(0.999, 1000, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("search", "risk", "ties"),
+    [
+        pytest.param("sequence", falling, 0, id="sequence"),
+        pytest.param("sequence", falling, 25, id="sequence with ties", marks=pytest.mark.slow),
+        pytest.param("union", jagged, 0, id="union of a jagged risk", marks=pytest.mark.slow),
+        pytest.param("union", jagged, 20, id="union with ties", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::rbue.errors.RbueWarning")
+def test_the_bound_holds_in_95_percent_of_1000_draws(search, risk, ties):
+    broken, coverage = too_risky(search, risk, ties, 1000)
+    assert broken <= MOST
+    assert coverage > 0.3  # and not by answering nothing
+
+
+@pytest.mark.filterwarnings("ignore::rbue.errors.RbueWarning")
+@pytest.mark.parametrize("search", ["sequence", pytest.param("union", marks=pytest.mark.slow)])
+def test_a_constant_risk_above_the_limit_is_rarely_accepted(search):
+    """Everything errs in 5.1 %: every threshold is too risky, and one is taken in 5 % of the draws at most."""
+    rng = np.random.default_rng(1)
+    taken = sum(
+        abstaining.fit(rng.random(400), rng.random(400) >= 0.051, search=search).answered > 0 for _ in range(500)
+    )
+    assert 0 < taken <= binom.ppf(0.999, 500, 0.05)
+
+
+def plain_sequence(scores, correct, risk, confidence, counts):
+    """Fixed-sequence testing, plainly; counts are those of the candidates."""
+    order = np.argsort(-scores)
+    taken = (0, 0)
+    for count in counts:
+        cut = scores[order[count]] if count < len(scores) else -np.inf
+        above = scores > cut
+        if above.sum() < counts[0]:
+            continue
+        errors = int((above & ~correct).sum())
+        if binom.cdf(errors, above.sum(), risk) > 1 - confidence:
+            break
+        taken = (int(above.sum()), errors)
+    return taken
+
+
+@pytest.mark.filterwarnings("ignore::rbue.errors.RbueWarning")
+@pytest.mark.parametrize("ties", [0, 30])
+def test_equal_to_a_plain_sequence(ties):
+    rng = np.random.default_rng(5)
+    for risk in (0.02, 0.05, 0.1):
+        for _ in range(5):
+            scores = rng.random(800)
+            scores = np.floor(scores * ties) / ties if ties else scores
+            correct = rng.random(800) >= falling(scores)
+            counts = abstaining._candidates(800, risk, 0.05, 100).tolist()
+            rule = abstaining.fit(torch.from_numpy(scores), torch.from_numpy(correct), risk=risk)
+            assert (rule.answered, rule.errors) == plain_sequence(scores, correct, risk, 0.95, counts)
+            answered = rule(scores)
+            assert int(answered.sum()) == rule.answered
+            assert int((answered.numpy() & ~correct).sum()) == rule.errors
+        if rule.answered:
+            expected = beta.ppf(0.95, rule.errors + 1, rule.answered - rule.errors)
+            assert rule.risk_bound == pytest.approx(expected, abs=1e-9)
+            assert rule.risk_bound <= risk
+
+
+def test_many_equal_scores_at_the_top_do_not_end_the_search():
+    """Confidences in float32 are often exactly 1: the thresholds among them answer nothing and are left out."""
+    scores = torch.cat([torch.ones(600), torch.linspace(0, 0.9, 400)])
+    rule = abstaining.fit(scores, scores > 0.3)
+    assert rule.answered >= 600
+
+
+def test_all_right_answers_everything_and_all_wrong_nothing():
+    scores = torch.rand(100)
+    everything = abstaining.fit(scores, torch.ones(100, dtype=torch.bool))
+    assert (everything.threshold, everything.coverage) == (-math.inf, 1.0)
+    with pytest.warns(RbueWarning, match="nothing is answered"):
+        nothing = abstaining.fit(scores, torch.zeros(100, dtype=torch.bool))
+    assert (nothing.threshold, nothing.coverage) == (math.inf, 0.0)
+    assert not nothing(scores).any()
+
+
+def test_too_few_images_say_how_many_are_needed():
+    """0.95^58 is 0.0510 and 0.95^59 is 0.0485."""
+    with pytest.raises(InvalidInput, match=r"58 images are too few for risk 0.05.*at least 59"):
+        abstaining.fit(torch.rand(58), torch.ones(58, dtype=torch.bool))
+    assert abstaining.fit(torch.rand(59), torch.ones(59, dtype=torch.bool)).coverage == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"risk": 0.0}, "risk is 0.0; give a number"),
+        ({"confidence": 1}, "confidence is 1; give a number"),
+        ({"search": "all"}, "search is 'all'"),
+        ({"steps": 0}, "steps is 0"),
+    ],
+)
+def test_errors(settings, message):
+    with pytest.raises(InvalidInput, match=message):
+        abstaining.fit(torch.rand(100), torch.ones(100, dtype=torch.bool), **settings)
