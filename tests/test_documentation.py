@@ -25,7 +25,7 @@ PAGES = [
     "docs/paper.md",
 ]
 TUTORIALS = {name: f"docs/tutorials/{name}.md" for name in ("trained-network", "regression", "text", "segmentation")}
-SLOW = {"text", "segmentation"}
+SLOW = {"trained-network", "text", "segmentation"}
 
 
 def run_blocks(page, wanted=lambda block: True):

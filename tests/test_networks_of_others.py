@@ -223,6 +223,7 @@ def elsewhere(networks: dict[str, nn.Module], tmp_path_factory: pytest.TempPathF
     return torch.load(folder / "found")
 
 
+@pytest.mark.slow  # the other process imports all of transformers
 @pytest.mark.parametrize("name", CASES)
 def test_a_new_process_predicts_the_same_bits(name, networks, elsewhere):
     here = predicted(name, networks[name])

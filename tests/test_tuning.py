@@ -227,6 +227,7 @@ def test_what_was_found_can_be_copied_and_stored(tuned, validation):
     assert hash(tuned)
 
 
+@pytest.mark.slow
 def test_a_wrapper_is_tuned_as_its_network(trained, validation):
     """Nothing is compiled for a candidate, and the names of statistics do not depend on the wrapper."""
     calls = []

@@ -92,7 +92,9 @@ def drawn(rng, images, classes=4):
     return torch.from_numpy(probs), torch.from_numpy(labels)
 
 
-@pytest.mark.parametrize("score", SCORES, ids=repr)
+@pytest.mark.parametrize(
+    "score", [SCORES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in SCORES[1:])], ids=repr
+)
 def test_coverage_over_1000_draws_is_in_the_exact_band(score):
     """49 held-out images and a new one: the true class is covered with probability ⌈50·0.9⌉ / 50 = 0.9 exactly."""
     rng = np.random.default_rng(1)
@@ -110,6 +112,7 @@ def test_coverage_over_1000_draws_is_in_the_exact_band(score):
         assert band(hits, 1000, 0.9), hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", SCORES[:2], ids=repr)
 def test_coverage_of_each_class_over_1000_draws(score):
     """19 held-out images of each class, of which one is predicted badly: each is covered with ⌈20·0.9⌉ / 20."""

@@ -182,6 +182,7 @@ def test_arrays_and_datasets_of_images():
         close(drawn(network, given), expected)
 
 
+@pytest.mark.slow
 def test_a_compiled_network_takes_keywords():
     ids, mask = text()
     network = rbue.convert(Text(), rbue.DropReLU(0.6), example={"ids": ids, "mask": mask})

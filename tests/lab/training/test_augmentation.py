@@ -266,7 +266,9 @@ def trained(spec="mc-droprelu:0.8", recipe=ALL, seed=0, **settings):
     return network
 
 
-@pytest.mark.parametrize("spec", ["single", "svi", "mc-droprelu:0.8"])
+@pytest.mark.parametrize(
+    "spec", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("single", "svi")), "mc-droprelu:0.8"]
+)
 def test_a_stopped_run_with_everything_on_goes_on_bit_for_bit(spec, tmp_path, monkeypatch):
     file = tmp_path / "state.safetensors"
     monkeypatch.setattr(trainer._Runner, "_is_time_to_save", lambda *_: True)
