@@ -13,7 +13,8 @@ import rbue
 from rbue import metrics, tuning
 from rbue.calibration import Temperature
 from rbue.call_sites.inputs import as_batch
-from rbue.tuning import PLAIN, _last_block, _layers_that_vary
+from rbue.call_sites.table import last_block
+from rbue.tuning import PLAIN, _layers_that_vary
 
 
 def clouds(count, seed):
@@ -262,9 +263,11 @@ def test_only_layers_behind_a_random_site_are_estimated_again(network, validatio
 
 
 def test_the_last_block_is_a_module_with_several_sites(network, validation):
-    assert [site.name for site in _last_block(rbue.sites(network, validation[0][:2]))] == ["2.3"]
+    assert [site.name for site in last_block(rbue.sites(network, validation[0][:2]))] == ["2.3"]
     nested = nn.Sequential(network[0], network[1], nn.Sequential(block(32, 8), block(8, 8)))
-    assert [site.name for site in _last_block(rbue.sites(nested, validation[0][:2]))] == ["2.0.2", "2.1.2"]
+    assert [site.name for site in last_block(rbue.sites(nested, validation[0][:2]))] == ["2.0.2", "2.1.2"]
+    rbue.convert(nested, rbue.DropReLU(0.9), where="last block", example=validation[0][:2])
+    assert [site.name for site in rbue.conversion(nested).random] == ["2.0.2", "2.1.2"]
 
 
 @pytest.mark.parametrize("last", [nn.Identity(), nn.ReLU()], ids=repr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
@@ -232,7 +233,7 @@ _AT_ONCE = 1 << 20
 """Numbers of maps that are added up at once."""
 
 
-class RunningMoments:
+class RunningMoments(ABC):
     """Mean and sum of squares of a stream of samples, in memory that does not grow with it.
 
     A subclass adds up what else its prediction holds, makes the prediction, and says when an answer has settled.
@@ -298,15 +299,15 @@ class RunningMoments:
         self._take(rows, samples)
         self.count[rows] += new
 
-    def _begin(self, zeros: Tensor, samples: Tensor) -> None:
+    def _begin(self, zeros: Tensor, samples: Tensor) -> None:  # noqa: B027 (mean and squares may be all there is)
         """Make room for sums; ``zeros`` is ``(B, C, ...)``, and ``samples`` are the first."""
 
-    def _take(self, rows: Tensor, samples: Tensor) -> None:
+    def _take(self, rows: Tensor, samples: Tensor) -> None:  # noqa: B027
         """Add to them."""
 
+    @abstractmethod
     def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Any:
         """The statistics so far; ``settings`` are ``draws`` and ``outputs``."""
-        raise NotImplementedError
 
     def settled(self, rows: Tensor, half_width: Tensor, tolerance: float) -> Tensor:
         """Whether each answer of the images ``rows`` is known, if means are within ``half_width``; ``(b, ...)``."""

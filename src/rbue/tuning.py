@@ -11,24 +11,22 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from rbue import metrics
 from rbue.activations import DropActivation, DropReLU, Randomness
 from rbue.batchnorm import BATCH_NORMS, update_bn
 from rbue.calibration import Temperature, cross_fitted
-from rbue.call_sites import Site, SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
+from rbue.call_sites import SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
 from rbue.call_sites.following import CONVERSION
-from rbue.call_sites.inputs import Batch, batches_of, beside, even_parts, one_call
+from rbue.call_sites.inputs import Batch, batches_of, beside, labelled_batches, one_call
 from rbue.call_sites.summary import LIKELY_MEANT
 from rbue.call_sites.table import choose
 from rbue.call_sites.tracing import find_sites
@@ -202,7 +200,9 @@ def tune(
     if activation is not None and (isinstance(activation, Randomness) or not callable(activation)):
         raise InvalidInput(f"activation must be a function of q, such as rbue.DropReLU, not {activation!r}.")
     falling = sorted({q} if isinstance(q, Real) else set(q), reverse=True)
-    batches = _labelled(validation, network)
+    batches = labelled_batches(validation, network, _LARGEST_BATCH)
+    for x, _ in batches:
+        refuse_infinite_images(x, torch.arange(len(x), device=x.device))
     example = batches[0][0][:_EXAMPLE]
     make = activation if activation is not None else _suiting(network, example)
     if isinstance(unlabelled, Iterator):  # each candidate reads it
@@ -396,21 +396,8 @@ def _convert(model: nn.Module, activation: Randomness, where: str, example: Batc
 
 def _picked(table: SiteTable, where: str) -> frozenset[tuple[str, int]]:
     """The sites of a placement, by path and call."""
-    if where == "last block":
-        return frozenset((site.path, site.call) for site in _last_block(table))
     # The plain network is converted with q = 1, which changes nothing; at the last site its samples cost least.
     return choose(table, "last" if where == PLAIN else where)
-
-
-def _last_block(table: SiteTable) -> Sequence[Site]:
-    """The sites in the smallest module around the last one that has several, but not all; else the last quarter."""
-    parts = table[-1].path.split(".")
-    for length in range(len(parts), 0, -1):
-        path = ".".join(parts[:length])
-        inside = [site for site in table if site.path == path or site.path.startswith(f"{path}.")]
-        if 1 < len(inside) <= len(table) / 2:
-            return inside
-    return table[-max(1, len(table) // 4) :]
 
 
 def _layers_that_vary(network: nn.Module, example: Batch) -> tuple[str, ...]:
@@ -445,55 +432,6 @@ def _suiting(network: nn.Module, example: Batch) -> Callable[[float], Randomness
     except ConversionError:
         return DropActivation
     return DropActivation if others.keys() & set(LIKELY_MEANT) else DropReLU
-
-
-def _labelled(validation: Any, network: nn.Module) -> list[tuple[Batch, Tensor]]:
-    """The batches of inputs and their labels, where the network is."""
-    if isinstance(validation, Dataset):
-        validation = DataLoader(validation, batch_size=_LARGEST_BATCH)
-    if isinstance(validation, (str, Tensor, np.ndarray)) or not isinstance(validation, Iterable):
-        raise _not_labelled(validation)
-    batches = []
-    batch: Any
-    for batch in [validation] if isinstance(validation, Mapping) or _is_pair(validation) else validation:
-        if isinstance(batch, Mapping):
-            name = next((name for name in ("labels", "label") if name in batch), None)
-            if name is None:
-                raise InvalidInput(f"validation holds a dict without 'labels', only {', '.join(map(repr, batch))}.")
-            batch = batch, batch[name]
-        if not _is_pair(batch):
-            raise _not_labelled(batch)
-        inputs = one_call(batch[0], network)
-        if inputs is None:
-            raise InvalidInput(f"the inputs of validation must be tensors, not {type(batch[0]).__name__}.")
-        inputs = beside(inputs, network)
-        inputs.check(network)
-        refuse_infinite_images(inputs, torch.arange(len(inputs), device=inputs.device))
-        labels = torch.as_tensor(batch[1], device=inputs.device)
-        if labels.is_floating_point() or labels.is_complex():
-            raise InvalidInput(f"the labels of validation must be class numbers, not {labels.dtype}; give integers.")
-        if labels.dim() == 0 or len(inputs) != len(labels):
-            raise InvalidInput(f"validation has {len(inputs)} images but {labels.shape[:1].numel()} labels.")
-        parts = even_parts(len(inputs), _LARGEST_BATCH)  # all of a pair at once may be more than the memory holds
-        batches += [(inputs[part], labels[part].long()) for part in parts]
-    if not batches:
-        raise InvalidInput("the loader gave no batch; there is nothing to tune with.")
-    return batches
-
-
-def _is_pair(batch: Any) -> bool:
-    """Whether it is ``(x, y)``; a list of two batches is not."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        return False
-    numbers = isinstance(batch[1], (tuple, list)) and all(isinstance(one, Integral) for one in batch[1])
-    return numbers or isinstance(batch[1], (Tensor, np.ndarray))
-
-
-def _not_labelled(found: Any) -> InvalidInput:
-    return InvalidInput(
-        "validation must be a pair (x, y) of inputs and class numbers, a dict with 'labels', or a loader of these, but "
-        f"holds {type(found).__name__}."
-    )
 
 
 def _inputs(batches: list[tuple[Batch, Tensor]]) -> Iterator[Batch]:

@@ -239,7 +239,8 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
         activation: ``DropReLU(q)`` or ``RReLU(lower, upper)``; ``DropActivation(q)`` for networks with GELU, SiLU and
             the like; or ``Dropout(p)``, the baseline, whose sites are the inputs of convolutions and linear layers
             (``where="last"`` is the classifier's); or an object of a class of your own (:mod:`rbue.activations.base`).
-        where: ``"all"``, ``"first"``, ``"last"``, an index, a name such as ``"layer4.0.relu[1]"``, a pattern such as
+        where: ``"all"``, ``"first"``, ``"last"``, ``"last block"`` (the smallest module around the last site that has
+            several, or else the last quarter), an index, a name such as ``"layer4.0.relu[1]"``, a pattern such as
             ``"layer4.*"``, a list of these, or a function of a :class:`~rbue.call_sites.table.Site`.
         example: an input (a tensor or array, a tuple of arguments, a dict of keyword arguments, or a ``Dataset`` or
             loader, of which the first batch is taken). Needed for every placement except ``"all"``. Sites it does not

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -374,6 +374,54 @@ def _refuse_labels(x: Sequence[Any]) -> None:
     """Refuse a pair of inputs and labels, of which the labels would be a batch too."""
     if len(x) == 2 and isinstance(x[1], (Tensor, np.ndarray)) and x[1].ndim == 1 < x[0].ndim and len(x[0]) == len(x[1]):
         raise InvalidInput(f"x is a {type(x).__name__} of inputs and what looks like their labels; give x[0] alone.")
+
+
+def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tuple[Batch, Tensor]]:
+    """Batches of at most so many inputs, and their class numbers, where the network is."""
+    if isinstance(validation, Dataset):
+        validation = DataLoader(validation, batch_size=most)
+    if isinstance(validation, (str, Tensor, np.ndarray)) or not isinstance(validation, Iterable):
+        raise _not_labelled(validation)
+    batches = []
+    batch: Any
+    for batch in [validation] if isinstance(validation, Mapping) or _is_pair(validation) else validation:
+        if isinstance(batch, Mapping):
+            name = next((name for name in ("labels", "label") if name in batch), None)
+            if name is None:
+                raise InvalidInput(f"validation holds a dict without 'labels', only {', '.join(map(repr, batch))}.")
+            batch = batch, batch[name]
+        if not _is_pair(batch):
+            raise _not_labelled(batch)
+        inputs = one_call(batch[0], network)
+        if inputs is None:
+            raise InvalidInput(f"the inputs of validation must be tensors, not {type(batch[0]).__name__}.")
+        inputs = beside(inputs, network)
+        inputs.check(network)
+        labels = torch.as_tensor(batch[1], device=inputs.device)
+        if labels.is_floating_point() or labels.is_complex():
+            raise InvalidInput(f"the labels of validation must be class numbers, not {labels.dtype}; give integers.")
+        if labels.dim() == 0 or len(inputs) != len(labels):
+            raise InvalidInput(f"validation has {len(inputs)} images but {labels.shape[:1].numel()} labels.")
+        parts = even_parts(len(inputs), most)  # all of a pair at once may be more than the memory holds
+        batches += [(inputs[part], labels[part].long()) for part in parts]
+    if not batches:
+        raise InvalidInput("the loader gave no batch; there is nothing to tune with.")
+    return batches
+
+
+def _is_pair(batch: Any) -> bool:
+    """Whether it is ``(x, y)``; a list of two batches is not."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return False
+    numbers = isinstance(batch[1], (tuple, list)) and all(isinstance(one, Integral) for one in batch[1])
+    return numbers or isinstance(batch[1], (Tensor, np.ndarray))
+
+
+def _not_labelled(found: Any) -> InvalidInput:
+    return InvalidInput(
+        "validation must be a pair (x, y) of inputs and class numbers, a dict with 'labels', or a loader of these, but "
+        f"holds {type(found).__name__}."
+    )
 
 
 def _refuse_ragged(x: Sequence[Any]) -> None:

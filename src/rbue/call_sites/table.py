@@ -86,7 +86,8 @@ def choose(sites: SiteTable, where: Placement, noun: str = "ReLU") -> frozenset[
 
     Args:
         sites: what there is to choose from.
-        where: ``"all"``, ``"first"``, ``"last"``, an index (negative ones count from the end), a name such as
+        where: ``"all"``, ``"first"``, ``"last"``, ``"last block"`` (the smallest module around the last site that has
+            several, or else the last quarter of them), an index (negative ones count from the end), a name such as
             ``"layer4.0.relu[1]"``, a pattern such as ``"layer4.*"``, a list of these, or a function of a
             :class:`Site`. A module's path picks every call of that module, not those of the modules inside
             it; ``"relu[0]"`` picks the first call alone.
@@ -130,10 +131,23 @@ def _by_word(sites: SiteTable, word: str) -> list[Site]:
         return [sites[0]]
     if word == "last":
         return [sites[-1]]
+    if word == "last block":
+        return last_block(sites)
     # A name goes before a pattern, in which the brackets of "relu[1]" would stand for the one character 1.
     # The first call has a name without a number, which is its module's path too; with "[0]" it is picked alone.
     named = [site for site in sites if word == (site.name if site.call else f"{site.name}[0]")]
     return named or [site for site in sites if fnmatchcase(site.name, word) or fnmatchcase(site.path, word)]
+
+
+def last_block(sites: SiteTable) -> list[Site]:
+    """The sites in the smallest module around the last one that has several, but not all; else the last quarter."""
+    parts = sites[-1].path.split(".")
+    for length in range(len(parts), 0, -1):
+        path = ".".join(parts[:length])
+        inside = [site for site in sites if site.path == path or site.path.startswith(f"{path}.")]
+        if 1 < len(inside) <= len(sites) / 2:
+            return inside
+    return list(sites[-max(1, len(sites) // 4) :])
 
 
 def _has_inside(sites: SiteTable, path: str) -> bool:

@@ -71,9 +71,13 @@ def write_pictures(base: Path, channels: int = 3) -> str:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A root with two plain networks and an mc-droprelu, and the settings of the latter; not to be changed."""
-    base = tmp_path_factory.mktemp("shift")
+    return trained_runs(tmp_path_factory.mktemp("shift"))
+
+
+def trained_runs(base, **settings):
     name = write_pictures(base / "pictures")
-    config = RunConfig(name, "small_cnn", "mc-droprelu:0.8", width=0.25, recipe=recipe_for(name, epochs=2, batch=16))
+    recipe = recipe_for(name, epochs=2, batch=16)
+    config = RunConfig(name, "small_cnn", "mc-droprelu:0.8", width=0.25, recipe=recipe, **settings)
     for one in (config, *ensemble_of(config).members()):
         train_run(one, base / "runs", CPU)
     return base / "runs", config

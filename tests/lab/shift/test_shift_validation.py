@@ -8,31 +8,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_shift import CPU, LEVELS, NAMES, _own_places, ensemble_of, in_order, measure, write_pictures  # noqa: F401
+from test_shift import CPU, LEVELS, NAMES, _own_places, ensemble_of, in_order, measure, trained_runs  # noqa: F401
 
 from rbue import metrics
 from rbue.errors import InvalidInput
 from rbue.lab import data
 from rbue.lab.corruptions import corrupt
 from rbue.lab.paper.results import shift_rows
-from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.folders import RunFolder
 from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.training import train_run
 from rbue.lab.shift import Setting, ShiftStore, clean_result, shift_runs
-from rbue.lab.training import recipe_for
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A root with an mc-droprelu and two plain networks, trained without 15 of 72 images; not to be changed."""
-    base = tmp_path_factory.mktemp("held-out")
-    name = write_pictures(base / "pictures")
-    recipe = recipe_for(name, epochs=2, batch=16)
-    config = RunConfig(name, "small_cnn", "mc-droprelu:0.8", width=0.25, holdout=15, holdout_seed=3, recipe=recipe)
-    for one in (config, *ensemble_of(config).members()):
-        train_run(one, base / "runs", CPU)
-    return base / "runs", config
+    return trained_runs(tmp_path_factory.mktemp("held-out"), holdout=15, holdout_seed=3)
 
 
 @pytest.fixture
