@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
 from rbue import metrics, tuning
+from rbue.batchnorm import layers_that_vary
 from rbue.calibration import Temperature
 from rbue.call_sites.inputs import as_batch
 from rbue.call_sites.table import last_block
-from rbue.tuning import PLAIN, _layers_that_vary
+from rbue.tuning import PLAIN
 
 
 def clouds(count, seed):
@@ -259,7 +260,7 @@ def test_only_layers_behind_a_random_site_are_estimated_again(network, validatio
     expected = {0: ("1.0.1", "1.1.1"), 1: ("1.1.1",), 2: (), 3: ()}
     for where, layers in expected.items():
         rbue.convert(network, rbue.DropReLU(0.5), where=where, example=x)
-        assert _layers_that_vary(network, x) == layers
+        assert layers_that_vary(network, x) == layers
 
 
 def test_the_last_block_is_a_module_with_several_sites(network, validation):

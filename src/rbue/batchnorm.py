@@ -18,7 +18,7 @@ from rbue.errors import InvalidInput, whole_number
 
 __all__ = ["update_bn"]
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def update_bn(
@@ -61,7 +61,7 @@ def update_bn(
     size, state = whole_number(batch_size, "batch_size"), random_stream.check_seed(seed)
     network = innermost(model.module if isinstance(model, AveragedModel) else model)
     # By the names of the wrapper, whose own load_state_dict is to take them back.
-    normed = [(path, one) for path, one in model.named_modules() if isinstance(one, BATCH_NORMS)]
+    normed = [(path, one) for path, one in model.named_modules() if isinstance(one, _LAYERS)]
     wanted = {path: one for path, one in normed if one.running_mean is not None and (layers is None or path in layers)}
     unknown = sorted(set(layers or ()) - {path for path, _ in normed})
     if unknown:
@@ -80,6 +80,31 @@ def update_bn(
                     for name, value in _statistics(layer):
                         value.copy_(before[path][name])
     return {f"{path}.{name}".lstrip("."): value for path, kept in before.items() for name, value in kept.items()}
+
+
+def layers_that_vary(network: nn.Module, example: Batch) -> tuple[str, ...]:
+    """The names of the BatchNorm layers whose inputs differ between two samples."""
+    seen: dict[str, list[Tensor]] = {}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args, path=path: seen.setdefault(path, []).append(args[0].clone()))
+        for path, layer in network.named_modules()
+        if isinstance(layer, _LAYERS) and layer.running_mean is not None
+    ]
+    try:
+        with torch.no_grad(), evaluating(network):
+            for _ in range(2):
+                example.clone().call(network)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(path for path, found in seen.items() if not torch.equal(*_halves(found)))
+
+
+def _halves(found: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """What a layer, which may be called several times, saw in each of two passes."""
+    middle = len(found) // 2
+    first, second = (torch.cat([one.flatten() for one in part]) for part in (found[:middle], found[middle:]))
+    return first, second
 
 
 def _statistics(layer: nn.Module) -> list[tuple[str, Tensor]]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rbue import metrics
 from rbue.activations import DropActivation, DropReLU, Randomness
-from rbue.batchnorm import BATCH_NORMS, update_bn
+from rbue.batchnorm import layers_that_vary, update_bn
 from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
 from rbue.call_sites.following import CONVERSION
@@ -283,7 +283,7 @@ class _Search:
         start = time.perf_counter()
         self.restore()
         count = _convert(self.network, self.make(q), where, self.example)
-        layers = _layers_that_vary(self.network, self.example)
+        layers = layers_that_vary(self.network, self.example)
         statistics: dict[str, Tensor] = {}
         if layers:
             random = self._estimated(layers)
@@ -398,31 +398,6 @@ def _picked(table: SiteTable, where: str) -> frozenset[tuple[str, int]]:
     """The sites of a placement, by path and call."""
     # The plain network is converted with q = 1, which changes nothing; at the last site its samples cost least.
     return choose(table, "last" if where == PLAIN else where)
-
-
-def _layers_that_vary(network: nn.Module, example: Batch) -> tuple[str, ...]:
-    """The names of the BatchNorm layers whose inputs differ between two samples."""
-    seen: dict[str, list[Tensor]] = {}
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, args, path=path: seen.setdefault(path, []).append(args[0].clone()))
-        for path, layer in network.named_modules()
-        if isinstance(layer, BATCH_NORMS) and layer.running_mean is not None
-    ]
-    try:
-        with torch.no_grad(), evaluating(network):
-            for _ in range(2):
-                example.clone().call(network)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return tuple(path for path, found in seen.items() if not torch.equal(*_halves(found)))
-
-
-def _halves(found: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """What a layer, which may be called several times, saw in each of two passes."""
-    middle = len(found) // 2
-    first, second = (torch.cat([one.flatten() for one in part]) for part in (found[:middle], found[middle:]))
-    return first, second
 
 
 def _suiting(network: nn.Module, example: Batch) -> Callable[[float], Randomness]:
