@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import time
 from datetime import date
 from pathlib import Path
@@ -48,10 +49,15 @@ def scores(network: nn.Module, x: Tensor, y: Tensor, samples: int, temperature: 
     """The quality on the test images of a network as it is converted."""
     start = time.perf_counter()
     found = rbue.predict(network, (part for part in x.split(2000)), samples=samples, temperature=temperature)
-    values = {name: float(getattr(metrics, name)(found.probs, y)) for name in SCORES}
+    values = {name: finite(float(getattr(metrics, name)(found.probs, y))) for name in SCORES}
     wrong = found.label != y
     values["auroc_of_errors"] = float(metrics.auroc(found.entropy, wrong))
     return {**values, "seconds": time.perf_counter() - start}
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity; an NLL is infinite where a label's probability is zero."""
+    return value if math.isfinite(value) else None
 
 
 def described(one: Candidate) -> dict[str, Any]:
@@ -112,7 +118,7 @@ def show(run: dict[str, Any]) -> None:
         table.add_column(heading, justify="left" if heading in ("", "where") else "right")
     for row in run["rows"]:
         found = row["test"]
-        numbers = (f"{found[name]:.4f}" for name in (*SCORES, "auroc_of_errors"))
+        numbers = ("inf" if found[name] is None else f"{found[name]:.4f}" for name in (*SCORES, "auroc_of_errors"))
         scaled = f"{row['temperature']:.3f}" if "temperature" in row and row["row"] != "plain" else ""
         q = f"{row['q']:g}" if row.get("q", 1) < 1 else ""
         table.add_row(row["row"], row.get("where", ""), q, scaled, *numbers, f"{found['seconds']:.2f}")
