@@ -21,6 +21,7 @@ PAGES = [
     "docs/decisions.md",
     "docs/how-it-works.md",
     "docs/comparing.md",
+    "docs/one-training.md",
     "docs/shift.md",
     "docs/paper.md",
 ]

@@ -24,7 +24,8 @@ from rbue.lab.runs.measuring import images_of
 
 RESULT = Path(__file__).parents[1] / "results" / "search.json"
 SCORES = ("accuracy", "ece", "nll", "brier", "aurc")
-CORRUPTED = ("accuracy", "ece", "nll")
+CORRUPTED = ("accuracy", "ece", "nll", "mutual_information")
+SCALED = CORRUPTED[:3]
 SHOWN = ("label_smoothing", "cutout", "mixup", "noise", "augmix", "average", "weight_decay", "epochs")
 
 
@@ -55,7 +56,7 @@ def scaled(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
     crossed = cross_fitted(probs, labels, folds=5).probs
     return {
         "temperature": Temperature.fit(probs, labels).value,
-        "scaled": {name: float(getattr(metrics, name)(crossed, labels)) for name in CORRUPTED},
+        "scaled": {name: float(getattr(metrics, name)(crossed, labels)) for name in SCALED},
     }
 
 
@@ -98,10 +99,10 @@ def show(rows: list[dict[str, Any]]) -> None:
             table.add_row(trial, key, *(f"{scores[name]:.4f}" for name in SCORES))
             if "scaled" in scores:
                 table.add_row(
-                    "", f"... T {scores['temperature']:.3f}", *(f"{scores['scaled'][name]:.4f}" for name in CORRUPTED)
+                    "", f"... T {scores['temperature']:.3f}", *(f"{scores['scaled'][name]:.4f}" for name in SCALED)
                 )
         for key, damaged in one["corrupted"].items():
-            numbers = [f"{damaged['mean'][name]:.4f}" for name in CORRUPTED]
+            numbers = [f"{damaged['mean'][name]:.4f}" for name in SCALED]
             table.add_row("", f"corrupted: {key}", *numbers, "", "", f"{damaged['noise']['nll']:.3f}")
     Console(width=200).print(table)
 
