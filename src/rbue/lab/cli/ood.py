@@ -32,6 +32,7 @@ from rbue.lab.cli.output import (
     say,
     stdout,
 )
+from rbue.lab.data.outside import Outside
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.out_of_distribution import OodSetting, means, measure_outside, sets_for
 
@@ -85,12 +86,12 @@ def ood(
     place = device_named(device)
     found = find_all(where, runs)
     chosen = [sets_for(config, _names(near), _names(far)) for config, _ in found]
-    outcome = []
+    labels = labels_for([config for config, _ in found])
+    outcome: list[Measured] = []
+    opened: dict[tuple[str, str], Outside] = {}
     with data_progress() as progress:
-        for (config, root), label, (close, apart) in zip(
-            found, labels_for([config for config, _ in found]), chosen, strict=True
-        ):
-            entry = measure_outside(config, root, place, [*close, *apart], setting, progress)
+        for (config, root), label, (close, apart) in zip(found, labels, chosen, strict=True):
+            entry = measure_outside(config, root, place, [*close, *apart], setting, progress, opened)
             outcome.append(Measured(label, config, RunFolder.of(config, root).path, close, apart, entry))
     if json:
         print_json({"runs": [_document(run) for run in outcome]})

@@ -111,11 +111,21 @@ def measure_outside(
     names: Sequence[str],
     setting: OodSetting | None = None,
     progress: data.Progress | None = None,
+    opened: dict[tuple[str, str], Outside] | None = None,
 ) -> dict[str, Any]:
     """Measure a trained run on its test images against sets from elsewhere, and keep what came out in its folder.
 
     Every set is kept as soon as it is measured. What is there already is not measured again, unless another version of
     the random stream drew it or a folder of images has other images by now.
+
+    Args:
+        config: the run.
+        root: folder of the run folders.
+        device: where to predict.
+        names: the sets.
+        setting: how samples are drawn and detectors fitted.
+        progress: told how many sets are done, of how many.
+        opened: sets that were opened for an earlier run with the same number of images, which is added to.
 
     Returns:
         The entry of ``ood.json``: how it was measured, and for each name in ``sets`` its ``scores``, of which each has
@@ -129,7 +139,10 @@ def measure_outside(
     if missing:
         warn_of_changed_code(config, root)
         inside = at_most(images_of(config, "test"), setting.images)
-        others = {name: outside(name, inside, setting.images) for name in missing}  # one that is not here shows at once
+        sets = {} if opened is None else opened
+        for name in missing:  # before anything is measured: one of them may not be here
+            if (name, inside.name) not in sets:
+                sets[name, inside.name] = outside(name, inside, setting.images)
         what, steps = f"{config.method} seed {config.seed}", len(missing) + 2  # and training images, and those inside
 
         def tell(done: int) -> None:
@@ -137,7 +150,7 @@ def measure_outside(
 
         telling = _Telling(config, root, device, setting, inside, tell)
         for done, name in enumerate(missing, 3):
-            found = telling.against(others[name])
+            found = telling.against(sets[name, inside.name])
             with folder.locked():
                 folder.open(config, facts())
                 known = {**_kept(folder, key, config, setting), name: found}
@@ -202,11 +215,9 @@ class _Telling:
             "draws": draws,
             **({"augment": setting.augment} if setting.augment else {}),
             "k": k,
-            "device": device.type,
             "stream_version": prediction.stream_version,
             "data": inside.record(),
             "training_data": training.record(),
-            "environment": facts(),
         }
 
     def _predicted(self, images: data.ImageSet) -> Prediction:
@@ -236,6 +247,8 @@ class _Telling:
             "images": len(other.images),
             "left_out": list(other.left_out),
             "data": other.images.record(),
+            "device": self.device.type,
+            "environment": facts(),
         }
 
 
