@@ -221,7 +221,7 @@ class Mahalanobis:
     def fit(cls, features: Any, labels: Any) -> Mahalanobis:
         """Estimate means and covariance from training features ``(N, D)``, or a prediction, and classes ``(N,)``."""
         rows = _inputs.features_of(features)
-        labels = _inputs.tensor(labels, "labels")
+        labels = _inputs.tensor(labels, "labels").to(rows.device)
         if labels.shape != rows.shape[:1] or labels.is_floating_point():
             raise InvalidInput(
                 f"labels has shape {tuple(labels.shape)} and dtype {labels.dtype}; give {len(rows)} class numbers."
