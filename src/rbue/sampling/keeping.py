@@ -125,7 +125,8 @@ class _Noted:
         if len(features) < len(scores):  # it came before the first random site, and all samples share it
             features = repeat_rows(features, len(scores) // len(features))
         self.keeping.width = features.shape[1]
-        return torch.cat([scores, features], 1)
+        # Under autocast as short as the classifier reads them: plans ask of outputs what their type can hold.
+        return torch.cat([scores, features.to(scores.dtype)], 1)
 
 
 def _an_image(x: Tensor, last: bool) -> Tensor:
