@@ -128,6 +128,18 @@ class TwoHeads(nn.Module):
         return self.head(2 * y)
 
 
+class Gated(nn.Module):
+    """A linear layer in the middle, and a convolution that makes the scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 4), nn.Conv2d(4, 3, 6)
+
+    def forward(self, x):
+        y = F.relu(self.first(x))
+        return self.head(y * self.gate(y.mean((2, 3))).sigmoid()[:, :, None, None]).flatten(1)
+
+
 class Tokens(nn.Module):
     """A linear layer of tokens ``(B, T, D)``, whose scores are averaged."""
 
@@ -169,9 +181,11 @@ def test_a_temperature_scales_no_logits():
         assert torch.equal(getattr(plain, name), getattr(scaled, name))
 
 
+@pytest.mark.slow
 def test_compiled_networks_run_as_they_are_written():
     net, x = converted()
     compiled = torch.compile(net, backend="eager")
+    rbue.predict(compiled, x, samples=4, draws="independent")  # compiled code does not look for hooks that come later
     check(rbue.predict(compiled, x, samples=4, draws="independent", keep=BOTH), *one_by_one(net, x, 4))
 
 
@@ -233,3 +247,6 @@ def test_errors_are_one_sentence_with_the_way_out():
     with pytest.raises(InvalidInput, match="Sequential does not end in a linear layer that makes its 3 scores"):
         rbue.predict(convolutions, images, samples=2, keep="features")
     assert rbue.predict(convolutions, images, samples=2, keep="features:2").features.shape == (2, 4)
+    gated = rbue.convert(Gated(), rbue.DropReLU(0.8), example=images)
+    with pytest.raises(InvalidInput, match="Gated does not end in a linear layer that makes its 3 scores"):
+        rbue.predict(gated, images, samples=2, keep="features")
