@@ -165,7 +165,7 @@ def predict(
     images = len(whole) if whole is not None and whole.rows else None
     bar = SampleProgress(samples, images) if progress else nullcontext()
     read = class_scores if keeping.features else task.read
-    with evaluating(network), keeping.beside_scores([network], task.read), bar as report:
+    with keeping.beside_scores([network], task.read), evaluating(network), bar as report:
         for batch in batches:
             batch.check(network)
             numbers = _image_numbers(index, start, batch, whole=whole is not None)
