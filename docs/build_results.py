@@ -1,4 +1,4 @@
-"""Write what was measured into README.md and docs/results.md from ``results/``: ``python docs/build_results.py``.
+"""Write what was measured into README.md and the pages of docs/ from ``results/``: ``python docs/build_results.py``.
 
 A part is what stands between ``<!-- name -->`` and ``<!-- /name -->``; the rest of a page is written by hand. With
 ``--check`` nothing is written, and the exit status says whether all parts are up to date (the figures aside).
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
 ONE_TRAINING = ROOT / "docs" / "one-training.md"
+DECISIONS = ROOT / "docs" / "decisions.md"
 
 MAIN = Study("cifar10", "resnet18")
 OTHERS = {
@@ -68,6 +69,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
     }
     return {
         README: {"results": MAIN.short(SHORT)},
+        DECISIONS: {"ood": MAIN.outside()},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {"search": _search()},
     }

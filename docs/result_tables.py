@@ -9,11 +9,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
+from rbue.lab.data.outside import USUAL
 from rbue.lab.paper.experiments import METHODS
 from rbue.lab.paper.numbers import as_printed, paper_value
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
 from rbue.lab.runs.measuring import SAMPLE_COUNTS
+from rbue.lab.runs.out_of_distribution import SCORES, means
 
 ROOT = Path(__file__).parent.parent
 RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
@@ -50,6 +52,27 @@ class Study:
             if KEY in results:
                 found[method] = config, results[KEY]
         return found
+
+    def outside(self, root: Path = RUNS) -> list[str]:
+        """AUROC of every score against images from elsewhere, a table for near and one for far sets."""
+        near, far = USUAL[self.data]
+        found: dict[str, dict[str, Any]] = {}
+        for method in self.methods:
+            for entry in RunFolder.of(self.config(method), root).entries("ood").values():
+                if {*near, *far} <= entry["sets"].keys():
+                    found[method] = entry  # the last one, if there are several
+        if not found:
+            return [f"For {self.model} on {self.data} this is not measured yet."]
+        lines = []
+        for group, sets in (("near", near), ("far", far)):
+            lines += [f"AUROC in percent, {self.model} on {self.data} against {group} sets ({', '.join(sets)}):", ""]
+            lines += [f"| method | {' | '.join(score.replace('_', ' ') for score in SCORES)} |", "|---" * 10 + "|"]
+            for method, entry in found.items():
+                mean_of = means(entry, sets)
+                cells = [f"{100 * mean_of[one]['auroc']:.1f}" if one in mean_of else "–" for one in SCORES]
+                lines.append(f"| `{method}` | {' | '.join(cells)} |")
+            lines.append("")
+        return lines[:-1]
 
     def comparison(self, times: bool = False) -> list[str]:
         """Ours beside the paper's, one line a method, with the seconds of its training if asked; missing ones too."""

@@ -54,6 +54,7 @@ CALLS = (
     "calibrate {single} {droprelu} {ensemble} --json",
     "shift {colour} --corruptions fog,contrast --severities 1,5 --samples 4 --device cpu --json",
     "shift {colour} --corruptions fog --severities 1 --samples 40 --adaptive --device cpu --json",
+    "ood {single} {droprelu} {ensemble} --near colour-digits --samples 4 --images 50 --k 5 --device cpu --json",
     "predict {droprelu} grey.png --samples 7 --seed 2 --device cpu --json",
     "corrupt 3 --data colour-digits-few --corruption fog -o strip.png",
     "report {single} {droprelu} {colour} -o report.csv --json",

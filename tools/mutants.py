@@ -98,8 +98,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "samples.repeat_interleave(batch)", "samples.repeat(batch)",
         "sampling/test_predict.py::test_samples_are_those_of_a_loop"),
     _mutant("BatchNorm in training mode while sampling", "sampling/predicting.py",
-        "with evaluating(network), bar as report:", "with bar as report:",
+        "evaluating(network), bar as report:", "bar as report:",
         "sampling/test_predict.py::test_batchnorm_and_dropout_are_in_evaluation_mode_while_sampling"),
+    _mutant("shared features repeated in the wrong order", "sampling/keeping.py",
+        "repeat_rows(features, len(scores) // len(features))",
+        "features.repeat_interleave(len(scores) // len(features), 0)",
+        "sampling/test_keeping.py::test_the_means_of_plain_passes"),
     _mutant("shared rows repeated in the wrong order", "call_sites/inputs.py",
         "out.unflatten(0, (times, x.shape[0])).copy_(x)",
         "out.unflatten(0, (x.shape[0], times)).copy_(x.unsqueeze(1))",  # the sampler sees it and shares nothing

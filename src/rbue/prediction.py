@@ -74,6 +74,11 @@ class Prediction(Sampled):
             not. ``confidence`` and ``entropy`` are those of the scaled mean. What the samples say of their spread
             is left as it was drawn: ``variance``, ``votes``, ``expected_entropy``, ``mutual_information``, ``samples``.
         unscaled_probs: the mean before that; None if it was not scaled.
+        logits: mean over samples of the logits, ``(B, C)``; this and what follows are None unless ``keep`` asked for
+            them, and no temperature scales them.
+        energy: mean over samples of ``-ln Σ_c exp(z_c)`` for logits ``z``, ``(B,)``.
+        max_logit: mean over samples of ``max_c z_c``, ``(B,)``.
+        features: mean over samples of the classifier's input, ``(B, D)``.
         outputs: ``"logits"``, ``"probs"`` or ``"binary"``: what the network's outputs were taken for.
     """
 
@@ -83,6 +88,10 @@ class Prediction(Sampled):
     expected_entropy: Tensor
     temperature: float = field(default=1.0, kw_only=True)
     unscaled_probs: Tensor | None = field(default=None, kw_only=True)
+    logits: Tensor | None = field(default=None, kw_only=True)
+    energy: Tensor | None = field(default=None, kw_only=True)
+    max_logit: Tensor | None = field(default=None, kw_only=True)
+    features: Tensor | None = field(default=None, kw_only=True)
 
     _main = "probs"
 

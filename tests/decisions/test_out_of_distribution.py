@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp
+from torch import nn
 
+import rbue
 from rbue.decisions import _inputs
 from rbue.decisions import out_of_distribution as ood
 from rbue.errors import InvalidInput
@@ -108,6 +110,36 @@ def test_all_scores_by_name_and_detectors(samples):
     assert all(values.shape == (30,) for values in found.values())
     # of normalised log-probabilities the energy is that of one: nothing
     torch.testing.assert_close(found["energy"], torch.zeros(30, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+def test_a_prediction_that_keeps_logits_and_features_goes_into_every_score():
+    torch.manual_seed(0)
+    x, labels = torch.randn(30, 6), torch.arange(30) % 3
+    net = rbue.convert(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), rbue.DropReLU(0.8), example=x)
+    kept = rbue.predict(net, x, samples=10, keep=("logits", "features"))
+    logits = rbue.predict(net, x, samples=10, outputs=_itself, return_samples=True).samples
+    torch.testing.assert_close(ood.energy(kept), ood.energy(logits), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(ood.max_logit(kept), ood.max_logit(logits), atol=1e-6, rtol=1e-6)
+    fitted = {
+        "near": (ood.KNearest.fit(kept, k=3), ood.KNearest.fit(kept.features, k=3)),
+        "gauss": (ood.Mahalanobis.fit(kept, labels), ood.Mahalanobis.fit(kept.features, labels)),
+    }
+    found = ood.scores(kept, detectors={name: one for name, (one, _) in fitted.items()})
+    assert list(found)[-4:] == ["energy", "max_logit", "near", "gauss"]
+    for name, (_, other) in fitted.items():
+        assert torch.equal(found[name], other(kept.features))
+    plain = rbue.predict(net, x, samples=2)
+    assert "energy" not in ood.scores(plain)
+    with pytest.raises(InvalidInput, match=r"no features; make it with rbue.predict\(..., keep=\('features',\)\)"):
+        ood.KNearest.fit(plain)
+    with pytest.raises(InvalidInput, match=r"no logits; make it with rbue.predict\(..., keep=\('logits',\)\)"):
+        ood.energy(plain)
+    with pytest.raises(InvalidInput, match="temperature is 2"):
+        ood.energy(kept, temperature=2)
+
+
+def _itself(output):
+    return output
 
 
 def test_detection_takes_outside_for_positive():

@@ -64,14 +64,22 @@ def samples_of(prediction: Any, least: int = 1) -> Tensor:
     return samples
 
 
+def kept(prediction: Prediction, name: str, asked: str = "features") -> Tensor:
+    """What a prediction keeps beside its probabilities."""
+    found: Tensor | None = getattr(prediction, name)
+    if found is None:
+        raise InvalidInput(f"prediction has no {asked}; make it with rbue.predict(..., keep=({asked!r},)).")
+    return found.detach()
+
+
 def labels_of(labels: Any, outputs: Tensor) -> Tensor:
     """Class numbers ``(B,)``."""
     return _checks.labels_of(tensor(labels, "labels"), outputs, "prediction")
 
 
 def features_of(features: Any, width: int | None = None, name: str = "features") -> Tensor:
-    """Finite features ``(B, D)`` as they are."""
-    rows = tensor(features, name)
+    """Finite features ``(B, D)`` as they are; of a prediction those it keeps."""
+    rows = tensor(kept(features, "features") if isinstance(features, Prediction) else features, name)
     if rows.ndim != 2:
         raise InvalidInput(f"{name} has shape {tuple(rows.shape)}; give (images, features), e.g. {name}.flatten(1).")
     if width is not None and rows.shape[1] != width:

@@ -1,9 +1,10 @@
 """What does not belong: scores that are higher the more unusual an image is, and how well they tell.
 
-Every score gives one float64 number an image, ``(B,)``. Those of a prediction need nothing else; energy and the
-largest logit need ``logits``, ``(B, C)`` or ``(S, B, C)``, of which the mean over samples is taken. :class:`KNearest`
-and :class:`Mahalanobis` are fitted on training features ``(N, D)`` and called on new ones. :func:`scores` gives all
-that its inputs allow, by name; :func:`detection` says how well one tells inside from outside.
+Every score gives one float64 number an image, ``(B,)``. Those of probabilities take any prediction. Energy and the
+largest logit take logits, ``(B, C)`` or ``(S, B, C)``, of which the mean over samples is taken. :class:`KNearest` and
+:class:`Mahalanobis` are fitted on training features ``(N, D)`` and called on new ones. A prediction of
+``rbue.predict(..., keep=("logits", "features"))`` goes into all of them. :func:`scores` gives all that its inputs
+allow, by name; :func:`detection` says how well one tells inside from outside.
 
 Several labels (``MultiLabel``) are taken as independent questions: their entropies add up, and the most probable answer
 is that to all of them.
@@ -123,7 +124,8 @@ def energy(logits: Any, temperature: float = 1.0) -> Tensor:
     """``-T ln Σ_c exp(z_c / T)`` (Liu et al., Energy-based Out-of-distribution Detection, NeurIPS 2020).
 
     Args:
-        logits: ``(B, C)``, or ``(S, B, C)`` for the mean over samples.
+        logits: ``(B, C)``, or ``(S, B, C)`` for the mean over samples; or a ``Prediction`` that keeps logits, which
+            has the same mean for ``T = 1``. ``energy(prediction.logits)`` is that of the mean logits.
         temperature: ``T``.
 
     Example:
@@ -132,6 +134,12 @@ def energy(logits: Any, temperature: float = 1.0) -> Tensor:
     """
     if not 0 < temperature < math.inf:
         raise InvalidInput(f"temperature is {temperature}; give a finite number above 0.")
+    if isinstance(logits, Prediction):
+        if temperature != 1:
+            raise InvalidInput(
+                f"temperature is {temperature}, but a prediction keeps the energy of 1; give logits (S, B, C) instead."
+            )
+        return _inputs.kept(logits, "energy", "logits").double()
     return _of_logits(logits, lambda rows: -temperature * torch.logsumexp(rows / temperature, 1))
 
 
@@ -139,12 +147,14 @@ def max_logit(logits: Any) -> Tensor:
     """``-max_c z_c`` (Hendrycks et al., Scaling Out-of-Distribution Detection for Real-World Settings, ICML 2022).
 
     Args:
-        logits: ``(B, C)``, or ``(S, B, C)`` for the mean over samples.
+        logits: ``(B, C)``, or ``(S, B, C)`` for the mean over samples; or a ``Prediction`` that keeps logits.
 
     Example:
         >>> max_logit(torch.tensor([[0.0, 0.0], [9.0, 0.0]]))
         tensor([ 0., -9.], dtype=torch.float64)
     """
+    if isinstance(logits, Prediction):
+        return -_inputs.kept(logits, "max_logit", "logits").double()
     return _of_logits(logits, lambda rows: -rows.amax(1))
 
 
@@ -170,7 +180,7 @@ class KNearest:
 
     @classmethod
     def fit(cls, features: Any, k: int = 50) -> KNearest:
-        """Keep the training features ``(N, D)``."""
+        """Keep the training features ``(N, D)``, or those of a prediction of training images."""
         rows = _inputs.features_of(features)
         return cls(_unit(rows.double()), whole_number(k, "k", most=len(rows)))
 
@@ -209,9 +219,9 @@ class Mahalanobis:
 
     @classmethod
     def fit(cls, features: Any, labels: Any) -> Mahalanobis:
-        """Estimate means and covariance from training features ``(N, D)`` and their classes ``(N,)``."""
+        """Estimate means and covariance from training features ``(N, D)``, or a prediction, and classes ``(N,)``."""
         rows = _inputs.features_of(features)
-        labels = _inputs.tensor(labels, "labels")
+        labels = _inputs.tensor(labels, "labels").to(rows.device)
         if labels.shape != rows.shape[:1] or labels.is_floating_point():
             raise InvalidInput(
                 f"labels has shape {tuple(labels.shape)} and dtype {labels.dtype}; give {len(rows)} class numbers."
@@ -255,8 +265,8 @@ def scores(
 
     Args:
         prediction: A ``Prediction``, a ``MultiLabel``, probabilities ``(B, C)`` or samples ``(S, B, C)``.
-        logits: ``(B, C)`` or ``(S, B, C)``.
-        features: ``(B, D)``, for the detectors.
+        logits: ``(B, C)`` or ``(S, B, C)``; by default those that the prediction keeps.
+        features: ``(B, D)``, for the detectors; by default those that the prediction keeps.
         detectors: Fitted :class:`KNearest`, :class:`Mahalanobis` or functions of features of your own, by name.
 
     Example:
@@ -264,6 +274,9 @@ def scores(
         ['max_probability', 'entropy', 'energy', 'max_logit']
     """
     found: dict[str, Tensor] = {}
+    if isinstance(prediction, Prediction):
+        logits = prediction if logits is None and prediction.logits is not None else logits
+        features = prediction if features is None and detectors else features
     if prediction is not None:
         found |= {"max_probability": max_probability(prediction), "entropy": entropy(prediction)}
         if isinstance(prediction, (Prediction, MultiLabel)) or _inputs.tensor(prediction, "prediction").ndim == 3:

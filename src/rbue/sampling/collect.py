@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from rbue.errors import InvalidInput, RbueError, warn
 from rbue.prediction import Prediction, RunningMoments
 from rbue.random_stream import INDEPENDENT, Cycle
 from rbue.sampling.adaptive import Adaptive
+from rbue.sampling.keeping import Keeping, KeptSums
 from rbue.sampling.tasks import Outputs, Task, looks_like_probs, task_of
 
 
@@ -56,6 +58,7 @@ class _Drawing:
 
     Attributes:
         statistics: of what was drawn so far.
+        beside: sums of what else is kept of it.
         kept: the first samples, ``(keep, B, ...)``; None before any is drawn, or if none is to be kept.
     """
 
@@ -67,10 +70,12 @@ class _Drawing:
         task: Task,
         keep: int,
         report: SampleProgress | None,
+        keeping: Keeping | None = None,
     ) -> None:
         self.stream, self.x, self.images = stream, x, images
         self.task, self.keep, self.report = task, keep, report
         self.statistics = task.statistics(len(x), x.device)
+        self.beside = KeptSums(keeping or Keeping((), task), len(x), x.device)
         self.kept: Tensor | None = None
         self.looks_like_probs: Tensor | None = None
         self.done = 0
@@ -79,6 +84,7 @@ class _Drawing:
         """Draw until the images ``active`` have ``target`` samples; ``fewer`` are given the first so many of them."""
         numbers = torch.arange(self.done, target, dtype=torch.int32, device=self.x.device)
         for batch, stack, out in self.stream(self.x[active], numbers, self.images[active]):
+            out = self.beside.take(active[batch], out)
             if self.task.remedy and batch.start == 0 and self.done + stack.start == 0:
                 self.looks_like_probs = looks_like_probs(out)
             drawn = self.task.sampled(out)
@@ -135,16 +141,18 @@ def collect(
     report: SampleProgress | None = None,
     draws: str = "independent",
     cycle: Cycle = INDEPENDENT,
+    keeping: Keeping | None = None,
 ) -> Any:
     """Draw samples of one batch and keep running statistics of them: the prediction that belongs to ``outputs``.
 
-    ``draws`` says what kind of samples they are, ``cycle`` how they balance each other.
+    ``draws`` says what kind of samples they are, ``cycle`` how they balance each other. With ``keeping`` the outputs
+    hold what is to be kept (:meth:`~rbue.sampling.keeping.Keeping.beside_scores`).
     """
     plan = [samples] if adaptive is None else adaptive.rounds(samples)
     task = task_of(outputs)
     if adaptive is not None and task.of_probabilities and adaptive.tolerance >= 1:
         raise InvalidInput(f"tolerance must lie in (0, 1) for probabilities, not {adaptive.tolerance}.")
-    drawing = _Drawing(stream, x, images, task, samples if return_samples else 0, report)
+    drawing = _Drawing(stream, x, images, task, samples if return_samples else 0, report, keeping)
     active = torch.arange(len(x), device=x.device)
     for target in plan:
         drawing.draw(target, active)
@@ -156,7 +164,8 @@ def collect(
             if len(active) == 0:
                 break
     drawing.check()
-    return drawing.statistics.prediction(seed, drawing.kept, draws=draws, outputs=task.name)
+    prediction = drawing.statistics.prediction(seed, drawing.kept, draws=draws, outputs=task.name)
+    return replace(prediction, **drawing.beside.means(drawing.statistics.count)) if keeping else prediction
 
 
 def collect_at(

@@ -222,16 +222,9 @@ def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool
 def _sharing_plan(live: LiveRows, out: Tensor, **found: bool) -> PassPlan:
     """The plan of a pass that shares, with the memory it held; its outputs are ``out``, ``(s, b, ...)``."""
     for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
-    return PassPlan(True, for_image, max(for_row, 2 * _of_map(out)), **found)
-
-
-def _of_map(out: Tensor) -> int:
-    """Bytes of the map in a row of outputs ``(s, b, C, ...)``; 0 for class scores, which are small.
-
-    Those of many classes may be larger than anything in the pass, and there are two for each row: the outputs, and what
-    is averaged of them.
-    """
-    return out[0, 0].nbytes if out.dim() > 3 else 0
+    # Maps of many classes, or features, may be larger than anything in the pass, and there are two of each row: the
+    # outputs, and what is averaged of them or what they were joined from.
+    return PassPlan(True, for_image, max(for_row, 2 * out[0, 0].nbytes), **found)
 
 
 class _Stacking(NamedTuple):

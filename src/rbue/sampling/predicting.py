@@ -21,6 +21,8 @@ from rbue.prediction import AnyPrediction, Prediction, concatenate
 from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleProgress, collect, refuse_infinite_images
+from rbue.sampling.keeping import Keeping
+from rbue.sampling.passes import class_scores
 from rbue.sampling.stacking import StackedPasses
 from rbue.sampling.tasks import Outputs, Task, task_of
 
@@ -40,6 +42,7 @@ def predict(
     draws: str = "balanced",
     augment: Augment | Sequence[Augment] | None = None,
     temperature: float | Temperature | bool = True,
+    keep: str | Sequence[str] = (),
 ) -> Prediction: ...
 
 
@@ -59,6 +62,7 @@ def predict(
     draws: str = "balanced",
     augment: Augment | Sequence[Augment] | None = None,
     temperature: float | Temperature | bool = True,
+    keep: str | Sequence[str] = (),
 ) -> Any: ...
 
 
@@ -76,6 +80,7 @@ def predict(
     draws: str = "balanced",
     augment: Augment | Sequence[Augment] | None = None,
     temperature: float | Temperature | bool = True,
+    keep: str | Sequence[str] = (),
 ) -> AnyPrediction:
     """Predict with uncertainty: the mean and the spread of many random passes (paper §3.3).
 
@@ -121,6 +126,11 @@ def predict(
         temperature: scale the mean probabilities by the temperature that is kept with the network
             (:func:`rbue.set_temperature`), if there is one; False does not, a number scales by that one instead.
             Adaptive stopping looks at the mean before.
+        keep: what else to keep, as means over samples: ``"logits"`` for ``prediction.logits`` ``(B, C)``, ``energy``
+            and ``max_logit`` ``(B,)``; ``"features"`` for ``prediction.features`` ``(B, D)``, the input of the
+            classifier, which is the ``nn.Linear`` called last; ``"features:NAME"`` for that of another module, of which
+            maps are averaged over their pixels. Memory does not grow with ``samples``. For one class an input. With
+            features a compiled network runs as it is written.
 
     Returns:
         A :class:`Prediction` for classes, a :class:`MultiLabel` for labels, a :class:`Regression` for numbers.
@@ -137,6 +147,7 @@ def predict(
     """
     samples, seed = whole_number(samples, "samples"), random_stream.check_seed(seed)
     task = task_of(outputs)
+    keeping = Keeping(keep, task)
     _check_settings(adaptive, return_samples, memory)
     check_draws(draws)
     network = innermost(model)
@@ -153,7 +164,8 @@ def predict(
     start = 0
     images = len(whole) if whole is not None and whole.rows else None
     bar = SampleProgress(samples, images) if progress else nullcontext()
-    with evaluating(network), bar as report:
+    read = class_scores if keeping.features else task.read
+    with keeping.beside_scores([network], task.read), evaluating(network), bar as report:
         for batch in batches:
             batch.check(network)
             numbers = _image_numbers(index, start, batch, whole=whole is not None)
@@ -162,7 +174,7 @@ def predict(
             first = torch.arange(target, dtype=torch.int32, device=batch.device), numbers
             with _types_named(batch, network):
                 prediction = collect(
-                    StackedPasses(model, batch, seed, memory, draws, task.read, augment, first),
+                    StackedPasses(model, batch, seed, memory, draws, read, augment, first, keeping.features),
                     batch,
                     numbers,
                     samples,
@@ -173,6 +185,7 @@ def predict(
                     report=report,
                     draws=draws,
                     cycle=cycle,
+                    keeping=keeping,
                 )
             _check_shape(prediction, parts)
             if outputs is None:

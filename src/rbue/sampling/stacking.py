@@ -76,7 +76,8 @@ def _filled(rows: Tensor, size: int) -> Tensor:
 class StackedPasses:
     """Stochastic passes of one network on inputs of one shape.
 
-    ``first`` has the samples and images that will be asked for first, where that is known.
+    ``first`` has the samples and images that will be asked for first, where that is known. A network is run
+    ``as_written``, not compiled, where hooks have to see it.
     """
 
     def __init__(
@@ -89,10 +90,13 @@ class StackedPasses:
         read: Reader = class_scores,
         augment: Augment | Sequence[Augment] | None = None,
         first: tuple[Tensor, Tensor] | None = None,
+        as_written: bool = False,
     ) -> None:
         x = as_batch(x)
         self.augment = None if augment is None else Augmentation(augment, seed, x.device, draws)
         self.runner = PassRunner(model, seed, x.device, draws, read)
+        if as_written:
+            self.runner.leave_compiled_code()
         several = len(x) > 1  # an image alone does not show whether others would change its samples
         form = _form(self.runner.network)
         self.key = (x.form, self.runner.compiled, several, form, read)

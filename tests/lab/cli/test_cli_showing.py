@@ -30,7 +30,8 @@ from rbue.lab.data.images import checksums
 from rbue.lab.methods import list_methods
 from rbue.lab.models import list_models
 
-VERBS = ("train", "evaluate", "compare", "calibrate", "predict", "shift", "report", "models", "methods", "sites", "env")
+VERBS = ("train", "evaluate", "compare", "calibrate", "predict", "shift", "ood", "report", "models", "methods")
+VERBS += ("sites", "env")
 GROUPS = {
     "data": ("list", "fetch", "import", "check"),
     "runs": ("list", "show", "remove"),

@@ -19,7 +19,7 @@ import typer
 
 from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.lab.cli import inventory, measure, paper, runs, shift, train
+from rbue.lab.cli import inventory, measure, ood, paper, runs, shift, train
 from rbue.lab.cli.options import takes_selection
 from rbue.lab.cli.output import Flowing, complain, remark
 
@@ -84,6 +84,13 @@ _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
         (
             "rbue shift runs/cifar10/resnet18/* -o figures",
             "rbue shift 4f9d2c1a 0b1e55d2 --corruptions shot_noise,fog --severities 1,5",
+        ),
+    ),
+    (
+        ood.ood,
+        (
+            "rbue ood runs/cifar10/resnet18/*",
+            "rbue ood 4f9d2c1a --near cifar100,tiny-imagenet --far svhn,folder:textures:32 --samples 20",
         ),
     ),
     (

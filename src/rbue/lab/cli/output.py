@@ -158,7 +158,9 @@ def print_methods(console: Console, shown: Table, less_important: Sequence[str])
     names.max_width = None
     console.print(shown)
     if left_out:
-        console.print(f"[dim]no room for {', '.join(left_out)}; --json has everything[/dim]", soft_wrap=True)
+        console.print(
+            f"[dim]no room for {', '.join(dict.fromkeys(left_out))}; --json has everything[/dim]", soft_wrap=True
+        )
 
 
 def _whole_words(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[int | None]:

@@ -140,6 +140,12 @@ def blocks(array: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
         yield array[start : start + rows]
 
 
+def grey(images: Bytes) -> Bytes:
+    """Colour images as grey ones of one channel (ITU-R 601)."""
+    red, green, blue = (images[..., channel].astype(np.uint32) for channel in range(3))
+    return ((299 * red + 587 * green + 114 * blue + 500) // 1000).astype(np.uint8)[..., None]
+
+
 def channel_statistics(images: Bytes) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of every channel as fractions of 255, from exact integer sums, to four digits.
 

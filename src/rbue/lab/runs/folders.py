@@ -13,6 +13,7 @@
         calibration.json     scores before and after temperature scaling, under the same names as results.json
         shift.json, shift/   measurements on corrupted images (:mod:`rbue.lab.shift`); validation_shift is the same for
                              those that were held out
+        ood.json             how well scores tell images from elsewhere (:mod:`rbue.lab.runs.out_of_distribution`)
         checksums.json       of training.json and the files of measurements
         .lock                there while a process writes
 
@@ -160,8 +161,8 @@ class RunFolder:
 
     @property
     def has_results(self) -> bool:
-        """Whether it was measured, on clean or on damaged images; the files need not be readable."""
-        return any((self.path / name).exists() for name in ("results.json", "shift.json"))
+        """Whether it was measured, on clean, damaged or other images; the files need not be readable."""
+        return any((self.path / name).exists() for name in ("results.json", "shift.json", "ood.json"))
 
     @property
     def log(self) -> Path:

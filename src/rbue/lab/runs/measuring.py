@@ -38,7 +38,9 @@ from rbue.prediction import Prediction, concatenate, of_samples
 from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleStream, collect, collect_at
+from rbue.sampling.keeping import Keeping
 from rbue.sampling.predicting import check_draws
+from rbue.sampling.tasks import task_of
 
 BATCH_PIXELS = {"cpu": 500 << 10, "cuda": 10_000 << 10}
 """Pixels of the images that are predicted at once: 500 of CIFAR's on a CPU; all 10,000 on a GPU, so that one draw of
@@ -62,16 +64,21 @@ def predict_images(
     adaptive: Adaptive | None = None,
     draws: str = "independent",
     augment: str = "",
+    keep: Sequence[str] = (),
 ) -> Prediction:
-    """Predict a set of images with the method of a run; a method with fewer samples draws all it has."""
+    """Predict a set of images with the method of a run; a method with fewer samples draws all it has.
+
+    What to ``keep`` is as in :func:`rbue.predict`.
+    """
     count = usable_samples(config, samples, augment)
     rule = adaptive if usable_samples(config, samples + 1, augment) > samples else None
     draws = usable_draws(config, draws, augment)
     cycle = config.parsed.cycle if draws == "balanced" and not augment else INDEPENDENT
     settings = {"seed": seed, "adaptive": rule, "return_samples": return_samples, "draws": draws, "cycle": cycle}
-    with _measuring(networks, device):
+    keeping = Keeping(keep, task_of("logits"))
+    with _measuring(networks, device), keeping.beside_scores(networks):
         parts = [
-            collect(stream, x, numbers, count, **settings)  # type: ignore[arg-type]
+            collect(stream, x, numbers, count, keeping=keeping, **settings)  # type: ignore[arg-type]
             for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment)
         ]
     return concatenate(parts)

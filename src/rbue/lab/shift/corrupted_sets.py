@@ -29,7 +29,7 @@ from rbue.lab import data
 from rbue.lab.corruptions import corrupted
 from rbue.lab.corruptions.corrupting import SMALLEST_SIDE, usable_cores
 from rbue.lab.corruptions.sets import find_published
-from rbue.lab.data.images import Bytes
+from rbue.lab.data.images import grey
 from rbue.lab.shift.rows import Cell
 
 WORTH_HELPERS = 50_000
@@ -89,13 +89,8 @@ def as_trained(damaged: data.ImageSet, clean: data.ImageSet) -> data.ImageSet:
     if damaged.images.shape[3] == clean.images.shape[3]:
         return damaged
     return replace(
-        damaged, images=_grey(damaged.images), mean=clean.mean, std=clean.std, variant=f"{damaged.variant}, as grey"
+        damaged, images=grey(damaged.images), mean=clean.mean, std=clean.std, variant=f"{damaged.variant}, as grey"
     )
-
-
-def _grey(images: Bytes) -> Bytes:
-    red, green, blue = (images[..., channel].astype(np.uint32) for channel in range(3))
-    return ((299 * red + 587 * green + 114 * blue + 500) // 1000).astype(np.uint8)[..., None]
 
 
 class _Makers:

@@ -1,0 +1,148 @@
+"""``rbue ood``: how well trained runs tell images from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rbue.lab.cli.options import (
+    RUN_HELP,
+    Augment,
+    DeviceName,
+    Draws,
+    RunsFolder,
+    Samples,
+    device_named,
+    find_all,
+    labels_for,
+)
+from rbue.lab.cli.output import (
+    AsJson,
+    as_markup,
+    data_progress,
+    methods_table,
+    number,
+    percent,
+    print_json,
+    print_methods,
+    say,
+    stdout,
+)
+from rbue.lab.data.outside import Outside
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.out_of_distribution import OodSetting, means, measure_outside, sets_for
+
+_MEASURES = {"AUROC": number, "AUPR": number, "FPR95": percent}
+_SETS = "with commas: registered names, or folder:PATH."
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run and what it came to."""
+
+    label: str
+    config: RunConfig
+    folder: Path
+    near: list[str]
+    far: list[str]
+    entry: dict[str, Any]
+
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """The sets by how far they are."""
+        return {name: sets for name, sets in (("near", self.near), ("far", self.far)) if sets}
+
+
+def ood(
+    where: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN_HELP)],
+    near: Annotated[
+        str, typer.Option(help=f"Sets like that of the run, {_SETS}", show_default="the usual ones of CIFAR")
+    ] = "",
+    far: Annotated[str, typer.Option(help=f"Sets unlike it, {_SETS}", show_default="the usual ones of CIFAR")] = "",
+    samples: Samples = 100,
+    sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    images: Annotated[int, typer.Option(min=1, help="Most test images of each set, evenly spaced.")] = 10_000,
+    training_images: Annotated[
+        int | None, typer.Option(min=1, help="Most training images to fit detectors on.", show_default="all")
+    ] = None,
+    k: Annotated[int, typer.Option(min=1, help="Which nearest training image counts.")] = 50,
+    draws: Draws = "independent",
+    augment: Augment = "",
+    runs: RunsFolder = Path("runs"),
+    device: DeviceName = None,
+    json: AsJson = False,
+) -> None:
+    """Measure how well trained runs tell images from elsewhere: nine scores, each with AUROC, AUPR and FPR95.
+
+    Images from elsewhere are resized to those of the run and normalised as those. Classes that both sets have are left
+    out. The distances of the last two scores are those to training images, in the features before the classifier.
+    Results are kept in the run folders.
+    """
+    setting = OodSetting(samples, sample_seed, draws, augment, images, training_images, k)
+    place = device_named(device)
+    found = find_all(where, runs)
+    chosen = [sets_for(config, _names(near), _names(far)) for config, _ in found]
+    labels = labels_for([config for config, _ in found])
+    outcome: list[Measured] = []
+    opened: dict[tuple[str, str], Outside] = {}
+    with data_progress() as progress:
+        for (config, root), label, (close, apart) in zip(found, labels, chosen, strict=True):
+            entry = measure_outside(config, root, place, [*close, *apart], setting, progress, opened)
+            outcome.append(Measured(label, config, RunFolder.of(config, root).path, close, apart, entry))
+    if json:
+        print_json({"runs": [_document(run) for run in outcome]})
+        return
+    for name in dict.fromkeys(run.config.data for run in outcome):
+        _show([run for run in outcome if run.config.data == name])
+    for run in outcome:
+        say(str(run.folder / "ood.json"))
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in (part.strip() for part in text.split(",")) if name]
+
+
+def _document(run: Measured) -> dict[str, Any]:
+    return {
+        "run": run.folder,
+        "label": run.label,
+        "config": run.config.as_json(),
+        **run.groups,
+        "means": {group: means(run.entry, sets) for group, sets in run.groups.items()},
+        "result": run.entry,
+    }
+
+
+def _show(runs: Sequence[Measured]) -> None:
+    console = stdout()
+    shown = methods_table(console)
+    shown.add_column("score", no_wrap=True)
+    groups = runs[0].groups
+    several = [name for names in groups.values() if len(names) > 1 for name in names]  # one alone is its own mean
+    headings = {name: as_markup(_short(name)) for name in several}
+    for heading in [*(f"{measure} {group}" for group in groups for measure in _MEASURES), *headings.values()]:
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        label, of_groups = as_markup(run.label), [means(run.entry, names) for names in groups.values()]
+        for score in of_groups[0]:
+            cells = [show(mean[score][measure.lower()]) for mean in of_groups for measure, show in _MEASURES.items()]
+            each = [number(run.entry["sets"][name]["scores"][score]["auroc"]) for name in several]
+            shown.add_row(label, score.replace("_", " "), *cells, *each)
+            label = ""
+        shown.add_section()
+    first = runs[0].entry
+    counted = [f"{_short(name)} ({found['images']:,})" for name, found in first["sets"].items()]
+    title = f"{runs[0].config.data} ({first['data']['count']:,} test images) against {', '.join(counted)}"
+    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
+    print_methods(console, shown, less_important=[*(f"AUPR {group}" for group in groups), *headings.values()])
+    note = "images from elsewhere are the positives" + ("; a set has its AUROC" if several else "")
+    console.print(f"[dim]{note}[/dim]", soft_wrap=True)
+
+
+def _short(name: str) -> str:
+    """A set as a heading."""
+    return name if not name.startswith("folder:") else Path(name.removeprefix("folder:")).name

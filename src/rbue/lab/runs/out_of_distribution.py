@@ -1,0 +1,260 @@
+"""Measure how well a run tells images from elsewhere: every score, on every set, after one pass over each.
+
+``ood.json`` in the run folder has one entry for each way to draw samples and to fit detectors, and in it the sets that
+were measured. Detectors are fitted on training features, which are means over samples and over the members of an
+ensemble, as logits are. Members' features have axes of their own; their mean is still one fixed map of the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rbue import metrics
+from rbue.decisions import out_of_distribution as ood
+from rbue.errors import InvalidInput, whole_number
+from rbue.lab import data
+from rbue.lab.data.outside import USUAL, Outside, at_most, outside
+from rbue.lab.data.registry import FOLDER_PREFIX, silent
+from rbue.lab.environment import facts
+from rbue.lab.runs.augmented import canonical
+from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
+from rbue.lab.runs.measuring import images_of, other_images, predict_images, usable_draws, usable_samples
+from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.training import refuse_other_images, training_images, warn_of_changed_code
+from rbue.prediction import Prediction
+from rbue.sampling.predicting import check_draws
+
+SCORES = (
+    "max_probability",
+    "entropy",
+    "expected_entropy",
+    "mutual_information",
+    "variation_ratio",
+    "energy",
+    "max_logit",
+    "nearest",
+    "mahalanobis",
+)
+"""Every score, in the order of tables."""
+OF_SPREAD = ("expected_entropy", "mutual_information", "variation_ratio")
+"""Those that say nothing of one sample, and are left out there."""
+MEASURES = ("auroc", "aupr", "fpr95")
+
+
+@dataclass(frozen=True)
+class OodSetting:
+    """How samples are drawn and detectors fitted.
+
+    Attributes:
+        samples: random passes for each image.
+        seed: of the passes.
+        draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
+        augment: what each pass does to its images first (:mod:`rbue.lab.runs.augmented`).
+        images: the most images of each set, evenly spaced.
+        training_images: the most that detectors are fitted on; None for all.
+        k: the neighbour whose distance counts; less where there are fewer training images.
+    """
+
+    samples: int = 100
+    seed: int = 0
+    draws: str = "independent"
+    augment: str = ""
+    images: int = 10_000
+    training_images: int | None = None
+    k: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "images", "k"):
+            whole_number(getattr(self, name), name)
+        if self.training_images is not None:
+            whole_number(self.training_images, "training_images")
+        check_draws(self.draws)
+        object.__setattr__(self, "augment", canonical(self.augment))
+
+    def key(self, config: RunConfig) -> str:
+        """The name of the entry; a method that gives all samples it has needs no number or seed.
+
+        >>> OodSetting(20).key(RunConfig(method="single")), OodSetting(20).key(RunConfig(method="svi"))
+        ('samples=1,seed=0,images=10000,k=50', 'samples=20,seed=0,images=10000,k=50')
+        """
+        limit = config.parsed.limit
+        bounded = limit is not None and not self.augment
+        count, seed = usable_samples(config, self.samples, self.augment), 0 if bounded else self.seed
+        drawn = result_key(count, seed, usable_draws(config, self.draws, self.augment), self.augment)
+        fewer = "" if self.training_images is None else f",training_images={self.training_images}"
+        return f"{drawn},images={self.images}{fewer},k={self.k}"
+
+
+def sets_for(config: RunConfig, near: Sequence[str], far: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The sets near to that of a run and far from it: those that are named, or the usual ones."""
+    if not near and not far:
+        if config.data not in USUAL:
+            raise InvalidInput(f"there is no usual set outside of {config.data}; name some with --near or --far.")
+        near, far = USUAL[config.data]
+    both = sorted(set(near) & set(far))
+    if both:
+        raise InvalidInput(f"{both[0]} is named as near and as far; name it once.")
+    return list(dict.fromkeys(near)), list(dict.fromkeys(far))
+
+
+def measure_outside(
+    config: RunConfig,
+    root: Path,
+    device: torch.device,
+    names: Sequence[str],
+    setting: OodSetting | None = None,
+    progress: data.Progress | None = None,
+    opened: dict[tuple[str, str], Outside] | None = None,
+) -> dict[str, Any]:
+    """Measure a trained run on its test images against sets from elsewhere, and keep what came out in its folder.
+
+    Every set is kept as soon as it is measured. What is there already is not measured again, unless another version of
+    the random stream drew it or a folder of images has other images by now.
+
+    Args:
+        config: the run.
+        root: folder of the run folders.
+        device: where to predict.
+        names: the sets.
+        setting: how samples are drawn and detectors fitted.
+        progress: told how many sets are done, of how many.
+        opened: sets that were opened for an earlier run with the same number of images, which is added to.
+
+    Returns:
+        The entry of ``ood.json``: how it was measured, and for each name in ``sets`` its ``scores``, of which each has
+        ``auroc``, ``aupr`` and ``fpr95``; images from elsewhere are the positives.
+    """
+    setting, folder = setting or OodSetting(), RunFolder.of(config, root)
+    key = setting.key(config)
+    refuse_other_images(config, root)
+    known = _kept(folder, key, config, setting)
+    missing = [name for name in dict.fromkeys(names) if _changed(known.get(name), name, config, setting)]
+    if missing:
+        warn_of_changed_code(config, root)
+        inside = at_most(images_of(config, "test"), setting.images)
+        sets = {} if opened is None else opened
+        for name in missing:  # before anything is measured: one of them may not be here
+            if (name, inside.name) not in sets:
+                sets[name, inside.name] = outside(name, inside, setting.images)
+        what, steps = f"{config.method} seed {config.seed}", len(missing) + 2  # and training images, and those inside
+
+        def tell(done: int) -> None:
+            (progress or silent)(what, done, steps)
+
+        telling = _Telling(config, root, device, setting, inside, tell)
+        for done, name in enumerate(missing, 3):
+            found = telling.against(sets[name, inside.name])
+            with folder.locked():
+                folder.open(config, facts())
+                known = {**_kept(folder, key, config, setting), name: found}
+                folder.write("ood", {**folder.entries("ood"), key: {**telling.how, "sets": known}})
+            tell(done)
+    entry = folder.entries("ood")[key]
+    return {**entry, "sets": {name: known[name] for name in dict.fromkeys(names)}}
+
+
+def _kept(folder: RunFolder, key: str, config: RunConfig, setting: OodSetting) -> dict[str, Any]:
+    """The sets that were measured, unless they would be measured otherwise now."""
+    entry = folder.entries("ood").get(key, {})
+    moved = config.data.startswith(FOLDER_PREFIX) and other_images(
+        entry, at_most(images_of(config, "test"), setting.images)
+    )
+    return {} if moved or other_stream(config, entry) else dict(entry.get("sets", {}))
+
+
+def _changed(found: dict[str, Any] | None, name: str, config: RunConfig, setting: OodSetting) -> bool:
+    """Whether a set was not measured, or is a folder of images that has others by now."""
+    if found is None or not name.startswith(FOLDER_PREFIX):
+        return found is None
+    inside = at_most(images_of(config, "test"), setting.images)
+    return other_images(found, outside(name, inside, setting.images).images)
+
+
+class _Telling:
+    """A run with fitted detectors, and its scores of the images inside.
+
+    Attributes:
+        how: what to keep of how it measures.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        root: Path,
+        device: torch.device,
+        setting: OodSetting,
+        inside: data.ImageSet,
+        tell: Callable[[int], None],
+    ) -> None:
+        self.config, self.device, self.setting = config, device, setting
+        self.networks = load_networks(config, root, device)
+        tell(0)
+        training = at_most(training_images(config), setting.training_images)
+        fitted = self._predicted(training)
+        k = min(setting.k, len(training))
+        self.detectors: dict[str, Callable[[Any], Tensor]] = {
+            "nearest": ood.KNearest.fit(fitted, k),
+            "mahalanobis": ood.Mahalanobis.fit(fitted, torch.from_numpy(training.labels).to(device)),
+        }
+        tell(1)
+        prediction = self._predicted(inside)
+        self.inside = self._scores(prediction)
+        tell(2)
+        draws = usable_draws(config, setting.draws, setting.augment)
+        self.how = {
+            "accuracy": float(metrics.accuracy(prediction.probs, torch.from_numpy(inside.labels).to(device))),
+            "samples": int(prediction.samples_used[0]),
+            "seed": setting.seed,
+            "draws": draws,
+            **({"augment": setting.augment} if setting.augment else {}),
+            "k": k,
+            "stream_version": prediction.stream_version,
+            "data": inside.record(),
+            "training_data": training.record(),
+        }
+
+    def _predicted(self, images: data.ImageSet) -> Prediction:
+        setting = self.setting
+        return predict_images(
+            self.config,
+            self.networks,
+            images,
+            setting.samples,
+            setting.seed,
+            self.device,
+            draws=setting.draws,
+            augment=setting.augment,
+            keep=("logits", "features"),
+        )
+
+    def _scores(self, prediction: Prediction) -> dict[str, Tensor]:
+        found = ood.scores(prediction, detectors=self.detectors)
+        several = int(prediction.samples_used.max()) > 1
+        return {name: values for name, values in found.items() if several or name not in OF_SPREAD}
+
+    def against(self, other: Outside) -> dict[str, Any]:
+        """What a set comes to."""
+        scores = self._scores(self._predicted(other.images))
+        return {
+            "scores": {name: ood.detection(self.inside[name], scores[name])._asdict() for name in scores},
+            "images": len(other.images),
+            "left_out": list(other.left_out),
+            "data": other.images.record(),
+            "device": self.device.type,
+            "environment": facts(),
+        }
+
+
+def means(entry: dict[str, Any], names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Means of each score's measures over some sets; nothing if there are none."""
+    if not names:
+        return {}
+    found = [entry["sets"][name]["scores"] for name in names]
+    return {score: {measure: fmean(one[score][measure] for one in found) for measure in MEASURES} for score in found[0]}
