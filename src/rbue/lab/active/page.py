@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,6 @@ _LOOKS = {
 _MEASURES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 _ACQUIRE = Column("acquire", "acquisition", numeric=False)
 _SEEDS = Column("seeds", "seeds", text=whole, about="Runs from other first labels: mean ± standard deviation.")
-_SIGNED = "{:+,.0f}".format
 
 
 def learning_curves(curves: Sequence[Curve], styles: dict[str, Look], measure: str, limits: tuple[float, float]) -> Any:
@@ -125,8 +125,7 @@ def needed_table(group: Comparison) -> Table:
     rows = []
     for curve in group.curves:
         row: dict[str, Any] = {"method": curve.method, "acquire": curve.acquire, "seeds": len(curve.runs)}
-        row["mean"] = _cell(curve.mean_over_rounds())
-        row |= {f"last_{measure}": _cell(curve.at(-1, measure)) for measure in _MEASURES}
+        row |= {"mean": _cell(curve.mean_over_rounds()), "last": _cell(curve.at(-1, "accuracy"))}
         row |= {_key(level): _needed_cell(curve.needed(level), curve.labels[0]) for level in group.levels}
         rows.append(row)
     columns = (
@@ -134,13 +133,11 @@ def needed_table(group: Comparison) -> Table:
         _ACQUIRE,
         _SEEDS,
         Column("mean", "mean accuracy", "higher", percent, points, "Over all rounds: the area under the curve."),
-        Column("last_accuracy", "last accuracy", "higher", percent, points, "Of the round with the most labels."),
-        Column("last_nll", "last NLL", "lower", about="Negative log-likelihood of the right answer, in nats."),
-        Column("last_ece", "last ECE", "lower", about="Expected calibration error over 30 bins."),
+        Column("last", "last accuracy", "higher", percent, points, "Of the round with the most labels."),
         *(
             Column(
                 _key(level),
-                f"labels for {_level(level)}",
+                f"for {_level(level)}",
                 "lower",
                 whole,
                 about=f"Labels with which a seed first reaches {_level(level)}, between rounds by a straight line."
@@ -150,7 +147,29 @@ def needed_table(group: Comparison) -> Table:
             for level in group.levels
         ),
     )
-    return Table(columns, rows, f"{group.title}: how many labels it takes")
+    return Table(columns, rows, f"{group.title}: accuracy, and the labels needed for some accuracies")
+
+
+def _probabilities_table(group: Comparison) -> Table:
+    """How good the probabilities are in the last round."""
+    rows: list[Row] = [
+        {
+            "method": curve.method,
+            "acquire": curve.acquire,
+            "labels": curve.labels[-1],
+            "nll": _cell(curve.at(-1, "nll")),
+            "ece": _cell(curve.at(-1, "ece")),
+        }
+        for curve in group.curves
+    ]
+    columns = (
+        METHOD,
+        _ACQUIRE,
+        Column("labels", "labels", text=whole),
+        Column("nll", "NLL", "lower", about="Negative log-likelihood of the right answer, in nats."),
+        Column("ece", "ECE", "lower", about="Expected calibration error over 30 bins."),
+    )
+    return Table(columns, rows, f"{group.title}: the last round")
 
 
 def saved_table(group: Comparison) -> Table | None:
@@ -172,7 +191,13 @@ def saved_table(group: Comparison) -> Table | None:
         METHOD,
         _ACQUIRE,
         _SEEDS,
-        Column("gained", "accuracy gained", None, points, about="Points above random, mean over all rounds."),
+        Column(
+            "gained",
+            "accuracy gained",
+            text=points,
+            about="Percentage points above random, mean over all rounds.",
+            spread=lambda std: f"{100 * std:.2f}",
+        ),
         Column(
             "above",
             "above random",
@@ -184,9 +209,11 @@ def saved_table(group: Comparison) -> Table | None:
             Column(
                 _key(level),
                 f"saved at {_level(level)}",
-                None,
-                _SIGNED,
-                about="Labels that random needs more for the same accuracy, seed by seed; a minus is a loss."
+                text="{:+,.0f}".format,
+                spread=whole,
+                about="Labels that random needs more for the same accuracy, seed by seed; a minus is a loss. It is 'over' "
+                "a number where random does not get there with all its labels in every seed, and a curve 'falls short' "
+                "where it does not itself."
                 if level == group.levels[0]
                 else "",
             )
@@ -222,12 +249,13 @@ def _saved_cell(curve: Curve, random: Curve, level: float) -> Cell:
     spread = curve.saved(random, level)
     if spread.complete:
         return _cell(spread)
-    pairs = curve.pairs(random)
-    short = {
-        curve.acquire: any(run.needed(level) is None for run, _ in pairs),
-        "random": any(other.needed(level) is None for _, other in pairs),
-    }
-    return Cell(f"not always reached by {' and '.join(name for name, missing in short.items() if missing)}")
+    pairs = [(run.needed(level), other.needed(level), other.labels[-1]) for run, other in curve.pairs(random)]
+    if all(own is not None for own, _, _ in pairs):
+        # Random needs more than all of its labels where it does not get there.
+        least = statistics.fmean((last if other is None else other) - (own or 0) for own, other, last in pairs)
+        return Cell(f"over {least:+,.0f}")
+    both = any(other is None for _, other, _ in pairs)
+    return Cell("both fall short" if both else f"{curve.acquire} falls short")
 
 
 def active_page(comparisons: Sequence[Comparison], left_out: Sequence[str] = ()) -> Page:
@@ -263,18 +291,16 @@ def _parts(group: Comparison) -> list[tuple[str, list[Block]]]:
     parts.append(("Labels needed", [TableBlock(needed_table(group), explain=True)]))
     if saved is not None:
         caution = (
-            "Each seed is compared with random of the same seed and method. A mean that is not several times its "
-            "standard deviation divided by the root of the number of seeds may be chance."
+            "Each seed is compared with random of the same seed and method. Divide a standard deviation by the root of "
+            "the number of seeds: a mean that is not at least three times that may well be chance."
         )
         parts.append(("Labels saved against random", [Text(caution), TableBlock(saved, explain=True)]))
     else:
         words = "No method has runs of `random` and of another acquisition with a common seed."
         parts.append(("Labels saved against random", [Text(words)]))
-    others: list[Block] = [
-        Fold(f"{name} against labels", [_by_method(group, measure)])
-        for measure, name in _MEASURES.items()
-        if measure != "accuracy"
-    ]
+    others: list[Block] = [TableBlock(_probabilities_table(group), explain=True)]
+    for measure in ("nll", "ece"):
+        others.append(Fold(f"{_MEASURES[measure]} against labels", [_by_method(group, measure)]))
     parts.append(("Probabilities on the way", others))
     parts.append(("Settings", [Bullets(_settings(group))]))
     return parts
