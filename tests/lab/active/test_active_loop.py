@@ -128,10 +128,12 @@ class TestKeeping:
 
 
 class TestSettings:
-    @pytest.mark.parametrize(("labels", "epochs"), [(20, 100), (64, 100), (65, 100), (66, 50), (130, 34)])
-    def test_every_round_has_as_many_steps(self, labels, epochs):
-        config = tiny(start=labels, steps=100)
-        assert config.of_round(0).recipe.epochs == epochs
+    @pytest.mark.parametrize(
+        ("labels", "batch", "epochs"), [(20, 20, 100), (64, 64, 100), (65, 33, 50), (130, 44, 34), (640, 64, 10)]
+    )
+    def test_every_round_has_as_many_steps_of_even_batches(self, labels, batch, epochs):
+        recipe = tiny(start=labels, steps=100).of_round(0).recipe
+        assert (recipe.batch, recipe.epochs) == (batch, epochs)
 
     def test_epochs_take_the_place_of_steps(self):
         assert tiny(steps=None).of_round(0).recipe.epochs == RECIPE.epochs

@@ -122,11 +122,21 @@ class ActiveConfig:
         return self.start + round_ * self.take
 
     def of_round(self, round_: int) -> RunConfig:
-        """The run that trains the networks of a round: its own seed, and as many epochs as its steps need."""
-        recipe = self.run.recipe
+        """The run that trains the networks of a round: a seed, a batch size and a number of epochs of its own.
+
+        Batches are about equally large, and none larger than the recipe's. Of 35 images in batches of 32, every other
+        step would be one of 3 images, whose BatchNorm statistics spoil the network.
+        """
+        recipe, labels = self.run.recipe, self.labels(round_)
+        recipe = replace(recipe, batch=_share(labels, _share(labels, recipe.batch)))
         if self.steps is not None:
-            recipe = replace(recipe, epochs=-(-self.steps // _batches(self.labels(round_), recipe.batch)))
+            recipe = replace(recipe, epochs=_share(self.steps, _batches(labels, recipe.batch)))
         return replace(self.run, seed=epoch_seed(self.run.seed, round_), recipe=recipe)
+
+
+def _share(many: int, parts: int) -> int:
+    """The quotient, rounded up."""
+    return -(-many // parts)
 
 
 def _batches(images: int, batch: int) -> int:
@@ -296,8 +306,6 @@ def _trained(
     config: RunConfig, images: data.ImageSet, device: torch.device, engine: str, together: int
 ) -> tuple[list[nn.Module], TrainingSummary]:
     """The networks of a run, trained in memory, and what the last one's training came to."""
-    if device.type == "cuda":
-        gc.collect()  # what was captured in the round before holds memory of the device until its cycles are found
     members = config.members()
     networks: list[nn.Module] = []
     for begin in range(0, len(members), together):
@@ -307,6 +315,9 @@ def _trained(
         ]
         outcomes = _outcomes(jobs, engine)
         networks += [job.network for job in jobs]
+        del jobs
+        if device.type == "cuda":
+            gc.collect()  # captured steps hold memory of the device until their cycles are found
     return networks, outcomes[-1]
 
 

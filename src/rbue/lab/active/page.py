@@ -211,9 +211,9 @@ def saved_table(group: Comparison) -> Table | None:
                 f"saved at {_level(level)}",
                 text="{:+,.0f}".format,
                 spread=whole,
-                about="Labels that random needs more for the same accuracy, seed by seed; a minus is a loss. It is 'over' "
-                "a number where random does not get there with all its labels in every seed, and a curve 'falls short' "
-                "where it does not itself."
+                about="Labels that random needs more for the same accuracy, seed by seed; a minus is a loss. 'Over' is "
+                "at least that: random does not get there with all its labels in every seed. A curve that 'falls "
+                "short' does not get there itself."
                 if level == group.levels[0]
                 else "",
             )
@@ -322,8 +322,8 @@ def _settings(group: Comparison) -> list[str]:
         f"First labels: {config.start:,}, as many of each class as can be, else at random; the same for all curves of "
         "a seed.",
         f"Rounds: {' or '.join(map(str, rounds))} acquisitions of {config.take:,} images; candidates are {pool}.",
-        f"Training: in every round from a new initialisation, each network {length}, in batches of {recipe.batch} at a "
-        f"learning rate of {recipe.learning_rate:g}; everything else as in the recipe, the same for all methods.",
+        f"Training: in every round from a new initialisation, each network {length}, in even batches of at most "
+        f"{recipe.batch} at a learning rate of {recipe.learning_rate:g}; the same recipe for all methods.",
         f"Samples: {config.samples} for each image, or as many as a method has.",
         f"Seeds: {', '.join(map(str, seeds))}.",
         f"Time of a run: {duration(min(times))} to {duration(max(times))}.",
