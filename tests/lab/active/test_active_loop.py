@@ -71,6 +71,14 @@ class TestLabels:
         assert picked[0] == picked[1]  # random is the same for all methods
         assert picked[0] != picked[2]
 
+    def test_candidates_have_no_label_and_are_drawn_anew(self):
+        labelled = np.arange(0, 1442, 2)
+        assert loop._candidates(tiny(pool=None), 0, 1442, labelled).tolist() == list(range(1, 1442, 2))
+        first, second = (loop._candidates(tiny(pool=60), round_, 1442, labelled) for round_ in (0, 1))
+        assert len(first) == len(second) == 60
+        assert not set(first) & set(labelled)
+        assert set(first) != set(second)
+
     def test_every_round_adds_new_ones(self, undisturbed):
         first = first_labelled(data.load("digits", "train").labels, 20, seed=0).tolist()
         labelled = [*first, *undisturbed[0]["picked"], *undisturbed[1]["picked"]]
