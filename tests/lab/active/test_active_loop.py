@@ -12,7 +12,7 @@ import torch
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab import data
 from rbue.lab.active import ACQUISITIONS, ActiveConfig, first_labelled, loop, picking, run_active
-from rbue.lab.runs import RunConfig
+from rbue.lab.runs import RunConfig, load_networks, train_run
 from rbue.lab.runs.networks import fresh_network
 from rbue.lab.training import recipe_for
 
@@ -133,6 +133,17 @@ class TestKeeping:
         monkeypatch.setattr(loop.random_stream, "VERSION", 99)
         with pytest.raises(RbueError, match="version 99"):
             run_active(config, 0, tmp_path, CPU)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [1, 2])
+def test_networks_are_those_of_a_training_run(together, tmp_path):
+    config = RunConfig(method="deep-ensemble:2", width=0.25, recipe=recipe_for("digits", epochs=1, batch=64))
+    train_run(config, tmp_path, CPU)
+    networks, _ = loop._trained(config, data.load("digits", "train"), CPU, "auto", together)
+    for own, stored in zip(networks, load_networks(config, tmp_path, CPU), strict=True):
+        weights = own.state_dict()
+        assert all(torch.equal(weights[name], value) for name, value in stored.state_dict().items())
 
 
 class TestSettings:
