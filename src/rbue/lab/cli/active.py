@@ -14,7 +14,7 @@ from rbue.lab.active import ACQUISITIONS, ActiveConfig, run_active
 from rbue.lab.active.curves import compare, read_runs
 from rbue.lab.active.loop import STEPS, Round, find_active
 from rbue.lab.active.page import active_page, as_json, needed_table
-from rbue.lab.cli.options import MethodName, Samples, Selection, check_engine, device_named, fractions
+from rbue.lab.cli.options import Samples, Selection, check_engine, device_named, fractions
 from rbue.lab.cli.output import AsJson, duration, number, percent, print_json, remark, say, table, working
 from rbue.lab.cli.train import WAY
 from rbue.lab.methods import split_specs
@@ -26,7 +26,7 @@ _SUFFIXES = (".html", ".htm", ".md", ".tex")
 
 def active(
     selection: Selection,
-    method: MethodName = "mc-droprelu",
+    method: Annotated[str, typer.Option(help="One or more, with commas; `rbue methods` lists them.")] = "mc-droprelu",
     acquire: Annotated[
         str, typer.Option(help=f"One or more, with commas: {', '.join(ACQUISITIONS)}.", rich_help_panel=LABELS)
     ] = "bald",
