@@ -209,7 +209,7 @@ def saved_table(group: Comparison) -> Table | None:
             Column(
                 _key(level),
                 f"saved at {_level(level)}",
-                text="{:+,.0f}".format,
+                text=_signed,
                 spread=whole,
                 about="Labels that random needs more for the same accuracy, seed by seed; a minus is a loss. 'Over' is "
                 "at least that: random does not get there with all its labels in every seed. A curve that 'falls "
@@ -221,6 +221,11 @@ def saved_table(group: Comparison) -> Table | None:
         ),
     )
     return Table(columns, rows, f"{group.title}: labels saved against random at equal accuracy")
+
+
+def _signed(labels: float) -> str:
+    """A difference of labels; what rounds to 0 is no loss."""
+    return f"{round(labels):+,}".replace("-", "−")
 
 
 def _key(level: float) -> str:
@@ -253,7 +258,7 @@ def _saved_cell(curve: Curve, random: Curve, level: float) -> Cell:
     if all(own is not None for own, _, _ in pairs):
         # Random needs more than all of its labels where it does not get there.
         least = statistics.fmean((last if other is None else other) - (own or 0) for own, other, last in pairs)
-        return Cell(f"over {least:+,.0f}")
+        return Cell(f"over {_signed(least)}")
     both = any(other is None for _, other, _ in pairs)
     return Cell("both fall short" if both else f"{curve.acquire} falls short")
 
