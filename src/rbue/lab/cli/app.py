@@ -19,7 +19,7 @@ import typer
 
 from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.lab.cli import inventory, measure, ood, paper, runs, shift, train
+from rbue.lab.cli import active, inventory, measure, ood, paper, runs, shift, train
 from rbue.lab.cli.options import takes_selection
 from rbue.lab.cli.output import Flowing, complain, remark
 
@@ -93,6 +93,14 @@ _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
             "rbue ood 4f9d2c1a --near cifar100,tiny-imagenet --far svhn,folder:textures:32 --samples 20",
         ),
     ),
+    (
+        takes_selection(active.active),
+        (
+            "rbue active --method mc-droprelu:0.95 --acquire random,bald --seeds 3",
+            "rbue active --data cifar10 --model resnet18 --acquire bald --start 500 --take 250 --rounds 10 --seed 3",
+        ),
+    ),
+    (active.active_report, ("rbue active-report runs/active -o active.html",)),
     (
         measure.predict,
         ("rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png",),

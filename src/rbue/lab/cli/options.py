@@ -103,7 +103,13 @@ class Selection:
         named = {"learning_rate": self.rate, "average_learning_rate": self.average_rate}
         other = {"learning_rate", "average_learning_rate", "milestones"}
         changes = {part.name: getattr(self, part.name) for part in fields(Recipe) if part.name not in other}
-        recipe = recipe_for(self.data, self.recipe, milestones=_fractions(self.milestones), **named, **changes)
+        recipe = recipe_for(
+            self.data,
+            self.recipe,
+            milestones=fractions(self.milestones, "--milestones", "0.45,0.9"),
+            **named,
+            **changes,
+        )
         return RunConfig(
             data=self.data,
             model=self.model,
@@ -170,13 +176,14 @@ def device_named(name: str | None) -> torch.device:
     return device
 
 
-def _fractions(text: str | None) -> tuple[float, ...] | None:
+def fractions(text: str | None, option: str, example: str) -> tuple[float, ...] | None:
+    """The numbers that an option lists with commas; None if it was left out."""
     if text is None:
         return None
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise InvalidInput(f"--milestones must be numbers with commas, such as 0.45,0.9, not {text!r}.") from None
+        raise InvalidInput(f"{option} must be numbers with commas, such as {example}, not {text!r}.") from None
 
 
 def find_run(text: str, root: Path) -> RunFolder:

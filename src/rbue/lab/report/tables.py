@@ -101,6 +101,7 @@ class Column:
         about: one sentence on what is measured.
         numeric: False for words, which stand to the left.
         printed: how a number of the paper is written, if with other digits than ours.
+        spread: how a standard deviation is written, if not like a number, which may have a sign.
     """
 
     key: str
@@ -111,6 +112,7 @@ class Column:
     about: str = ""
     numeric: bool = True
     printed: Callable[[float], str] | None = None
+    spread: Callable[[float], str] | None = None
 
     @property
     def title(self) -> str:
@@ -124,7 +126,7 @@ class Column:
         if cell.value is None:
             return MISSING
         text = self.text(cell.value) if math.isfinite(cell.value) else str(cell.value)
-        return text if cell.std is None else f"{text} ± {self.text(cell.std)}"
+        return text if cell.std is None else f"{text} ± {(self.spread or self.text)(cell.std)}"
 
     def paper_texts(self, cell: Cell) -> list[str]:
         """The paper's value and, with its sign, the difference from it; as far as there are any."""

@@ -146,8 +146,8 @@ class RunFolder:
     @classmethod
     def of(cls, config: RunConfig, root: Path) -> RunFolder:
         """Where a run with these settings lives."""
-        parts = [_as_name(config.data), _as_name(config.model)]
-        return cls(root.joinpath(*parts, f"{_as_name(config.method)}-seed{config.seed}-{config.id}"))
+        parts = [as_name(config.data), as_name(config.model)]
+        return cls(root.joinpath(*parts, f"{as_name(config.method)}-seed{config.seed}-{config.id}"))
 
     @property
     def state(self) -> Path:
@@ -292,7 +292,8 @@ def other_stream(config: RunConfig, measured: Mapping[str, Any]) -> str:
     return f"version {version} of the random stream, while this is version {random_stream.VERSION}"
 
 
-def _as_name(text: str) -> str:
+def as_name(text: str) -> str:
+    """A text as a part of the name of a folder."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from rbue import metrics
@@ -65,10 +66,12 @@ def predict_images(
     draws: str = "independent",
     augment: str = "",
     keep: Sequence[str] = (),
+    chosen: NDArray[np.int64] | None = None,
 ) -> Prediction:
     """Predict a set of images with the method of a run; a method with fewer samples draws all it has.
 
-    What to ``keep`` is as in :func:`rbue.predict`.
+    What to ``keep`` is as in :func:`rbue.predict`. ``chosen`` are the numbers of those to predict, if not all: what is
+    said of an image does not depend on the others.
     """
     count = usable_samples(config, samples, augment)
     rule = adaptive if usable_samples(config, samples + 1, augment) > samples else None
@@ -76,10 +79,10 @@ def predict_images(
     cycle = config.parsed.cycle if draws == "balanced" and not augment else INDEPENDENT
     settings = {"seed": seed, "adaptive": rule, "return_samples": return_samples, "draws": draws, "cycle": cycle}
     keeping = Keeping(keep, task_of("logits"))
-    with _measuring(networks, device), keeping.beside_scores(networks):
+    with measuring(networks, device), keeping.beside_scores(networks):
         parts = [
             collect(stream, x, numbers, count, keeping=keeping, **settings)  # type: ignore[arg-type]
-            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment)
+            for stream, x, numbers in sample_streams(config, networks, images, seed, device, draws, augment, chosen)
         ]
     return concatenate(parts)
 
@@ -97,10 +100,10 @@ def predict_images_at(
 ) -> list[Prediction]:
     """Predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep`` samples."""
     reached = sorted({usable_samples(config, count, augment) for count in counts})
-    with _measuring(networks, device):
+    with measuring(networks, device):
         parts = [
             collect_at(stream, x, numbers, reached, seed=seed, keep=min(keep, reached[-1]), draws=draws)
-            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment)
+            for stream, x, numbers in sample_streams(config, networks, images, seed, device, draws, augment)
         ]
     return [concatenate(part) for part in zip(*parts, strict=True)]
 
@@ -125,30 +128,32 @@ def usable_draws(config: RunConfig, draws: str, augment: str = "") -> str:
 
 
 @contextmanager
-def _measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+def measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Networks in evaluation, a GPU in ``float16``: as fast as ``bfloat16``, and its probabilities are finer."""
     half = torch.autocast(device.type, torch.float16, enabled=device.type == "cuda")
     with evaluating(nn.ModuleList(networks)), half:
         yield
 
 
-def _streams(
+def sample_streams(
     config: RunConfig,
     networks: Sequence[nn.Module],
     images: data.ImageSet,
     seed: int,
     device: torch.device,
-    draws: str,
-    augment: str,
+    draws: str = "independent",
+    augment: str = "",
+    chosen: NDArray[np.int64] | None = None,
 ) -> Iterator[tuple[SampleStream, torch.Tensor, torch.Tensor]]:
     """For each batch of the images: what draws samples, the normalised batch, and the numbers of its images."""
     normalise = Normalise(images.mean, images.std, device)
     height, width = images.images.shape[1:3]
     rows = max(1, BATCH_PIXELS.get(device.type, BATCH_PIXELS["cpu"]) // (height * width))
-    for start in range(0, len(images), rows):
-        block = np.ascontiguousarray(images.images[start : start + rows])
-        x = normalise(torch.from_numpy(block).to(device))
-        numbers = torch.arange(start, start + len(x), dtype=torch.int32, device=device)
+    which = np.arange(len(images)) if chosen is None else chosen
+    for start in range(0, len(which), rows):
+        part = which[start : start + rows]
+        x = normalise(torch.from_numpy(images.images[part]).to(device))
+        numbers = torch.from_numpy(part.astype(np.int32)).to(device)
         stream = config.parsed.stream(networks, x, seed, draws=draws)
         if augment:
             black = [-mean / std for mean, std in zip(images.mean, images.std, strict=True)]

@@ -1,0 +1,384 @@
+"""The page of active learning: learning curves, the labels they need, and what is saved against random."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rbue.lab.active.curves import ActiveRun, Comparison, Curve, Spread
+from rbue.lab.report.figure_style import (
+    METHOD_COLOURS,
+    OTHER_COLOUR,
+    Look,
+    dress,
+    legend,
+    looks,
+    new_figure,
+    percent_ticks,
+)
+from rbue.lab.report.page import (
+    Block,
+    Bullets,
+    FigureBlock,
+    FigureGrid,
+    Fold,
+    Heading,
+    Notice,
+    Page,
+    Section,
+    TableBlock,
+    Text,
+)
+from rbue.lab.report.run_tables import METHOD, provenance_table, source_from_run
+from rbue.lab.report.tables import Cell, Column, Row, Table, duration, percent, points, whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LOOKS = {
+    "random": Look(METHOD_COLOURS["single"], "D", (0, (5, 2))),
+    "entropy": Look(METHOD_COLOURS["mc-dropout"], "s"),
+    "margin": Look(METHOD_COLOURS["svi"], "v"),
+    "variation-ratio": Look(OTHER_COLOUR, "P"),
+    "bald": Look(METHOD_COLOURS["mc-droprelu"], "o"),
+    "batch-bald": Look(METHOD_COLOURS["deep-ensemble"], "*"),
+    "core-set": Look(METHOD_COLOURS["mc-rrelu"], "^"),
+}
+"""How acquisitions are drawn, where they and not methods are compared: colours that the page knows in both modes."""
+
+_MEASURES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
+_ACQUIRE = Column("acquire", "acquisition", numeric=False)
+_SEEDS = Column("seeds", "seeds", text=whole, about="Runs from other first labels: mean ± standard deviation.")
+
+
+def learning_curves(curves: Sequence[Curve], styles: dict[str, Look], measure: str, limits: tuple[float, float]) -> Any:
+    """A measurement against the number of labels: the mean over seeds, and one standard deviation around it.
+
+    Args:
+        curves: what to draw.
+        styles: how, by the name in the legend: a method or an acquisition.
+        measure: a key of a round.
+        limits: of the vertical axis, so that figures beside each other compare.
+    """
+    figure: Figure = new_figure(4.2, 3.2)
+    axes = figure.subplots()
+    for (name, look), curve in zip(styles.items(), curves, strict=True):
+        found = curve.over_rounds(measure)
+        means = [one.mean for one in found]
+        low, high = ([one.mean + sign * (one.std or 0.0) for one in found] for sign in (-1, 1))
+        axes.fill_between(curve.labels, low, high, color=look.colour, alpha=0.16, linewidth=0)
+        axes.plot(curve.labels, means, **look.of_line, linewidth=1.6, markersize=4, label=name)
+    axes.set_ylim(*limits)
+    dress(axes, x="labels", y=_MEASURES[measure])
+    if measure == "accuracy":
+        percent_ticks(axes.yaxis)
+    legend(axes, loc="lower right" if measure == "accuracy" else "upper right")
+    return figure
+
+
+def _limits(curves: Sequence[Curve], measure: str) -> tuple[float, float]:
+    ends = [
+        one.mean + sign * (one.std or 0.0) for curve in curves for one in curve.over_rounds(measure) for sign in (-1, 1)
+    ]
+    room = 0.04 * (max(ends) - min(ends)) or 0.01
+    top = max(ends) + room
+    return min(ends) - room, min(top, 1.0 + room) if measure == "accuracy" else top
+
+
+def _by_method(group: Comparison, measure: str) -> FigureGrid:
+    """A figure a method, a line an acquisition."""
+    limits = _limits(group.curves, measure)
+    figures = []
+    for method in group.methods:
+        curves = group.of_method(method)
+        figure = learning_curves(curves, {one.acquire: _LOOKS[one.acquire] for one in curves}, measure, limits)
+        figures.append(FigureBlock(figure, _described(curves, measure), caption=method))
+    return FigureGrid(figures)
+
+
+def _by_acquisition(group: Comparison, measure: str) -> FigureGrid:
+    """A figure an acquisition, a line a method."""
+    limits, styles = _limits(group.curves, measure), looks(group.methods)
+    figures = []
+    for acquire in group.acquisitions:
+        curves = group.of_acquisition(acquire)
+        figure = learning_curves(curves, {one.method: styles[one.method] for one in curves}, measure, limits)
+        figures.append(FigureBlock(figure, _described(curves, measure), caption=acquire))
+    return FigureGrid(figures)
+
+
+def _described(curves: Sequence[Curve], measure: str) -> str:
+    """What a figure shows, for those who do not see it."""
+    parts = []
+    for curve in curves:
+        first, last = (curve.at(place, measure).mean for place in (0, -1))
+        shown = [percent(value, 1, " ") if measure == "accuracy" else f"{value:.3f}" for value in (first, last)]
+        parts.append(
+            f"{curve.name} from {shown[0]} with {curve.labels[0]} labels to {shown[1]} with {curve.labels[-1]}"
+        )
+    return f"{_MEASURES[measure]} against labels: {'; '.join(parts)}."
+
+
+def needed_table(group: Comparison) -> Table:
+    """How far each curve came, and the labels it needs for some accuracies."""
+    rows = []
+    for curve in group.curves:
+        row: dict[str, Any] = {"method": curve.method, "acquire": curve.acquire, "seeds": len(curve.runs)}
+        row |= {"mean": _cell(curve.mean_over_rounds()), "last": _cell(curve.at(-1, "accuracy"))}
+        row |= {_key(level): _needed_cell(curve.needed(level), curve.labels[0]) for level in group.levels}
+        rows.append(row)
+    columns = (
+        METHOD,
+        _ACQUIRE,
+        _SEEDS,
+        Column("mean", "mean accuracy", "higher", percent, points, "Over all rounds: the area under the curve."),
+        Column("last", "last accuracy", "higher", percent, points, "Of the round with the most labels."),
+        *(
+            Column(
+                _key(level),
+                f"for {_level(level)}",
+                "lower",
+                whole,
+                about=f"Labels with which a seed first reaches {_level(level)}, between rounds by a straight line."
+                if level == group.levels[0]
+                else "",
+            )
+            for level in group.levels
+        ),
+    )
+    return Table(columns, rows, f"{group.title}: accuracy, and the labels needed for some accuracies")
+
+
+def _probabilities_table(group: Comparison) -> Table:
+    """How good the probabilities are in the last round."""
+    rows: list[Row] = [
+        {
+            "method": curve.method,
+            "acquire": curve.acquire,
+            "labels": curve.labels[-1],
+            "nll": _cell(curve.at(-1, "nll")),
+            "ece": _cell(curve.at(-1, "ece")),
+        }
+        for curve in group.curves
+    ]
+    columns = (
+        METHOD,
+        _ACQUIRE,
+        Column("labels", "labels", text=whole),
+        Column("nll", "NLL", "lower", about="Negative log-likelihood of the right answer, in nats."),
+        Column("ece", "ECE", "lower", about="Expected calibration error over 30 bins."),
+    )
+    return Table(columns, rows, f"{group.title}: the last round")
+
+
+def saved_table(group: Comparison) -> Table | None:
+    """What each acquisition gains on random with the same method; None where there is nothing to compare."""
+    rows: list[Row] = []
+    for curve in group.curves:
+        random = group.random_of(curve.method)
+        if curve.acquire == "random" or random is None or not curve.pairs(random):
+            continue
+        gained = curve.gained(random)
+        above = sum(value > 0 for value in gained.values)
+        row: dict[str, Any] = {"method": curve.method, "acquire": curve.acquire, "seeds": gained.of}
+        row |= {"gained": _cell(gained), "above": f"{above} of {gained.of}"}
+        row |= {_key(level): _saved_cell(curve, random, level) for level in group.levels}
+        rows.append(row)
+    if not rows:
+        return None
+    columns = (
+        METHOD,
+        _ACQUIRE,
+        _SEEDS,
+        Column(
+            "gained",
+            "accuracy gained",
+            text=points,
+            about="Percentage points above random, mean over all rounds.",
+            spread=lambda std: f"{100 * std:.2f}",
+        ),
+        Column(
+            "above",
+            "above random",
+            numeric=False,
+            about="Seeds whose mean accuracy is above random's. By chance alone all of n seeds lie on one side with a "
+            "probability of 2^(1-n): 1 in 4 for three seeds, 1 in 16 for five.",
+        ),
+        *(
+            Column(
+                _key(level),
+                f"saved at {_level(level)}",
+                text=_signed,
+                spread=whole,
+                about="Labels that random needs more for the same accuracy, seed by seed; a minus is a loss. 'Over' is "
+                "at least that: random does not get there with all its labels in every seed. A curve that 'falls "
+                "short' does not get there itself."
+                if level == group.levels[0]
+                else "",
+            )
+            for level in group.levels
+        ),
+    )
+    return Table(columns, rows, f"{group.title}: labels saved against random at equal accuracy")
+
+
+def _signed(labels: float) -> str:
+    """A difference of labels; what rounds to 0 is no loss."""
+    return f"{round(labels):+,}".replace("-", "−")
+
+
+def _key(level: float) -> str:
+    return f"at_{level:g}"
+
+
+def _level(level: float) -> str:
+    return f"{100 * level:g}\u00a0%"
+
+
+def _cell(spread: Spread) -> Cell:
+    return Cell(spread.mean, std=spread.std)
+
+
+def _needed_cell(spread: Spread, first: int) -> Cell:
+    if not spread.values:
+        return Cell("not reached")
+    if not spread.complete:
+        return Cell(f"in {len(spread.values)} of {spread.of} seeds")
+    if set(spread.values) == {float(first)}:
+        return Cell(f"at most {first:,}")
+    return _cell(spread)
+
+
+def _saved_cell(curve: Curve, random: Curve, level: float) -> Cell:
+    spread = curve.saved(random, level)
+    if spread.complete:
+        return _cell(spread)
+    pairs = [(run.needed(level), other.needed(level), other.labels[-1]) for run, other in curve.pairs(random)]
+    if all(own is not None for own, _, _ in pairs):
+        # Random needs more than all of its labels where it does not get there.
+        least = statistics.fmean((last if other is None else other) - (own or 0) for own, other, last in pairs)
+        return Cell(f"over {_signed(least)}")
+    both = any(other is None for _, other, _ in pairs)
+    return Cell("both fall short" if both else f"{curve.acquire} falls short")
+
+
+def active_page(comparisons: Sequence[Comparison], left_out: Sequence[str] = ()) -> Page:
+    """The page of some comparisons, with what is not in it."""
+    notice = [Section("What is missing", [Notice("Not every run is in this page", left_out)])] if left_out else []
+    sections: list[Section] = []
+    for group in comparisons:
+        parts = _parts(group)
+        if len(comparisons) == 1:
+            sections += [Section(title, blocks) for title, blocks in parts]
+        else:
+            blocks = [block for title, inside in parts for block in (Heading(title), *inside)]
+            sections.append(Section(group.title, blocks))
+    runs = [run for group in comparisons for curve in group.curves for run in curve.runs]
+    origin = Section("Where each number comes from", [TableBlock(_provenance(runs))], "provenance")
+    title = f"{comparisons[0].title}: what to label next" if len(comparisons) == 1 else "What to label next"
+    curves = sum(len(group.curves) for group in comparisons)
+    lead = f"{_count(curves, 'learning curve')} from {_count(len(runs), 'run')} of active learning."
+    return Page(title, [*notice, *sections, origin], lead)
+
+
+def _parts(group: Comparison) -> list[tuple[str, list[Block]]]:
+    seeds = sorted({len(curve.runs) for curve in group.curves})
+    few = " With one seed there is no band." if seeds == [1] else ""
+    words = (
+        "Lines are means over seeds; the bands reach one standard deviation to each side. All curves of a seed begin "
+        f"with the same labelled images.{few}"
+    )
+    saved = saved_table(group)
+    parts: list[tuple[str, list[Block]]] = [("Learning curves", [Text(words), _by_method(group, "accuracy")])]
+    if len(group.methods) > 1:
+        parts.append(("The methods side by side", [_by_acquisition(group, "accuracy")]))
+    parts.append(("Labels needed", [TableBlock(needed_table(group), explain=True)]))
+    if saved is not None:
+        caution = (
+            "Each seed is compared with random of the same seed and method. Divide a standard deviation by the root of "
+            "the number of seeds: a mean that is not at least three times that may well be chance."
+        )
+        parts.append(("Labels saved against random", [Text(caution), TableBlock(saved, explain=True)]))
+    else:
+        words = "No method has runs of `random` and of another acquisition with a common seed."
+        parts.append(("Labels saved against random", [Text(words)]))
+    others: list[Block] = [TableBlock(_probabilities_table(group), explain=True)]
+    for measure in ("nll", "ece"):
+        others.append(Fold(f"{_MEASURES[measure]} against labels", [_by_method(group, measure)]))
+    parts.append(("Probabilities on the way", others))
+    parts.append(("Settings", [Bullets(_settings(group))]))
+    return parts
+
+
+def _settings(group: Comparison) -> list[str]:
+    config, recipe = group.config, group.config.run.recipe
+    if config.steps is None:
+        length = f"{_count(recipe.epochs, 'epoch')} over the labelled images"
+    else:
+        length = f"{config.steps:,} steps (rounded up to whole epochs)"
+    rounds = sorted({len(curve.labels) - 1 for curve in group.curves})
+    pool = "all images without a label" if config.pool is None else f"{config.pool:,} of them, drawn anew each round"
+    seeds = sorted({run.config.run.seed for curve in group.curves for run in curve.runs})
+    times = [sum(sum(one["seconds"].values()) for one in run.rounds) for c in group.curves for run in c.runs]
+    width = "" if config.run.width == 1 else f", width {config.run.width:g}"
+    return [
+        f"Network and data: {group.title}{width}; measured on its test images.",
+        f"First labels: {config.start:,}, as many of each class as can be, else at random; the same for all curves of "
+        "a seed.",
+        f"Rounds: {' or '.join(map(str, rounds))} acquisitions of {config.take:,} images; candidates are {pool}.",
+        f"Training: in every round from a new initialisation, each network {length}, in even batches of at most "
+        f"{recipe.batch} at a learning rate of {recipe.learning_rate:g}; the same recipe for all methods.",
+        f"Samples: {config.samples} for each image, or as many as a method has.",
+        f"Seeds: {', '.join(map(str, seeds))}.",
+        f"Time of a run: {duration(min(times))} to {duration(max(times))}.",
+    ]
+
+
+def _provenance(runs: Sequence[ActiveRun]) -> Table:
+    sources = []
+    for run in runs:
+        config, last = run.config, run.rounds[-1]
+        found = {"samples": last["samples"], "environment": run.environment}
+        sources.append(
+            source_from_run(run.name, f"{config.run.method}, {config.acquire}", config.run.seed, found, run.environment)
+        )
+    table = provenance_table(sources)
+    columns = [column for column in table.columns if column.key not in ("sample_seed", "data")]
+    rows = [{key: cell for key, cell in row.items() if key not in ("sample_seed", "data")} for row in table.rows]
+    return Table(columns, rows, table.caption)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}{'s' if number != 1 else ''}"
+
+
+def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """What the page shows, for scripts."""
+    document = []
+    for group in comparisons:
+        curves = []
+        for curve in group.curves:
+            random = group.random_of(curve.method)
+            compared = random is not None and curve.acquire != "random" and bool(curve.pairs(random))
+            curves.append(
+                {
+                    "method": curve.method,
+                    "acquire": curve.acquire,
+                    "seeds": [run.config.run.seed for run in curve.runs],
+                    "runs": [run.folder.path for run in curve.runs],
+                    "labels": curve.labels,
+                    **{name: [one.as_json() for one in curve.over_rounds(name)] for name in _MEASURES},
+                    "mean_accuracy": curve.mean_over_rounds().as_json(),
+                    "labels_needed": {f"{level:g}": curve.needed(level).as_json() for level in group.levels},
+                    "accuracy_gained": curve.gained(random).as_json() if compared and random else None,
+                    "labels_saved": {f"{level:g}": curve.saved(random, level).as_json() for level in group.levels}
+                    if compared and random
+                    else None,
+                }
+            )
+        shared = group.config.as_json()
+        for name in ("method", "acquire", "seed"):
+            del shared[name]
+        document.append({"settings": shared, "levels": group.levels, "curves": curves})
+    return document

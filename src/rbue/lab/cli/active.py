@@ -1,0 +1,164 @@
+"""``rbue active`` and ``rbue active-report``: what to label next, round by round, and the page of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.files import write_bytes
+from rbue.lab.active import ACQUISITIONS, ActiveConfig, run_active
+from rbue.lab.active.curves import compare, read_runs
+from rbue.lab.active.loop import STEPS, Round, find_active
+from rbue.lab.active.page import active_page, as_json, needed_table
+from rbue.lab.cli.options import Samples, Selection, check_engine, device_named, fractions
+from rbue.lab.cli.output import AsJson, duration, number, percent, print_json, remark, say, table, working
+from rbue.lab.cli.train import WAY
+from rbue.lab.methods import split_specs
+from rbue.lab.training.engines import ENGINES
+
+LABELS = "Labels"
+_SUFFIXES = (".html", ".htm", ".md", ".tex")
+
+
+def active(
+    selection: Selection,
+    method: Annotated[str, typer.Option(help="One or more, with commas; `rbue methods` lists them.")] = "mc-droprelu",
+    acquire: Annotated[
+        str, typer.Option(help=f"One or more, with commas: {', '.join(ACQUISITIONS)}.", rich_help_panel=LABELS)
+    ] = "bald",
+    start: Annotated[
+        int, typer.Option(help="Images labelled at first, as many of each class as can be.", rich_help_panel=LABELS)
+    ] = 20,
+    take: Annotated[int, typer.Option(help="Images labelled after each round.", rich_help_panel=LABELS)] = 10,
+    rounds: Annotated[
+        int,
+        typer.Option(min=0, help="How often; there is one training more, with all labels.", rich_help_panel=LABELS),
+    ] = 10,
+    pool: Annotated[
+        int | None,
+        typer.Option(
+            help="Choose among so many images, drawn anew each round.",
+            show_default="all without a label",
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on.")] = 1,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps of each network in each round; --epochs in its place counts passes over the labelled images.",
+            show_default=f"{STEPS:,}",
+        ),
+    ] = None,
+    samples: Samples = 20,
+    engine: Annotated[str, typer.Option(help=f"How steps run: {', '.join(ENGINES)}.", rich_help_panel=WAY)] = "auto",
+    together: Annotated[
+        int, typer.Option(min=1, help="Members of an ensemble trained side by side.", rich_help_panel=WAY)
+    ] = 1,
+    json: AsJson = False,
+) -> None:
+    """Learn what to label next: train on few labels, acquire more, and again; accuracy against labels.
+
+    Every round trains new networks for the same number of steps. The first labels, initialisations and batches are the
+    same for all methods and acquisitions of a seed. A finished round is kept: the same command continues after a stop,
+    and one with more --rounds goes on. Seeds and acquisitions may run as processes of their own. `rbue active-report`
+    draws the page. Each last line is a folder.
+    """
+    check_engine(engine)
+    if steps is not None and selection.epochs is not None:
+        raise InvalidInput(f"--steps {steps} and --epochs {selection.epochs} both say how long to train; give one.")
+    steps = STEPS if steps is None and selection.epochs is None else steps
+    device = device_named(selection.device)
+    labels = {"start": start, "take": take, "pool": pool, "samples": samples, "steps": steps}
+    names = [name for name in acquire.replace(",", " ").split() if name]
+    if not names:
+        raise InvalidInput(f"--acquire names none; there are {', '.join(ACQUISITIONS)}.")
+    configs = [
+        ActiveConfig(replace(selection, seed=selection.seed + more).config(spec), name, **labels)  # type: ignore[arg-type]
+        for spec in split_specs(method) or [""]
+        for name in names
+        for more in range(seeds)
+    ]
+    found = [
+        (config, run_active(config, rounds, selection.runs, device, _note, engine=engine, together=together))
+        for config in dict.fromkeys(configs)
+    ]
+    if json:
+        runs = [
+            {"run": config.folder(selection.runs).path, "config": config.as_json(), "rounds": done}
+            for config, done in found
+        ]
+        print_json({"runs": runs})
+        return
+    rows = []
+    for config, done in found:
+        first, last = done[0], done[-1]
+        ends = (f"{one['labels']:,}: {percent(one['accuracy'])}" for one in (first, last))
+        time = duration(sum(sum(one["seconds"].values()) for one in done))
+        name = f"{config.run.method}, {config.acquire}, seed {config.run.seed}"
+        rows.append([name, *ends, number(last["nll"]), number(last["ece"]), time])
+    numbers = ("first labels", "last labels", "NLL", "ECE", "time")
+    table(f"{selection.model} on {selection.data}", ("run", *numbers), rows, right=numbers)
+    for config, _ in found:
+        say(str(config.folder(selection.runs).path))
+
+
+def _note(config: ActiveConfig, one: Round, rounds: int) -> None:
+    """One line a round."""
+    name = f"{config.run.method}, {config.acquire}, seed {config.run.seed}"
+    time = duration(sum(one["seconds"].values()))
+    remark(
+        f"{name}: round {one['round']}/{rounds}, {one['labels']:,} labels, accuracy {percent(one['accuracy'])}, {time}"
+    )
+
+
+def active_report(
+    where: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of `rbue active`, or around them.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .html, .md or .tex.")] = Path(
+        "active.html"
+    ),
+    accuracies: Annotated[
+        str | None,
+        typer.Option(help="Where to compare labels: fractions with commas, 0.8,0.9.", show_default="round ones"),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Draw the page of all rounds of active learning in some folders: curves, labels needed, labels saved.
+
+    Runs are compared where everything but method, acquisition and seed is the same. What is left out is named.
+    """
+    if output.suffix not in _SUFFIXES:
+        raise InvalidInput(f"the page cannot be written to {output}; end its name in {', '.join(_SUFFIXES)}.")
+    asked = fractions(accuracies, "--accuracies", "0.8,0.9") or ()
+    if not all(0 < one <= 1 for one in asked):
+        raise InvalidInput(f"--accuracies must lie above 0 and be at most 1, not {accuracies}.")
+    folders = []
+    for folder in where:
+        inside = find_active(folder)
+        if not inside:
+            raise InvalidInput(f"there are no rounds of active learning in {folder}; `rbue active` makes them.")
+        folders += inside
+    runs, trouble = read_runs(list(dict.fromkeys(folders)))
+    comparisons, left_out = compare(runs, sorted(set(asked)))
+    if not comparisons:
+        raise RbueError(f"there is nothing to draw yet: {[*trouble, *left_out][0]}")
+    missing = [*trouble, *left_out]
+    with working(f"drawing {len(runs)} run{'s' if len(runs) != 1 else ''}"):
+        page = active_page(comparisons, missing)
+        form: Any = {".md": page.markdown, ".tex": page.latex}.get(output.suffix, page.html)
+        write_bytes(output, form().encode())
+    if json:
+        print_json({"report": output, "missing": missing, "comparisons": as_json(comparisons)})
+        return
+    for sentence in missing:
+        remark(f"missing: {sentence}")
+    for group in comparisons:
+        found = needed_table(group)
+        cells = [[column.value_text(found.cell(row, column)) for column in found.columns] for row in found.rows]
+        headings = [column.heading for column in found.columns]
+        table(found.caption, headings, cells, right=headings[2:])
+    say(str(output))

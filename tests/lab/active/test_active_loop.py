@@ -1,0 +1,250 @@
+"""The loop of active learning: what it begins with, that it goes on after a stop, and what it picks."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.lab import data
+from rbue.lab.active import ACQUISITIONS, ActiveConfig, first_labelled, loop, picking, run_active
+from rbue.lab.runs import RunConfig, load_networks, train_run
+from rbue.lab.runs.networks import fresh_network
+from rbue.lab.training import recipe_for
+
+CPU = torch.device("cpu")
+RECIPE = recipe_for("digits", batch=64)
+
+
+def tiny(method="mc-droprelu:0.9", acquire="bald", seed=0, **settings):
+    run = RunConfig(method=method, seed=seed, width=0.25, recipe=RECIPE)
+    return ActiveConfig(run, acquire, **{"steps": 3, "take": 4, "samples": 3, "pool": 60, **settings})
+
+
+def without_time(rounds):
+    return [{key: value for key, value in one.items() if key != "seconds"} for one in rounds]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _read_once():
+    """Digits are a table in text, which takes longer to read than a round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "load", functools.cache(data.load))
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return without_time(run_active(tiny(), 2, tmp_path_factory.mktemp("undisturbed"), CPU))
+
+
+class TestLabels:
+    def test_the_first_are_balanced_and_follow_from_the_seed(self):
+        labels = data.load("digits", "train").labels
+        first = first_labelled(labels, 25, seed=3)
+        assert sorted(np.bincount(labels[first])) == [2] * 5 + [3] * 5
+        assert set(first) < set(first_labelled(labels, 26, seed=3))
+        assert set(first) != set(first_labelled(labels, 25, seed=4))
+
+    def test_a_small_class_gives_what_it_has(self):
+        assert first_labelled(np.array([0, 0, 0, 1]), 4, seed=0).tolist() == [0, 1, 2, 3]
+
+    def test_methods_and_acquisitions_of_a_seed_begin_alike(self, tmp_path):
+        def stop(config, one, rounds):
+            raise KeyboardInterrupt
+
+        first, accuracy, picked = [], [], []
+        for method, acquire in (("single", "random"), ("mc-dropout:0.2", "random"), ("single", "margin")):
+            config = tiny(method, acquire)
+            with pytest.raises(KeyboardInterrupt):
+                run_active(config, 1, tmp_path, CPU, stop)
+            kept = config.folder(tmp_path).read("rounds")
+            first.append(kept["first"])
+            accuracy.append(kept["rounds"][0]["accuracy"])
+            picked.append(kept["rounds"][0]["picked"])
+        assert first[0] == first[1] == first[2]
+        assert accuracy[0] == accuracy[2]  # one network, whatever is acquired then
+        assert picked[0] == picked[1]  # random is the same for all methods
+        assert picked[0] != picked[2]
+
+    def test_candidates_have_no_label_and_are_drawn_anew(self):
+        labelled = np.arange(0, 1442, 2)
+        assert loop._candidates(tiny(pool=None), 0, 1442, labelled).tolist() == list(range(1, 1442, 2))
+        first, second = (loop._candidates(tiny(pool=60), round_, 1442, labelled) for round_ in (0, 1))
+        assert len(first) == len(second) == 60
+        assert not set(first) & set(labelled)
+        assert set(first) != set(second)
+
+    def test_every_round_adds_new_ones(self, undisturbed):
+        first = first_labelled(data.load("digits", "train").labels, 20, seed=0).tolist()
+        labelled = [*first, *undisturbed[0]["picked"], *undisturbed[1]["picked"]]
+        assert len(set(labelled)) == 28
+        assert [one["labels"] for one in undisturbed] == [20, 24, 28]
+        assert undisturbed[2]["picked"] is None
+
+
+class TestKeeping:
+    def stopping_in(self, monkeypatch, round_):
+        """Stop in the middle of a round, after its training."""
+        count = itertools.count()
+
+        def predict(*given, **more):
+            if next(count) == 2 * round_:  # each round predicts the test images and the candidates
+                raise KeyboardInterrupt
+            return real(*given, **more)
+
+        real = loop.predict_images
+        for module in (loop, picking):
+            monkeypatch.setattr(module, "predict_images", predict)
+
+    @pytest.mark.parametrize(
+        "round_", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+    )
+    def test_a_stopped_one_ends_in_the_same_result(self, round_, tmp_path, monkeypatch, undisturbed):
+        with monkeypatch.context() as patched:
+            self.stopping_in(patched, round_)
+            with pytest.raises(KeyboardInterrupt):
+                run_active(tiny(), 2, tmp_path, CPU)
+        kept = tiny().folder(tmp_path).read("rounds")
+        assert len(kept["rounds"] if kept else ()) == round_
+        done = []
+        found = run_active(tiny(), 2, tmp_path, CPU, lambda config, one, rounds: done.append(one["round"]))
+        assert done == list(range(round_, 3))
+        assert without_time(found) == undisturbed
+
+    def test_more_rounds_go_on_and_fewer_are_found_done(self, tmp_path, undisturbed, monkeypatch):
+        run_active(tiny(), 1, tmp_path, CPU)
+        assert without_time(run_active(tiny(), 2, tmp_path, CPU)) == undisturbed
+        monkeypatch.setattr(loop, "_round", None)
+        assert without_time(run_active(tiny(), 1, tmp_path, CPU)) == undisturbed[:2]
+
+    def test_other_images_or_another_stream_are_refused(self, tmp_path, monkeypatch):
+        config = tiny("single", "random")
+        run_active(config, 0, tmp_path, CPU)
+        half = data.load("digits", "train").take(np.arange(700), "train", None)
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "training_images", lambda run: half)
+            with pytest.raises(RbueError, match="other images than digits holds now"):
+                run_active(config, 1, tmp_path, CPU)
+        monkeypatch.setattr(loop.random_stream, "VERSION", 99)
+        with pytest.raises(RbueError, match="version 99"):
+            run_active(config, 0, tmp_path, CPU)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [1, 2])
+def test_networks_are_those_of_a_training_run(together, tmp_path):
+    config = RunConfig(method="deep-ensemble:2", width=0.25, recipe=recipe_for("digits", epochs=1, batch=64))
+    train_run(config, tmp_path, CPU)
+    networks, _ = loop._trained(config, data.load("digits", "train"), CPU, "auto", together)
+    for own, stored in zip(networks, load_networks(config, tmp_path, CPU), strict=True):
+        weights = own.state_dict()
+        assert all(torch.equal(weights[name], value) for name, value in stored.state_dict().items())
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("labels", "batch", "epochs"), [(20, 20, 100), (64, 64, 100), (65, 33, 50), (130, 44, 34), (640, 64, 10)]
+    )
+    def test_every_round_has_as_many_steps_of_even_batches(self, labels, batch, epochs):
+        recipe = tiny(start=labels, steps=100).of_round(0).recipe
+        assert (recipe.batch, recipe.epochs) == (batch, epochs)
+
+    def test_epochs_take_the_place_of_steps(self):
+        assert tiny(steps=None).of_round(0).recipe.epochs == RECIPE.epochs
+
+    def test_rounds_have_seeds_of_their_own(self):
+        seeds = {tiny(seed=seed).of_round(round_).seed for seed in range(3) for round_ in range(3)}
+        assert len(seeds) == 9
+
+    def test_they_are_read_as_they_were_written(self):
+        for config in (tiny(), tiny(steps=None, pool=None), tiny("deep-ensemble:2", acquire="batch_bald")):
+            assert ActiveConfig.from_json(config.as_json()) == config
+        assert tiny().id == ActiveConfig(tiny().run, "bald", steps=3, take=4, samples=3, pool=60).id != tiny(take=5).id
+
+    @pytest.mark.parametrize("acquire", ["bald", "batch-bald", "variation-ratio"])
+    def test_one_sample_is_too_few_to_compare(self, acquire):
+        with pytest.raises(InvalidInput, match=f"{acquire} compares the samples of an image, but single has one"):
+            tiny("single", acquire)
+        with pytest.raises(InvalidInput, match="samples is 1"):
+            tiny(acquire=acquire, samples=1)
+        tiny("deep-ensemble:2", acquire)
+
+    def test_mistakes(self, tmp_path):
+        with pytest.raises(InvalidInput, match=r"there is no acquisition 'blad' \(did you mean 'bald'\?\)"):
+            tiny(acquire="blad")
+        with pytest.raises(InvalidInput, match="a pool of 3 images is too small to take 4"):
+            tiny(pool=3)
+        with pytest.raises(InvalidInput, match=r"20 \+ 400 x 4 = 1,620 labels are asked for, but digits has 1,442"):
+            run_active(tiny(), 400, tmp_path, CPU)
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return data.load("digits", "train")
+
+
+class TestPicking:
+    def picked(self, acquire, method, pool, candidates, device=CPU):
+        config = RunConfig(method=method, width=0.25, recipe=RECIPE)
+        networks = [fresh_network(member, pool, device) for member in config.members()]
+        labelled = np.arange(1000, 1010)
+        return picking.pick(acquire, config, networks, pool, candidates, labelled, 5, 4, 0, device)
+
+    @pytest.mark.parametrize(
+        ("acquire", "method"),
+        [
+            *((acquire, "mc-droprelu:0.9") for acquire in ACQUISITIONS),
+            *itertools.product(("bald", "core-set"), ("mc-dropout:0.2", "svi", "deep-ensemble:2")),
+        ],
+    )
+    def test_every_acquisition_takes_candidates(self, acquire, method, pool, recwarn):
+        candidates = np.arange(100, 140)
+        found = self.picked(acquire, method, pool, candidates)
+        assert len(set(found)) == 5
+        assert set(found) <= set(candidates)
+        assert not recwarn.list
+
+    def test_the_best_ones_are_the_same_among_fewer(self, pool):
+        """Scores belong to images, not to their places among the candidates."""
+        many = np.arange(0, 100)
+        found = self.picked("bald", "mc-droprelu:0.9", pool, many)
+        fewer = np.array(sorted({*found, *range(0, 100, 7)}))
+        assert self.picked("bald", "mc-droprelu:0.9", pool, fewer) == found
+
+    def test_features_are_what_the_last_layer_sees(self, pool):
+        config = RunConfig(method="deep-ensemble:2", width=0.25, recipe=RECIPE)
+        networks = [fresh_network(member, pool, CPU).eval() for member in config.members()]
+        chosen = np.array([5, 900, 17])
+        seen = []
+        for network in networks:
+            handle = network.head.register_forward_pre_hook(lambda layer, given: seen.append(given[0]))
+            x = (torch.from_numpy(pool.images[chosen]) / 255 - pool.mean[0]) / pool.std[0]
+            with torch.no_grad():
+                network(x.permute(0, 3, 1, 2))
+            handle.remove()
+        found = picking._features(config, networks, pool, chosen, 4, 0, CPU)
+        torch.testing.assert_close(found, torch.cat(seen, 1), rtol=1e-4, atol=1e-5)
+        assert networks[0].head.out_features == 10  # it is back in its place
+
+    def test_a_network_without_a_last_layer_has_no_features(self, pool):
+        network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.Softmax(1), Shift())
+        config = RunConfig(model="tests:none", recipe=RECIPE)
+        with pytest.raises(InvalidInput, match="core-set needs the features of a last layer, and tests:none has none"):
+            picking._features(config, [network], pool, np.arange(4), 1, 0, CPU)
+
+
+class Shift(torch.nn.Module):
+    """A layer around the last one that is no leaf of the scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Identity()
+
+    def forward(self, x):
+        return self.inner(x) + 1
