@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from rbue.errors import InvalidInput, RbueError
@@ -27,7 +29,7 @@ from rbue.lab.cli.output import (
     working,
 )
 from rbue.lab.paper.numbers import paper_value
-from rbue.lab.report.run_records import read_records
+from rbue.lab.report.run_records import Record, read_records
 from rbue.lab.report.run_report import Report, report_on
 from rbue.lab.report.tables import csv_table
 from rbue.lab.runs.folders import RunFolder, find_runs
@@ -263,6 +265,12 @@ def report(
     for sentence in made.missing:
         remark(f"missing: {sentence}")
     say(str(output))
+
+
+def write_page(records: Sequence[Record], path: Path, device: torch.device) -> None:
+    """The page of some runs, as ``rbue report`` writes it."""
+    with working("writing the page"):
+        write_bytes(path, report_on(records, paper_value, device=device).page.html().encode())
 
 
 def form_of(path: Path) -> Form:

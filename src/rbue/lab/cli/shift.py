@@ -41,11 +41,13 @@ from rbue.lab.cli.output import (
     stdout,
     working,
 )
+from rbue.lab.cli.runs import write_page
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES, contact_sheet, severity_strip
 from rbue.lab.corruptions.corrupting import find
 from rbue.lab.data.images import Bytes
 from rbue.lab.report.figure_style import svg
 from rbue.lab.report.figures import severity_boxes, severity_medians
+from rbue.lab.report.run_records import read_records
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.training import training_data
 from rbue.lab.shift import Row, Setting, ShiftStore, by_severity, clean_result, shift_runs, summarise
@@ -95,6 +97,9 @@ def shift(
     augment: Augment = "",
     cache: Annotated[bool, typer.Option(help="Keep generated images for the next time.")] = True,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = Path("shift"),
+    page: Annotated[
+        Path | None, typer.Option(help="Write the page of these runs, damaged images included, to an .html file too.")
+    ] = None,
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     json: AsJson = False,
@@ -137,6 +142,9 @@ def shift(
     for of_one_set in _by_data(outcome):
         _warn_of_different_images(of_one_set)
     figures = write_figures(outcome, output)
+    if page is not None:
+        write_page(read_records(run.folder for run in outcome), page, place)
+        figures = [*figures, page]
     if json:
         print_json(
             {

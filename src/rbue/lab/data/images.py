@@ -99,9 +99,9 @@ class ImageSet:
 
     def take(self, indices: NDArray[np.int64], split: str, held_out: Holdout | None) -> ImageSet:
         """The images at ``indices``, as a set of its own."""
-        part = {"images": self.images[indices], "labels": self.labels[indices]}
+        images, labels = self.images[indices], self.labels[indices]
         files = tuple(self.files[place] for place in indices) if self.files else ()
-        return replace(self, **part, files=files, split=split, held_out=held_out)
+        return replace(self, images=images, labels=labels, split=split, held_out=held_out, files=files)
 
     def record(self) -> dict[str, Any]:
         """What to write beside a result: everything about the set but the pixels, ready for JSON."""

@@ -54,7 +54,7 @@ class Measured(NamedTuple):
 
 
 def interval_panels(panels: Mapping[str, Sequence[Measured]], *, percent: Sequence[str] = ()) -> Figure:
-    """One panel a measure, one line a method: its value as a marker, its interval as a bar.
+    """One panel a measure, below each other, one line a method: its value as a marker, its interval as a bar.
 
     Args:
         panels: what to write at its axis -> the methods, from top to bottom, in every panel the same.
@@ -64,10 +64,8 @@ def interval_panels(panels: Mapping[str, Sequence[Measured]], *, percent: Sequen
         raise InvalidInput("there is nothing to draw; give at least one panel with one method.")
     labels = [one.label for one in next(iter(panels.values()))]
     styles = looks(labels)
-    figure = new_figure(2.6 * len(panels) + 1.4, 0.34 * len(labels) + 1.0)
-    for place, (axes, (name, measured)) in enumerate(
-        zip(np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True)
-    ):
+    figure = new_figure(4.2, len(panels) * (0.22 * len(labels) + 0.55))
+    for axes, (name, measured) in zip(np.atleast_1d(figure.subplots(len(panels), 1)), panels.items(), strict=True):
         for row, (label, value, interval) in enumerate(measured):
             look = styles[label]
             if interval is not None:
@@ -76,8 +74,8 @@ def interval_panels(panels: Mapping[str, Sequence[Measured]], *, percent: Sequen
         dress(axes, x=name, grid="x")
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.set_yticks(range(len(labels)), labels)
-        axes.locator_params(axis="x", nbins=4)
-        axes.tick_params(axis="y", length=0, labelcolor=INK, labelleft=place == 0)
+        axes.locator_params(axis="x", nbins=5)
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.spines["left"].set_visible(False)
         if name in percent:
             percent_ticks(axes.xaxis)
@@ -181,9 +179,8 @@ def reliability_diagram(
         above.vlines(sure[filled], low, high, colors=INK, linewidth=0.9)
     above.set_ylim(0, 1.02)
     above.set_xlim(0, 1)
-    dress(above, title=label, y="accuracy", grid="")
-    if note:
-        above.text(0.04, 0.96, note, color=INK, fontsize=SMALL, va="top", transform=above.transAxes)
+    dress(above, title=label, y="accuracy", grid="", title_pad=16 if note else 6)
+    above.text(0, 1.02, note, color=MUTED, fontsize=SMALL, va="bottom", transform=above.transAxes)
     below.bar(left, many[filled] / many.sum(), width=width, align="edge", color=MUTED)
     dress(below, x="confidence", y="share", grid="")
     return figure
@@ -216,8 +213,7 @@ def risk_coverage_curves(
         look = styles[label].of_line
         axes.plot(x[kept], y[kept], **look, linewidth=1.6, markevery=every, markersize=4, label=label)
         if chosen and label in chosen:
-            ring = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 2}
-            axes.plot(*chosen[label], color=look["color"], marker="o", **ring, zorder=4, clip_on=False)
+            axes.scatter(*chosen[label], s=90, facecolors="none", edgecolors=look["color"], linewidths=2, zorder=4)
     if allowed is not None:
         axes.axhline(allowed, color=MUTED, linewidth=1, linestyle="--")
         axes.text(0.01, allowed, f"{100 * allowed:g} % allowed", color=MUTED, fontsize=SMALL, va="bottom")
@@ -233,7 +229,7 @@ def risk_coverage_curves(
 def histogram_pair(
     groups: Mapping[str, ArrayLike], most: float, *, label: str, x: str = "entropy in nats", bins: int = 24
 ) -> Figure:
-    """Two histograms over each other, such as the entropy of right and of wrong answers: uncertainty pays where they part.
+    """Two histograms over each other, such as the entropy of right and of wrong answers: useful where they part.
 
     Each is a share of its own group, so that a few errors are as visible as many.
 
@@ -333,6 +329,8 @@ def lines_against_samples(
             ticks = sorted({count for curve in curves.values() for count in curve})
             axes.set_xticks(ticks, [str(count) for count in ticks])
             axes.set_xticks([], minor=True)
+        else:
+            axes.xaxis.get_major_locator().set_params(integer=True)
         dress(axes, x=x, y=name)
         if measure == "accuracy":
             percent_ticks(axes.yaxis)
@@ -340,7 +338,7 @@ def lines_against_samples(
         legend(panels[0])
     else:  # below, where it hides none of the lines
         look = {"frameon": False, "fontsize": SMALL, "labelcolor": INK}
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, **look)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(names), **look)
     return figure
 
 

@@ -63,10 +63,9 @@ def comparison_table(
     several = any(len(records) > 1 for records in group.methods.values())
     rows = []
     for method, records in group.methods.items():
-        row = {
-            column.key: _with_chance(_mean(records, column, paper_value), method, (chance or {}).get(column.key))
-            for column in MEASURES
-        }
+        row = {column.key: _mean(records, column, paper_value) for column in MEASURES}
+        for key, cell in row.items():
+            row[key] = _with_chance(cell, method, (chance or {}).get(key), len(group.methods))
         row["method"] = Cell(method, link=f"#{records[0].anchor}")
         if several:
             row["seeds"] = Cell(len(records))
@@ -96,13 +95,17 @@ def runs_table(records: Sequence[Record], paper_value: PaperValue = no_paper) ->
     return Table((*before, *MEASURES, *after), rows)
 
 
-def _with_chance(cell: Cell, method: str, chance: Resampled | None) -> Cell:
-    """A cell with its interval, marked as the best only beyond chance."""
+def _with_chance(cell: Cell, method: str, chance: Resampled | None, methods: int) -> Cell:
+    """A cell with its interval, marked as the best only if it is beyond chance and no method is left out."""
     if chance is None or method not in chance.methods or cell.number is None:
         return replace(cell, best=False)
     # Stored probabilities are rounded, and what was measured is not.
     low, high = chance.interval(method)
-    return replace(cell, interval=(min(low, cell.number), max(high, cell.number)), best=chance.is_best(method))
+    return replace(
+        cell,
+        interval=(min(low, cell.number), max(high, cell.number)),
+        best=len(chance.methods) == methods and chance.is_best(method),
+    )
 
 
 def _mean(records: Sequence[Record], column: Column, paper_value: PaperValue) -> Cell:

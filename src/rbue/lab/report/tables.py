@@ -60,22 +60,22 @@ class Cell:
     Attributes:
         value: a number, words, or None if it is missing.
         std: standard deviation over seeds, shown as ``mean ± std``.
-        interval: lower and upper end of where it lies with 95 % confidence.
-        best: whether to mark it as the best of its column; decided by the values alone if left out.
         paper: the paper's value of the same thing.
         link: where the value comes from, an address within the page.
         anchor: the id of this cell, for such links.
         why: why it is missing.
+        interval: lower and upper end of where it lies with 95 % confidence.
+        best: whether to mark it as the best of its column; decided by the values alone if left out.
     """
 
     value: float | str | None
     std: float | None = None
-    interval: tuple[float, float] | None = None
-    best: bool | None = None
     paper: float | None = None
     link: str = ""
     anchor: str = ""
     why: str = "not measured"
+    interval: tuple[float, float] | None = None
+    best: bool | None = None
 
     @property
     def number(self) -> float | None:
