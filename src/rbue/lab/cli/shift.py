@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from rbue.errors import InvalidInput, warn
+from rbue.errors import InvalidInput, RbueError, warn
 from rbue.files import write_bytes
 from rbue.lab import data
 from rbue.lab.cli.options import (
@@ -110,6 +110,8 @@ def shift(
     images are made here. Results are kept in the run folders, so a second command continues where one was stopped.
     """
     names, levels = names_in(corruptions), levels_in(severities)
+    if page is not None and page.suffix != ".html":
+        raise InvalidInput(f"the page cannot be written to {page}; end its name in .html.")
     setting = Setting(samples, sample_seed, Adaptive() if adaptive else None, draws, augment)
     place = device_named(device)
     found = find_all(where, runs)
@@ -143,8 +145,11 @@ def shift(
         _warn_of_different_images(of_one_set)
     figures = write_figures(outcome, output)
     if page is not None:
-        write_page(read_records(run.folder for run in outcome), page, place)
-        figures = [*figures, page]
+        try:
+            write_page(read_records(run.folder for run in outcome), page, place)
+            figures = [*figures, page]
+        except RbueError as error:  # such as runs that were never measured on clean images
+            remark(f"no page: {error}")
     if json:
         print_json(
             {
