@@ -153,7 +153,8 @@ def test_sixty_images_give_no_star(made_runs):
     assert not any(table.is_best(row, column) for row in table.rows for column in table.columns)
 
 
-def test_without_stored_answers_there_is_a_page_without_intervals(own_runs):
+def test_without_stored_answers_there_is_a_page_without_intervals(own_runs, monkeypatch):
+    monkeypatch.setattr("rbue.lab.report.page.inline_svg", lambda *_: "<svg></svg>")  # figures take their time
     for path in own_runs.rglob("probs.npy"):
         path.unlink()
     report = report_on(records_of(own_runs), device=CPU)
