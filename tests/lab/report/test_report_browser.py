@@ -91,6 +91,7 @@ def test_keyboard_reaches_the_content_first(opened):
     assert page.switch_to.active_element.get_attribute("id") == "content"
 
 
+@pytest.mark.parametrize("address", ["every block"], indirect=True)
 def test_sections_fold_by_keyboard_and_a_link_opens_them(opened):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
@@ -107,6 +108,7 @@ def test_sections_fold_by_keyboard_and_a_link_opens_them(opened):
     assert folds[-1].get_attribute("open") == "true"
 
 
+@pytest.mark.parametrize("address", ["every block"], indirect=True)
 def test_columns_stand_side_by_side_where_there_is_room(opened):
     script = (
         "return [...document.querySelector('.columns').children].map(c => c.getBoundingClientRect())"

@@ -28,6 +28,7 @@ from rbue.errors import InvalidInput
 from rbue.lab.report.figure_style import inline_svg
 from rbue.lab.report.tables import (
     LATEX_PACKAGES,
+    NO_BREAK,
     Column,
     Table,
     latex_table,
@@ -353,7 +354,10 @@ def _inline(text: str, words: Callable[[str], str], code: Callable[[str], str]) 
 
 
 def _html_inline(text: str) -> Markup:
-    return Markup(_inline(text, escape, lambda part: f"<code>{escape(part)}</code>"))
+    def words(part: str) -> str:  # no line begins with a unit
+        return escape(part.replace(" %", f"{NO_BREAK}%"))
+
+    return Markup(_inline(text, words, lambda part: f"<code>{escape(part)}</code>"))
 
 
 def _markdown_inline(text: str) -> str:
