@@ -11,17 +11,13 @@ from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.report.run_answers import Answers, drawn_again, image_cards
 from rbue.lab.report.run_answers import TestImages as Images
+from rbue.lab.report.run_compared import compare_answers
 from rbue.lab.report.run_records import Record, group_records, missing, read_records, recipe_words, without_copies
-from rbue.lab.report.run_report import compare_answers, report_on
-from rbue.lab.report.run_sections import (
-    abstaining_rule,
-    calibration_blocks,
-    error_blocks,
-    more_samples,
-    shift_blocks,
-    training_blocks,
-)
+from rbue.lab.report.run_report import report_on
+from rbue.lab.report.run_sections import calibration_blocks, error_blocks, more_samples, training_blocks
+from rbue.lab.report.run_shift import shift_blocks
 from rbue.lab.report.run_tables import MEASURES, comparison_table
+from rbue.lab.report.run_trust import abstaining_rule
 from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs
 from rbue.lab.runs.temperatures import calibrate_run
 from rbue.lab.shift.rows import Cell as DamagedSet
@@ -351,7 +347,7 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(own_runs, name, content
     if content is not None:
         path.write_bytes(content)
         path.with_name("checksums.json").unlink()
-    report = report_on(records_of(own_runs), device=CPU, pictures=name == "probs.npy")
+    report = report_on(records_of(own_runs), device=CPU, pictures=False)
     assert sum(said in one and "single" in one for one in report.missing) == 1
     assert "mc-droprelu:0.9" in report.page.markdown()
 
@@ -363,7 +359,7 @@ def test_other_test_images_are_not_drawn(own_runs):
         entry["data"]["sha256"]["images"] = "0" * 64
     path.write_text(json.dumps(content))
     path.with_name("checksums.json").unlink()
-    report = report_on(records_of(own_runs), device=CPU)
+    report = report_on(records_of(own_runs), pictures=False)
     assert any("other test images" in one for one in report.missing)
 
 

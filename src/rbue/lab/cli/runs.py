@@ -256,7 +256,8 @@ def report(
     place = device_named(device)
     records = read_records(folders_named(where, runs))
     with working(f"reporting on {len(records)} run{'s' if len(records) != 1 else ''}"):
-        made = report_on(records, paper_value, pictures=chosen is Form.html, device=place)
+        shown = {"pictures": chosen is Form.html, "answers": chosen is not Form.csv}
+        made = report_on(records, paper_value, **shown, device=place)
         write_bytes(output, as_text(made, chosen).encode())
     if json:
         measured = [str(record.folder.path) for record in records if record.results]

@@ -34,8 +34,8 @@ from rbue.lab.cli.output import (
 from rbue.lab.cli.runs import is_readable, write_page
 from rbue.lab.methods import list_methods, split_specs
 from rbue.lab.report.run_answers import TestImages
+from rbue.lab.report.run_compared import compare_answers
 from rbue.lab.report.run_records import Record, group_records, read_records
-from rbue.lab.report.run_report import compare_answers
 from rbue.lab.report.tables import csv_rows, markdown_rows
 from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
 from rbue.lab.runs.measuring import evaluate_run

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from rbue.errors import RbueError
-from rbue.lab.environment import default_device
 from rbue.lab.report.page import Block, Heading, Notice, Page, Section, TableBlock, Text
-from rbue.lab.report.run_answers import Answers, TestImages
+from rbue.lab.report.run_answers import TestImages
+from rbue.lab.report.run_compared import Compared, Gaps, compare_answers
 from rbue.lab.report.run_records import Record, RunGroup, group_records, missing, without_copies
-from rbue.lab.report.run_sections import SECTIONS, Compared, Gaps, interval_blocks
+from rbue.lab.report.run_sections import SECTIONS, interval_blocks
 from rbue.lab.report.run_tables import PaperValue, comparison_table, no_paper, provenance_table, runs_table, source_of
 from rbue.lab.report.tables import Table
 
@@ -39,6 +39,7 @@ def report_on(
     paper_value: PaperValue = no_paper,
     *,
     pictures: bool = True,
+    answers: bool = True,
     device: torch.device | None = None,
 ) -> Report:
     """Report on runs.
@@ -46,7 +47,8 @@ def report_on(
     Args:
         records: from :func:`read_records`.
         paper_value: gives the paper's numbers.
-        pictures: whether to draw figures and images, which needs matplotlib and the test images.
+        pictures: whether to draw figures and images, which needs matplotlib.
+        answers: whether to read stored answers and test images, for the verdict, intervals and pictures.
         device: where the samples of a few images are drawn again; the GPU if there is one and this is left out.
 
     Raises:
@@ -57,7 +59,7 @@ def report_on(
     if not groups:
         raise RbueError(_nothing(records, gaps.sentences()))
     images = TestImages()
-    compared = [compare_answers(group, images, device, gaps) for group in groups]
+    compared = [compare_answers(group, images if answers else None, device, gaps) for group in groups]
     parts = [(one, _parts(one, paper_value, pictures)) for one in compared]
     said = gaps.sentences()
     notice = [Section("What is missing", [Notice("This report is not complete", said)], open=True)] if said else []
@@ -78,24 +80,6 @@ def report_on(
         wide=True,
     )
     return Report(page, runs_table(records, paper_value), said)
-
-
-def compare_answers(
-    group: RunGroup, images: TestImages, device: torch.device | None = None, gaps: Gaps | None = None
-) -> Compared:
-    """A group with the answers that are stored of it; why others are not is added to the gaps."""
-    gaps = gaps or Gaps()
-    answers: dict[str, list[Answers]] = {}
-    for method, records in group.methods.items():
-        found = []
-        for record in records:
-            try:
-                found.append(images.answers(record))
-            except RbueError as error:
-                gaps.of_run(record, str(error))
-        if len(found) == len(records):
-            answers[method] = found
-    return Compared(group, answers, device or default_device(), gaps)
 
 
 def _parts(this: Compared, paper_value: PaperValue, pictures: bool) -> list[Part]:

@@ -7,112 +7,28 @@ a line in :data:`SECTIONS`.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from rbue import metrics
-from rbue.decisions import abstaining
-from rbue.errors import RbueError, RbueWarning
 from rbue.lab.methods.mc_droprelu import MCDropReLU
 from rbue.lab.report import figures
-from rbue.lab.report.chance import CONFIDENCE, Resampled, resample, share_interval, verdict
-from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, Fold, TableBlock, Text
+from rbue.lab.report.chance import share_interval
+from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, TableBlock, Text
 from rbue.lab.report.run_answers import Answers, image_cards
+from rbue.lab.report.run_compared import Compared, column_figure, stored
 from rbue.lab.report.run_records import Record, RunGroup
+from rbue.lab.report.run_shift import shift_blocks
 from rbue.lab.report.run_tables import METHOD
+from rbue.lab.report.run_trust import trust_blocks
 from rbue.lab.report.tables import Cell, Column, Row, Table, percent, whole
-from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.folders import RunFolder
 from rbue.lab.runs.networks import NoWeights
 from rbue.lab.runs.temperatures import FILE as CALIBRATION
 from rbue.lab.runs.temperatures import at_a_bound, is_calibration_of
-from rbue.lab.shift.rows import Setting, ShiftStore, by_severity
 from rbue.lab.training.trainer import read_log
-
-
-class Gaps:
-    """What is missing, gathered while the report is made.
-
-    Attributes:
-        without_weights: runs whose samples cannot be drawn again.
-    """
-
-    def __init__(self, known: Sequence[str] = ()) -> None:
-        self._known = list(known)
-        self.without_weights: list[Record] = []
-
-    def of_run(self, record: Record, trouble: str) -> None:
-        """Note what is missing of one run, without this machine's folders, which mean nothing to another reader."""
-        self._known.append(f"`{record.name}`: {trouble.replace(f'{record.root}/', '')}")
-
-    def sentences(self) -> list[str]:
-        """One sentence for each thing that is missing."""
-        runs = self.without_weights
-        if not runs:
-            return self._known
-        *first, last = (f"`{record.name}`" for record in runs)
-        names, whose = (f"{', '.join(first)} and {last}", "their") if first else (last, "its")
-        return [
-            *self._known,
-            f"the weights of {names} are not kept in {whose} folder{'s' if first else ''}: what was measured is "
-            f"reported, but the samples of {whose} most and least certain images cannot be drawn.",
-        ]
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A group of runs and what is stored of their answers.
-
-    Attributes:
-        group: the runs.
-        answers: method -> the answers of each of its runs, for methods all of whose runs have them here.
-        device: where samples are drawn again.
-        gaps: takes what is missing.
-    """
-
-    group: RunGroup
-    answers: dict[str, list[Answers]]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    gaps: Gaps = field(default_factory=Gaps)
-
-    @cached_property
-    def chance(self) -> dict[str, Resampled]:
-        """What chance does to each measure; empty without stored answers."""
-        if not self.answers:
-            return {}
-        labels = next(iter(self.answers.values()))[0].images.labels
-        return resample({name: [one.probs for one in found] for name, found in self.answers.items()}, labels)
-
-    @cached_property
-    def verdict(self) -> str:
-        """What the comparison came to."""
-        if not self.chance:
-            return "The answers of these runs are not stored here, so that chance cannot be told from a difference."
-        left_out = [f"`{name}`" for name in self.group.methods if name not in self.answers]
-        more = f" Without its stored answers {left_out[0]} is not compared." if len(left_out) == 1 else ""
-        more = f" {len(left_out)} methods without stored answers are not compared." if len(left_out) > 1 else more
-        return verdict(self.chance) + more
-
-    @cached_property
-    def first(self) -> list[Answers]:
-        """The answers of the first run of each method."""
-        return [found[0] for found in self.answers.values()]
-
-    @cached_property
-    def featured(self) -> Answers:
-        """The method of the best likelihood, which is shown open."""
-        return self.answers[self.chance["nll"].ahead[0]][0]
-
-    def folds(self, blocks: Callable[[Answers], Sequence[Block]]) -> list[Block]:
-        """Blocks of every method, each behind a line that opens it; the featured one comes first and is open."""
-        order = sorted(self.first, key=lambda one: one is not self.featured)
-        return [Fold(one.method, blocks(one), open=one is self.featured) for one in order]
 
 
 def interval_blocks(this: Compared, table: Table) -> list[Block]:
@@ -151,162 +67,8 @@ def interval_blocks(this: Compared, table: Table) -> list[Block]:
         points = [point._replace(q=None) for point in points]
     alt = "; ".join(f"{one.label}: {one.accuracy:.4f}, {one.ece:.4f}" for one in points)
     caption = "The bottom right corner is the place to be."
-    plane = FigureBlock(_column(figures.accuracy_ece_plane(points)), f"Accuracy against ECE. {alt}.", caption)
+    plane = FigureBlock(column_figure(figures.accuracy_ece_plane(points)), f"Accuracy against ECE. {alt}.", caption)
     return [Columns([[forest], [plane]])] if points else [forest]
-
-
-def _column(figure: Any) -> Any:
-    """A figure in the size of a column, whose letters can be read on a phone too."""
-    figure.set_size_inches(4.2, 3.4)
-    return figure
-
-
-# Which answers to trust
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A threshold fitted on one half of the test images, and what it does to the other half.
-
-    Attributes:
-        fitted: the threshold.
-        images: in the other half.
-        answered: how many of them lie above it.
-        wrong: how many of those are wrong.
-    """
-
-    fitted: abstaining.Abstaining
-    images: int
-    answered: int
-    wrong: int
-
-    @property
-    def coverage(self) -> float:
-        """The share that is answered."""
-        return self.answered / self.images
-
-    @property
-    def risk(self) -> float | None:
-        """The share of the answered that is wrong."""
-        return self.wrong / self.answered if self.answered else None
-
-    def sentence(self, method: str) -> str:
-        """What the rule means."""
-        promise = f"at most {100 * self.fitted.risk:g} % of them, with {100 * self.fitted.confidence:g} % confidence"
-        if not math.isfinite(self.fitted.threshold):
-            return f"No threshold on the confidence of `{method}` keeps its wrong answers to {promise}."
-        every = self.answered == self.images
-        what = "all images" if every else f"images with a confidence above {_below_one(self.fitted.threshold)}"
-        return (
-            f"Let `{method}` answer {what}: wrong are {promise}. That was fitted on {self.fitted.images:,} of the test "
-            f"images. Of the other {self.images:,} it answers {100 * self.coverage:.0f} % and is wrong on {self.wrong} "
-            f"of these {self.answered:,}{f' ({100 * self.risk:.1f} %)' if self.risk is not None else ''}."
-        )
-
-
-RISKS = (0.05, 0.1, 0.2)
-"""Error rates to allow: the first that the number of images can promise, whatever their labels."""
-
-
-def abstaining_rule(confidence: NDArray[np.float64], correct: NDArray[np.bool_]) -> Rule | None:
-    """Fit a threshold on one random half of the images and count what it does on the other; None for too few."""
-    half = np.random.default_rng(0).permutation(len(correct)) % 2 == 0
-    needed = [math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-risk)) for risk in RISKS]
-    risk = next((risk for risk, count in zip(RISKS, needed, strict=True) if half.sum() >= count), None)
-    if risk is None:
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RbueWarning)  # that nothing is answered is said in a sentence
-        fitted = abstaining.fit(confidence[half], correct[half], risk, CONFIDENCE)
-    answered = fitted(confidence[~half]).numpy()
-    return Rule(fitted, int((~half).sum()), int(answered.sum()), int((answered & ~correct[~half]).sum()))
-
-
-_RULE = (
-    METHOD,
-    Column("threshold", "answer above", text=lambda value: _below_one(value), about="Threshold on the confidence."),
-    Column("coverage", "answered", text=lambda value: percent(value, 1), about="Share of the other half, answered."),
-    Column(
-        "wrong", "wrong", text=lambda value: percent(value, 1), about="Wrong answers among these, on the other half."
-    ),
-)
-
-
-def trust_blocks(this: Compared) -> list[Block]:
-    """Risk-coverage curves with a threshold, its meaning, and entropies of right and of wrong answers."""
-    if not this.first:
-        return []
-    rules = {one.method: abstaining_rule(one.confidence, one.correct) for one in this.first}
-    found = {method: rule for method, rule in rules.items() if rule is not None}
-    chosen = {name: (rule.coverage, rule.risk) for name, rule in found.items() if rule.risk is not None}
-    figure = figures.risk_coverage_curves(
-        {one.method: tuple(one.risk_coverage()) for one in this.first},  # type: ignore[misc]
-        allowed=next(iter(found.values())).fitted.risk if found else None,
-        chosen=chosen,
-    )
-    areas = "; ".join(
-        f"{one.method} {one.record.result['aurc']:.4f}" for one in this.first if "aurc" in one.record.result
-    )
-    alt = f"Risk-coverage curves of {len(this.first)} methods. Area under each: {areas}."
-    rings = "" if not chosen else " Rings: the thresholds, on the half of the images that they have not seen."
-    words: list[Block] = [
-        Text(
-            "A network may decline to answer. If only the surest images are answered, the curve shows how many of "
-            "these answers are wrong."
-        )
-    ]
-    if found:
-        featured = this.featured.method
-        words.append(Text(found[featured].sentence(featured)))
-        words.append(TableBlock(_rule_table(found), explain=True))
-    else:
-        words.append(Text(f"{len(this.featured.correct)} images are too few to fit a threshold on half of them."))
-    curves = FigureBlock(_column(figure), alt, f"Lower is better; at the right end every image is answered.{rings}")
-    pairs = [
-        _entropies(one.method, {"right": one.entropy[one.correct], "wrong": one.entropy[~one.correct]}, one)
-        for one in this.first
-    ]
-    parted = (
-        "Uncertainty is worth something where wrong answers have more of it than right ones. Each histogram is a share "
-        "of its own group, so that a handful of wrong answers is as visible as hundreds of right ones."
-    )
-    return [
-        Columns([[curves], words]),
-        Fold("Entropy of right and of wrong answers", [Text(parted), FigureGrid(pairs)]),
-    ]
-
-
-def _rule_table(rules: Mapping[str, Rule]) -> Table:
-    rows: list[Row] = []
-    for method, rule in rules.items():
-        silent = Cell(None, why="nothing is answered")
-        wrong = silent
-        if rule.answered:
-            low, high = share_interval(rule.wrong, rule.answered)
-            wrong = Cell(rule.risk, interval=(float(low), float(high)))
-        fitted = rule.fitted.threshold
-        threshold = "everything" if fitted == -math.inf else Cell(fitted) if fitted < math.inf else silent
-        rows.append({"method": method, "threshold": threshold, "coverage": rule.coverage, "wrong": wrong})
-    first = next(iter(rules.values()))
-    caption = (
-        f"Thresholds for at most {100 * first.fitted.risk:g} % wrong answers with {100 * CONFIDENCE:g} % confidence, "
-        "fitted on one half of the test images, measured on the other"
-    )
-    return Table(_RULE, rows, caption)
-
-
-def _entropies(title: str, groups: Mapping[str, NDArray[np.float64]], of: Answers) -> FigureBlock:
-    means = "; ".join(
-        f"{len(one):,} {name}, mean {one.mean():.3f} nats" if len(one) else f"0 {name}" for name, one in groups.items()
-    )
-    figure = figures.histogram_pair(groups, math.log(of.probs.shape[1]), label=title)
-    return FigureBlock(figure, f"Entropy of the answers of {of.method}: {means}.")
-
-
-def _below_one(value: float) -> str:
-    """A confidence with as many digits as show that it is below 1."""
-    digits = next((number for number in (2, 3, 4) if float(f"{value:.{number}f}") < 1), 4)
-    return f"{value:.{digits}f}"
 
 
 # Calibration
@@ -356,7 +118,7 @@ def _temperature_table(group: RunGroup) -> Table:
     rows: list[Row] = []
     for method, records in group.methods.items():
         key = list(records[0].results)[-1]
-        entry = _stored(records[0], lambda folder: folder.entries(CALIBRATION), {}).get(key)
+        entry = stored(records[0], lambda folder: folder.entries(CALIBRATION), {}).get(key)
         if entry is None or not is_calibration_of(entry, records[0].result):
             continue
         mean = float(np.mean(entry["temperatures"]))
@@ -367,18 +129,10 @@ def _temperature_table(group: RunGroup) -> Table:
     return Table(_SCALED, rows, caption)
 
 
-def _stored(record: Record, read: Callable[[RunFolder], Any], without: Any) -> Any:
-    """What a folder holds beside its results; a file that cannot be read is as good as none."""
-    try:
-        return read(record.folder)
-    except (RbueError, OSError, KeyError, TypeError, ValueError):
-        return without
-
-
 # Where it is wrong
 
 MATRIX_CLASSES = 30
-"""A matrix of more classes cannot be read."""
+"""A matrix of more classes cannot be read, nor can a longer table."""
 
 _CLASS = (
     Column("class", "class", numeric=False),
@@ -436,7 +190,9 @@ def _class_table(counts: NDArray[np.int_], classes: Sequence[str]) -> Table:
         }
         rows.append((recall, row))
     rows.sort(key=lambda entry: entry[0])
-    return Table(_CLASS, [row for _, row in rows], "Scores of each class with 95 % intervals, the worst first")
+    worst = [row for _, row in rows[:MATRIX_CLASSES]]
+    which = "the worst first" if len(worst) == len(rows) else f"the worst {len(worst)} of {len(rows)}"
+    return Table(_CLASS, worst, f"Scores of each class with 95 % intervals, {which}")
 
 
 _CARDS = (
@@ -466,99 +222,6 @@ def image_blocks(this: Compared) -> list[Block]:
 
     folds = this.folds(cards)
     return [Text(f"{_CARDS}{_LINES if has_lines else ''}."), *folds]
-
-
-# Damaged images
-
-
-def shift_blocks(this: Compared) -> list[Block]:
-    """Accuracy, ECE and entropy on damaged images, on those sets that all runs with any were measured on."""
-    rows = {}
-    for method, records in this.group.methods.items():
-        record, result = records[0], records[0].result
-        setting = Setting(result["samples"], result["seed"], None, result.get("draws", "independent"))
-        found = _stored(record, partial(_shift_rows, record.settings, setting), {})
-        if found:
-            rows[method] = found
-    if not rows:
-        return []
-    variants = [{(cell, row["variant"]) for cell, row in found.items()} for found in rows.values()]
-    shared = {cell for cell, _ in set.intersection(*variants)}
-    if not shared:
-        return [Text("The runs were not measured on the same damaged images, so that nothing of it can be compared.")]
-    chosen = {method: [row for cell, row in found.items() if cell in shared] for method, found in rows.items()}
-    clean = {method: this.group.methods[method][0].result for method in rows}
-    measured = {
-        key: {method: by_severity(found, key, clean[method]) for method, found in chosen.items()}
-        for key in ("accuracy", "ece")
-    }
-    names = sorted({cell.corruption for cell in shared})
-    listed = ", ".join(name.replace("_", " ") for name in names)
-    kinds = f"{len(names)} corruption{'s' if len(names) != 1 else ''} ({listed})"
-    absent = [f"`{method}`" for method in this.group.methods if method not in rows]
-    caption = f"Clean and damaged test images: means over {kinds}"
-    figure_of = {
-        key: FigureBlock(
-            _column(figures.severity_medians(measured[key], name, percent=key == "accuracy")),
-            f"Median {name} of each method against the severity of the damage, the numbers of the table as medians.",
-        )
-        for key, name in (("accuracy", "accuracy"), ("ece", "ECE"))
-    }
-    blocks: list[Block] = [
-        Columns([[figure_of["accuracy"]], [figure_of["ece"]]]),
-        TableBlock(_shift_table(measured, caption)),
-    ]
-    if absent:
-        blocks.append(Text(f"Not measured on damaged images: {', '.join(absent)}."))
-    pairs = [pair for one in this.first if one.method in chosen and (pair := _damaged(one, chosen[one.method]))]
-    if pairs:
-        parted = (
-            "An answer to a damaged image should be less sure. Entropy of the clean test images, and of the same "
-            "images at the highest severity."
-        )
-        blocks += [Text(parted), FigureGrid(pairs)]
-    return blocks
-
-
-def _shift_rows(config: RunConfig, setting: Setting, folder: RunFolder) -> dict[Any, dict[str, Any]]:
-    return dict(ShiftStore(folder).near(config, setting))
-
-
-def _shift_table(measured: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], caption: str) -> Table:
-    severities = sorted({level for found in measured["accuracy"].values() for level in found})
-    columns = [METHOD]
-    for key, name, text in (("accuracy", "accuracy", lambda value: percent(value, 1)), ("ece", "ECE", "{:.3f}".format)):
-        columns += [
-            Column(f"{key}{level}", f"{name}, {f'severity {level}' if level else 'clean'}", text=text)
-            for level in severities
-        ]
-    rows: list[Row] = [
-        {
-            "method": method,
-            **{
-                f"{key}{level}": float(np.mean(found[method][level]))
-                for key, found in measured.items()
-                for level in severities
-            },
-        }
-        for method in measured["accuracy"]
-    ]
-    return Table(columns, rows, caption)
-
-
-def _damaged(one: Answers, rows: Sequence[Mapping[str, Any]]) -> FigureBlock | None:
-    """Entropies of clean and of the most damaged images, if the probabilities of these are here."""
-    most = max(row["severity"] for row in rows)
-    worst = [row for row in rows if row["severity"] == most]
-    stored = _stored(one.record, lambda folder: [ShiftStore(folder).probs_of(dict(row)) for row in worst], [None])
-    if any(probs is None or probs.shape != one.probs.shape for probs in stored):
-        return None
-    damaged = metrics.entropy(torch.from_numpy(np.concatenate(stored)).double()).numpy()
-    flags = torch.from_numpy(np.repeat([True, False], [len(damaged), len(one.entropy)]))
-    auroc = float(metrics.auroc(torch.from_numpy(np.concatenate([damaged, one.entropy])), flags))
-    block = _entropies(one.method, {"clean": one.entropy, "damaged": damaged}, one)
-    words = "1 would part them, 0.5 not at all" if auroc >= 0.5 else "surer of damaged images than of clean ones"
-    return FigureBlock(block.figure, f"{block.alt} AUROC {auroc:.3f}.", f"AUROC {auroc:.3f}: {words}.")
 
 
 # Training
