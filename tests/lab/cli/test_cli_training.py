@@ -275,7 +275,7 @@ def test_a_comparison_of_another_measurement_is_not_marked(command):
     words = ("compare", "--methods", "mc-droprelu:0.8", *TINY)
     command(*words, "--samples", 4)
     assert "is right on" in command(*words, "--samples", 5).stdout
-    assert "are not stored here" in command(*words, "--samples", 4).stdout  # the answers of 5 samples are
+    assert "Chance cannot be told" in command(*words, "--samples", 4).stdout  # the answers of 5 samples are
 
 
 def test_more_accuracy_and_diversity_are_better_and_less_of_all_else():

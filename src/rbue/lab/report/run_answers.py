@@ -27,6 +27,10 @@ from rbue.lab.training import Normalise
 from rbue.sampling.collect import collect
 
 
+class NoImages(RbueError):
+    """The test images of a data set are not on this machine."""
+
+
 @dataclass(frozen=True)
 class Answers:
     """Mean probabilities of the test images.
@@ -111,7 +115,7 @@ class TestImages:
                 self._sets[name] = error
         found = self._sets[name]
         if isinstance(found, RbueError):
-            raise RbueError(f"the test images of {name} are needed to draw its answers: {found}")
+            raise NoImages(f"the test images of {name} are needed to judge and draw answers: {found}")
         measured: dict[str, Any] = dict(record.result.get("data") or {}).get("sha256") or found[1]
         if measured != found[1]:
             raise RbueError(f"it was measured on other test images of {name} than those on this machine.")

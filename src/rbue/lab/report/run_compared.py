@@ -17,7 +17,7 @@ from rbue.lab.environment import default_device
 from rbue.lab.report import figures
 from rbue.lab.report.chance import Resampled, resample, verdict
 from rbue.lab.report.page import Block, FigureBlock, Fold
-from rbue.lab.report.run_answers import Answers, TestImages
+from rbue.lab.report.run_answers import Answers, NoImages, TestImages
 from rbue.lab.report.run_records import Record, RunGroup
 from rbue.lab.runs.folders import RunFolder
 
@@ -39,6 +39,11 @@ class Gaps:
     def of_run(self, record: Record, trouble: str) -> None:
         """Note what is missing of one run, without this machine's folders, which mean nothing to another reader."""
         self._known.append(f"`{record.name}`: {trouble.replace(f'{record.root}/', '')}")
+
+    def once(self, sentence: str) -> None:
+        """Note what is missing of many runs alike."""
+        if sentence not in self._known:
+            self._known.append(sentence)
 
     def sentences(self) -> list[str]:
         """One sentence for each thing that is missing."""
@@ -82,7 +87,9 @@ class Compared:
     def verdict(self) -> str:
         """What the comparison came to."""
         if not self.chance:
-            return "The answers of these runs are not stored here, so that chance cannot be told from a difference."
+            return (
+                "Chance cannot be told from a difference: that takes the stored answers of these runs and their images."
+            )
         left_out = [f"`{name}`" for name in self.group.methods if name not in self.answers]
         more = f" Without its stored answers {left_out[0]} is not compared." if len(left_out) == 1 else ""
         more = f" {len(left_out)} methods without stored answers are not compared." if len(left_out) > 1 else more
@@ -117,6 +124,8 @@ def compare_answers(
         for record in records:
             try:
                 found.append(images.answers(record))
+            except NoImages as error:
+                gaps.once(str(error))
             except RbueError as error:
                 gaps.of_run(record, str(error))
         if len(found) == len(records):

@@ -70,11 +70,12 @@ def report_on(
     )
     blocks = [Text(words), TableBlock(provenance_table(sources))]
     origin = Section("Where each number comes from", blocks, "provenance", open=False)
-    first, *others = _sections(parts)
+    sections = _sections(parts)
+    place = 1 if len(groups) == 1 else len(sections)
     facts = _facts(groups, records)
     page = Page(
         _title(groups),
-        [first, *notice, *others, origin],
+        [*sections[:place], *notice, *sections[place:], origin],
         lead=compared[0].verdict if len(groups) == 1 else facts,
         facts=facts if len(groups) == 1 else "",
         wide=True,

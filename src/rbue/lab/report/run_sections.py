@@ -52,7 +52,7 @@ def interval_blocks(this: Compared, table: Table) -> list[Block]:
     shown = {heading: found for heading, found in panels.items() if found}
     forest = FigureBlock(
         figures.interval_panels(shown, percent=["accuracy"]),
-        f"{', '.join(shown)} of each method with 95 % intervals, the numbers of the table.",
+        f"{', '.join(shown)} of each method{' with 95 % intervals' if this.chance else ''}, the numbers of the table.",
         "95 % intervals over the test images. Methods share these images, so that two can be told apart although their "
         "intervals overlap."
         if this.chance
