@@ -99,6 +99,7 @@ def test_demo(command, monkeypatch, tmp_path):
     table = Path(lines[-1]).read_text()
     assert all(method in table for method in list_methods())
     assert all(heading in table for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters"))
+    assert lines[-2].replace("`", "")[:20] in re.sub("<.*?>", "", table)  # the verdict opens the page
     assert "Example: rbue demo" in command("demo", "--help").stdout
 
 

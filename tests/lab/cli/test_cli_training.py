@@ -283,16 +283,6 @@ def test_more_accuracy_and_diversity_are_better_and_less_of_all_else():
     assert better == {"accuracy", "mean_jsd", "mean_dis"}
 
 
-def test_compare_writes_a_page(command, monkeypatch):
-    monkeypatch.setattr("rbue.lab.report.page.inline_svg", lambda *_: "<svg></svg>")  # figures take their time
-    result = command("compare", "--methods", "single", "--samples", 1, *TINY, "-o", "page.html")
-    assert result.stdout.splitlines()[-1] == "page.html"
-    text = Path("page.html").read_text()
-    assert text.startswith("<!doctype html>")
-    assert "There is no other method to compare it with." in text
-    assert "Which answers to trust" in text
-
-
 def test_predict(trained_once, digit, command, as_json, tmp_path):
     Image.open(digit).convert("RGB").save(tmp_path / "colour.png")
     content = as_json("predict", trained_once, digit, tmp_path / "colour.png", "--samples", 5)

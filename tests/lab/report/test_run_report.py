@@ -247,12 +247,12 @@ def _columns(block):
     return block.table.columns if hasattr(block, "table") else ()
 
 
-def damage(root, method, cells, spoil=0.5, variant="generated"):
+def damage(root, method, cells, spoil=0.5, variant="generated", samples=8):
     """Rows of a run on damaged images, whose answers are closer to a guess by ``spoil``."""
     run = folder(root, method)
     result = list(run.read("results").values())[-1]
     probs = np.load(run.probs).astype(np.float32)
-    asked = {"samples_asked": None, "seed": None} if method == "single" else {"samples_asked": 8, "seed": 0}
+    asked = {"samples_asked": None, "seed": None} if method == "single" else {"samples_asked": samples, "seed": 0}
     for name, severity in cells:
         row = {"corruption": name, "severity": severity, "accuracy": 0.9 - 0.1 * severity, "ece": 0.1 * severity}
         row |= {**asked, "variant": variant, "labels_sha256": "0", "stream_version": result["stream_version"]}
@@ -275,6 +275,15 @@ def test_damaged_images_are_compared_on_the_sets_that_all_runs_have(own_runs):
     assert len(pairs) == 2
     assert "355 clean" in pairs[0].alt
     assert "AUROC 0." in pairs[0].caption
+
+
+def test_damaged_images_may_have_other_samples_which_is_said(own_runs):
+    damage(own_runs, "mc-droprelu:0.9", [("fog", 1), ("fog", 2)], samples=3)
+    damage(own_runs, "mc-droprelu:0.9", [("fog", 1)], samples=5)
+    blocks = shift_blocks(compared(own_runs))
+    (table,) = [block.table for block in blocks if hasattr(block, "table")]
+    assert [column.key for column in table.columns][1:4] == ["accuracy0", "accuracy1", "accuracy2"]
+    assert any("with 3 samples, on clean images with 8" in getattr(block, "words", "") for block in blocks)
 
 
 def test_damaged_images_of_two_kinds_are_not_compared(own_runs):

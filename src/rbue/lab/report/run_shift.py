@@ -57,8 +57,17 @@ def shift_blocks(this: Compared) -> list[Block]:
         Columns([[figure_of["accuracy"]], [figure_of["ece"]]]),
         TableBlock(_shift_table(measured, caption)),
     ]
-    if absent:
-        blocks.append(Text(f"Not measured on damaged images: {', '.join(absent)}."))
+    other = [
+        f"`{method}` with {found[0]['samples_asked']} samples, on clean images with {clean[method]['samples']}"
+        for method, found in chosen.items()
+        if found[0]["samples_asked"] not in (None, clean[method]["samples"])
+    ]
+    words = [
+        *([f"Not measured on damaged images: {', '.join(absent)}."] if absent else []),
+        *([f"Measured on damaged images {'; '.join(other)}."] if other else []),
+    ]
+    if words:
+        blocks.append(Text(" ".join(words)))
     pairs = [pair for one in this.first if one.method in chosen and (pair := _damaged(one, chosen[one.method]))]
     if pairs:
         parted = (
