@@ -185,7 +185,7 @@ def test_a_threshold_is_fitted_on_one_half_and_counted_on_the_other():
     assert (rule.answered, rule.wrong) == (above.sum(), (above & ~correct).sum())
     said = rule.sentence("svi")
     assert f"Let `svi` answer images with a confidence above {rule.fitted.threshold:.2f}" in said
-    assert "at most 5 % of them, with 95 % confidence" in said
+    assert "at most 5 % of its answers are wrong, with 95 % confidence" in said
     assert f"is wrong on {rule.wrong} of these {rule.answered}" in said
 
 
@@ -193,6 +193,12 @@ def test_a_threshold_is_fitted_on_one_half_and_counted_on_the_other():
 def test_fewer_images_promise_less(images, risk):
     rule = abstaining_rule(np.linspace(0.5, 1, images), np.ones(images, dtype=bool))
     assert (rule and rule.fitted.risk) == risk
+
+
+def test_a_network_that_is_seldom_wrong_may_answer_everything():
+    rule = abstaining_rule(np.linspace(0.5, 1, 400), np.arange(400) > 1)
+    assert rule.answered == rule.images == 200
+    assert rule.sentence("svi").startswith("Let `svi` answer all images: on images like these, at most 5 %")
 
 
 def test_a_network_that_is_always_wrong_may_not_answer():

@@ -48,15 +48,16 @@ class Rule:
 
     def sentence(self, method: str) -> str:
         """What the rule means."""
-        promise = f"at most {100 * self.fitted.risk:g} % of them, with {100 * self.fitted.confidence:g} % confidence"
-        if not math.isfinite(self.fitted.threshold):
-            return f"No threshold on the confidence of `{method}` keeps its wrong answers to {promise}."
-        every = self.answered == self.images
+        allowed, surely = f"at most {100 * self.fitted.risk:g} %", f"with {100 * self.fitted.confidence:g} % confidence"
+        if self.fitted.threshold == math.inf:
+            return f"No threshold on the confidence of `{method}` keeps wrong answers to {allowed}, {surely}."
+        every = self.fitted.threshold == -math.inf
         what = "all images" if every else f"images with a confidence above {_below_one(self.fitted.threshold)}"
+        share = f" ({100 * self.risk:.1f} %)" if self.risk is not None else ""
         return (
-            f"Let `{method}` answer {what}: wrong are {promise}. That was fitted on {self.fitted.images:,} of the test "
-            f"images. Of the other {self.images:,} it answers {100 * self.coverage:.0f} % and is wrong on {self.wrong} "
-            f"of these {self.answered:,}{f' ({100 * self.risk:.1f} %)' if self.risk is not None else ''}."
+            f"Let `{method}` answer {what}: on images like these, {allowed} of its answers are wrong, {surely}. That was "
+            f"fitted on {self.fitted.images:,} of the test images. Of the other {self.images:,} it answers "
+            f"{100 * self.coverage:.0f} % and is wrong on {self.wrong} of these {self.answered:,}{share}."
         )
 
 
