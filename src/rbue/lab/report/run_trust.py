@@ -55,8 +55,8 @@ class Rule:
         what = "all images" if every else f"images with a confidence above {_below_one(self.fitted.threshold)}"
         share = f" ({100 * self.risk:.1f} %)" if self.risk is not None else ""
         return (
-            f"Let `{method}` answer {what}: on images like these, {allowed} of its answers are wrong, {surely}. That was "
-            f"fitted on {self.fitted.images:,} of the test images. Of the other {self.images:,} it answers "
+            f"Let `{method}` answer {what}: on images like these, {allowed} of its answers are wrong, {surely}. That "
+            f"was fitted on {self.fitted.images:,} of the test images. Of the other {self.images:,} it answers "
             f"{100 * self.coverage:.0f} % and is wrong on {self.wrong} of these {self.answered:,}{share}."
         )
 
