@@ -95,9 +95,9 @@ def _parts(this: Compared, paper_value: PaperValue, pictures: bool) -> list[Part
 
 
 _HOW = (
-    "Accuracy, ECE, NLL and Brier score have 95 % intervals over the test images. Of these a value is marked where it is "
-    "better than all others by more than chance: by a paired bootstrap over the images, corrected for comparing several "
-    "methods. Another training would move the numbers too; runs with other seeds show by how much."
+    "Accuracy, ECE, NLL and Brier score have 95 % intervals over the test images. Of these a value is marked where it "
+    "is better than all others by more than chance: by a paired bootstrap over the images, corrected for comparing "
+    "several methods. Another training would move the numbers too; runs with other seeds show by how much."
 )
 
 
