@@ -99,6 +99,17 @@ def test_table_figures_and_progress(shifted, command, monkeypatch):
     assert len(list(Path("out").iterdir())) == 6
 
 
+def test_a_page_of_what_was_damaged(shifted, command, fails, no_figures, monkeypatch):
+    monkeypatch.setattr("rbue.lab.report.page.inline_svg", lambda *_: "<svg></svg>")  # figures take their time
+    result = command("shift", shifted["mc-droprelu:0.9"], *FEW, "--page", "page.html")
+    assert result.stdout.splitlines()[-1] == "page.html"
+    assert "means over 2 corruptions (contrast, fog)" in Path("page.html").read_text()
+    unmeasured = command("shift", shifted["single"], *FEW, "--page", "other.html")
+    assert "no page: there is nothing to report yet" in unmeasured.stderr
+    assert not Path("other.html").exists()
+    assert "end its name in .html" in fails("shift", shifted["single"], "--page", "page.pdf", code=2)
+
+
 def test_json_has_everything(shifted, as_json, no_figures):
     content = as_json("shift", shifted["mc-droprelu:0.9"], *FEW, "--adaptive", "--sample-seed", 2, "--no-cache")
     (run,) = content["runs"]

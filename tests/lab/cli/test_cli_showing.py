@@ -29,6 +29,7 @@ from rbue.lab.data import names, registry
 from rbue.lab.data.images import checksums
 from rbue.lab.methods import list_methods
 from rbue.lab.models import list_models
+from rbue.lab.report.run_report import report_on
 
 VERBS = ("train", "evaluate", "compare", "calibrate", "predict", "shift", "ood", "report", "models", "methods")
 VERBS += ("sites", "env")
@@ -89,15 +90,17 @@ def test_sites(command, as_json, fails):
 
 
 def test_demo(command, monkeypatch, tmp_path):
-    """Both parts, with less to train; the last line names the table that was written."""
+    """Both parts, with less to train; the last line names the page that was written, here without its figures."""
     monkeypatch.setattr("rbue.lab.demo.main", lambda: print("shown"))
+    monkeypatch.setattr("rbue.lab.cli.runs.report_on", partial(report_on, pictures=False))
     monkeypatch.setattr("rbue.lab.cli.train.Selection", partial(Selection, epochs=1, batch=128, width=0.25))
     lines = command("demo", "--runs", tmp_path / "runs").stdout.splitlines()
     assert lines[0] == "shown"
-    assert Path(lines[-1]) == tmp_path / "runs" / "comparison.md"
+    assert Path(lines[-1]) == tmp_path / "runs" / "comparison.html"
     table = Path(lines[-1]).read_text()
     assert all(method in table for method in list_methods())
     assert all(heading in table for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters"))
+    assert lines[-2].replace("`", "")[:20] in re.sub("<.*?>", "", table)  # the verdict opens the page
     assert "Example: rbue demo" in command("demo", "--help").stdout
 
 

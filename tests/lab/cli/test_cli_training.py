@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from pathlib import Path
@@ -199,10 +198,11 @@ def test_compare_shows_one_table_and_writes_it(command, as_json):
     for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters", "training"):
         assert heading in first.stdout
     assert "2 of 3: mc-droprelu:0.8,last" in first.stderr
-    assert "* best of its column" in first.stdout
-    lines = Path("table.md").read_text().splitlines()
+    *lines, blank, said = Path("table.md").read_text().splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["single", "mc-droprelu:0.8,last", "deep-ensemble:2"]
-    assert "**" in lines[2] + lines[3] + lines[4]
+    assert blank == ""
+    assert "355 images" in said
+    assert said in first.stdout
     content = as_json(*words, "-o", "table.json")
     assert json.loads(Path("table.json").read_text()) == content
     parameters = [row["parameters"] for row in content["methods"]]
@@ -244,7 +244,7 @@ def test_compare_says_why_nothing_could_be_measured(as_json, fails):
 
 def test_compare_refuses_before_training(fails):
     assert "did you mean 'single'?" in fails("compare", "--methods", "mc-rrelu,singel", *TINY, code=2)
-    assert ".md, .csv, .json" in fails("compare", "--methods", "single", "-o", "table.xls", code=2)
+    assert ".html, .md, .csv, .json" in fails("compare", "--methods", "single", "-o", "table.xls", code=2)
     assert not Path("runs").exists()
 
 
@@ -257,17 +257,30 @@ def test_lists_of_methods():
         verbs.split_methods(" ")
 
 
-def test_the_best_is_marked_where_methods_differ():
-    row = dict.fromkeys((column.key for column in verbs.COLUMNS), 1.0)
-    other = {**row, "accuracy": 0.5, "ece": 0.5, "mean_jsd": None}
-    assert verbs.best_values([row, other]) == {"accuracy": 1.0, "ece": 0.5}
+def test_only_what_is_better_by_more_than_chance_is_marked(capsys):
+    parts = [dict.fromkeys((column.key for column in verbs.COLUMNS), value) for value in (0.5, 0.25)]
+    rows = [{"method": name, **part} for name, part in zip("ab", parts, strict=True)]
+    assert "**" not in verbs.markdown(rows, verbs.Marks())
+    marks = verbs.Marks(frozenset({("b", "nll")}), "`b` is ahead.")
+    first, second, _, said = verbs.markdown(rows, marks).splitlines()[2:]
+    assert "**" not in first
+    assert second.count("**0.2500**") == second.count("**") / 2 == 1
+    assert said == "`b` is ahead."
+    for given, stars in ((verbs.Marks(), 0), (marks, 2)):  # in the table and below it
+        verbs._show("title", rows, given)
+        assert capsys.readouterr().out.count("*") == stars
+
+
+def test_a_comparison_of_another_measurement_is_not_marked(command):
+    words = ("compare", "--methods", "mc-droprelu:0.8", *TINY)
+    command(*words, "--samples", 4)
+    assert "is right on" in command(*words, "--samples", 5).stdout
+    assert "Chance cannot be told" in command(*words, "--samples", 4).stdout  # the answers of 5 samples are
 
 
 def test_more_accuracy_and_diversity_are_better_and_less_of_all_else():
-    rows = [{column.key: value for column in verbs.COLUMNS} for value in (math.nan, 1.0, 0.5)]
-    best = verbs.best_values(rows)
-    assert {key for key, value in best.items() if value == 1.0} == {"accuracy", "mean_jsd", "mean_dis"}
-    assert {key for key, value in best.items() if value == 0.5} == {"ece", "nll", "parameters", "training_seconds"}
+    better = {column.key for column in verbs.COLUMNS if column.title.endswith("↑")}
+    assert better == {"accuracy", "mean_jsd", "mean_dis"}
 
 
 def test_predict(trained_once, digit, command, as_json, tmp_path):

@@ -39,6 +39,10 @@ def test_split_folders_are_used(tree):
     test = data.load(f"folder:{tree}", "test")
     assert (test.mean, test.std) == (train.mean, train.std) != data.images.channel_statistics(test.images)
     assert [entry.expected for entry in data.check(f"folder:{tree}")] == [None] * 4
+    assert test.files == tuple(f"test/{name}/{number}.png" for name in ("ant", "bee") for number in range(3))
+    kept, held_out = data.holdout(train, 2, seed=0)
+    assert sorted(kept.files + held_out.files) == sorted(train.files)
+    assert all(np.array_equal(held_out.images[0], one) for one in train.images[[train.files.index(held_out.files[0])]])
 
 
 @pytest.mark.parametrize("off", [0, 1], ids=["everywhere", "but for one pixel"])

@@ -15,6 +15,7 @@ from rbue.lab.report.page import (
     Bullets,
     Card,
     Cards,
+    Columns,
     FigureBlock,
     FigureGrid,
     Fold,
@@ -44,6 +45,12 @@ def run_report(made_runs):
     return report_on(read_records(find_runs(made_runs)), device=torch.device("cpu"))
 
 
+@pytest.fixture(scope="session")
+def run_html(run_report):
+    """The page of those runs; figures take their time."""
+    return run_report.page.html()
+
+
 @pytest.fixture
 def own_runs(made_runs, tmp_path):
     """A copy to change."""
@@ -64,7 +71,7 @@ def full_page():
     rows = [
         {
             "method": Cell(method, link="#run-0"),
-            "accuracy": Cell(0.9 + 0.01 * (turn * 5 % 6), std=0.002, paper=0.93),
+            "accuracy": Cell(0.9 + 0.01 * (turn * 5 % 6), std=0.002, paper=0.93, interval=(0.88, 0.97)),
             "ece": Cell(None) if turn == 2 else 0.05 - 0.003 * turn,
             **{f"more{number}": float(random.random()) for number in range(8)},
         }
@@ -76,17 +83,27 @@ def full_page():
     card = Card(
         image, "a noisy image", "“cat”", "It is a dog.", [Bar("cat", 0.6, 0.3, 0.9), Bar("dog", 0.4)], good=False
     )
-    histogram = figures.entropy_histograms(random.random(50), random.random(50) < 0.8, 10, label="svi")
+    histogram = figures.histogram_pair({"right": random.random(40), "wrong": random.random(9)}, 2.3, label="svi")
+    matrix = figures.confusion_matrix(random.integers(0, 9, (3, 3)), ["cat", "dog", "a < b"])
     small = FigureBlock(histogram, "histogram of entropies")
     origin = provenance_table([Source("digits/small_cnn/single-seed0-12345678", "single", seed=0, anchor="run-0")])
     sections = [
-        Section("Words", [Text("One paragraph with `code`.\n\nAnother <one>."), Bullets(["first", "second"])]),
+        Section(
+            "Words",
+            open=True,
+            blocks=[Text("One paragraph with `code`.\n\nAnother <one>."), Bullets(["first", "second"])],
+        ),
         Section("Gaps", [Notice("Something is missing", ["`run`: not measured"])]),
         Section("Numbers", [Heading("A table"), TableBlock(Table(columns, rows, "All methods"), explain=True)]),
         Section(
             "Figures",
             [
-                FigureBlock(figures.risk_coverage_curves(curves), "curves", "Less is better."),
+                Columns(
+                    [
+                        [FigureBlock(figures.risk_coverage_curves(curves), "curves", "Less is better.")],
+                        [Text("Words beside it."), FigureBlock(matrix, "matrix")],
+                    ]
+                ),
                 FigureBlock(figures.severity_boxes(boxes, "ECE"), "boxes", "Under corruptions.", wide=True),
                 FigureGrid([small, small, small]),
             ],
@@ -95,7 +112,7 @@ def full_page():
             "Images",
             [Fold("svi", [Cards("Least certain", [card] * 5)], open=True), Fold("closed", [Cards("Most", [card])])],
         ),
-        Section("Origin", [TableBlock(origin)]),
+        Section("Origin", [TableBlock(origin)], open=False),
         Section("Left out", []),
     ]
-    return Page("A page & everything", sections, lead="What `rbue` found.")
+    return Page("A page & everything", sections, lead="What `rbue` found.", facts="Six methods.", wide=True)

@@ -21,11 +21,9 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module", params=["every block", "runs"])
 def address(request, tmp_path_factory, full_page):
     """A page with every kind of block, and a report of runs."""
-    page = full_page
-    if request.param == "runs":
-        page = request.getfixturevalue("run_report").page
+    text = request.getfixturevalue("run_html") if request.param == "runs" else full_page.html()
     path = tmp_path_factory.mktemp("page") / "page.html"
-    path.write_text(page.html(), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path.as_uri()
 
 
@@ -59,7 +57,7 @@ def test_tables_sort(opened):
     from selenium.webdriver.common.keys import Keys
 
     page = opened()
-    headings = page.find_elements(By.CSS_SELECTOR, "table.sortable:first-of-type thead th")
+    headings = page.find_element(By.CSS_SELECTOR, "table.sortable").find_elements(By.CSS_SELECTOR, "thead th")
     titles = [heading.text.split()[0] for heading in headings]
     for place, key in ((0, None), (titles.index("accuracy"), Keys.ENTER), (titles.index("ECE"), Keys.SPACE)):
         button = headings[place].find_element(By.TAG_NAME, "button")
@@ -91,6 +89,37 @@ def test_keyboard_reaches_the_content_first(opened):
     assert link.rect["x"] >= 0
     link.send_keys(Keys.ENTER)
     assert page.switch_to.active_element.get_attribute("id") == "content"
+
+
+@pytest.mark.parametrize("address", ["every block"], indirect=True)
+def test_sections_fold_by_keyboard_and_a_link_opens_them(opened):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    page = opened()
+    folds = page.find_elements(By.CSS_SELECTOR, "details.folding")
+    assert [fold.get_attribute("open") is not None for fold in (folds[0], folds[-1])] == [True, False]
+    first = folds[0].find_element(By.TAG_NAME, "summary")
+    for key, shown in ((Keys.ENTER, None), (Keys.SPACE, "true")):
+        first.send_keys(key)
+        assert folds[0].get_attribute("open") == shown
+    last = folds[-1].find_element(By.TAG_NAME, "h2").get_attribute("id")
+    page.find_element(By.CSS_SELECTOR, f"nav a[href='#{last}']").click()
+    assert folds[-1].get_attribute("open") == "true"
+
+
+@pytest.mark.parametrize("address", ["every block"], indirect=True)
+def test_columns_stand_side_by_side_where_there_is_room(opened):
+    script = (
+        "return [...document.querySelector('.columns').children].map(c => c.getBoundingClientRect())"
+        ".map(r => [r.left, r.top])"
+    )
+    (left, top), (right, other) = opened(width=1600).execute_script(script)
+    assert right > left + 500
+    assert top == other
+    (left, top), (right, other) = opened(width=NARROW).execute_script(script)
+    assert left == right
+    assert other > top
 
 
 def test_every_picture_has_words_and_is_not_empty(opened):

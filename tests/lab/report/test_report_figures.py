@@ -202,14 +202,56 @@ def test_risk_coverage_keeps_the_ends_of_long_curves():
     assert line.get_ydata()[-1] == pytest.approx(0.2)
 
 
-def test_entropy_histograms_are_shares_of_their_group():
-    entropy, correct = np.array([0.0, 0.1, 0.1, 1.0, 1.5]), np.array([True, True, True, True, False])
-    (axes,) = figures.entropy_histograms(entropy, correct, 10, label="svi", bins=4).axes
+def test_histograms_are_shares_of_their_group():
+    right, wrong = np.array([0.0, 0.1, 0.1, 1.0]), np.array([1.5])
+    (axes,) = figures.histogram_pair({"right": right, "wrong": wrong}, np.log(10), label="svi", bins=4).axes
     heights = [bar.get_height() for bar in bars(axes)]
     assert heights[:4] == [0.75, 0.25, 0, 0]
     assert heights[4:] == [0, 0, 1, 0]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["4 right", "1 wrong"]
-    figures.entropy_histograms(entropy, np.ones(5, dtype=bool), 10, label="no error at all")
+    figures.histogram_pair({"right": right, "wrong": np.array([])}, 2.3, label="no error at all")
+    with pytest.raises(InvalidInput, match="two groups"):
+        figures.histogram_pair({"right": right}, 2.3, label="svi")
+
+
+def test_intervals_stand_on_the_line_of_their_method():
+    methods = [figures.Measured("single", 0.9, (0.8, 0.95)), figures.Measured("svi", 0.7)]
+    accuracy, nll = figures.interval_panels({"accuracy": methods, "NLL": methods[::-1]}, percent=["accuracy"]).axes
+    drawn = [line.get_xydata().tolist() for line in accuracy.lines]
+    assert drawn == [[[0.8, 0], [0.95, 0]], [[0.9, 0]], [[0.7, 1]]]
+    assert len(nll.lines) == 3
+    with pytest.raises(InvalidInput, match="nothing to draw"):
+        figures.interval_panels({})
+
+
+def test_thresholds_are_rings_at_their_place():
+    curve = (np.array([0.5, 1.0]), np.array([0.0, 0.2]))
+    (axes,) = figures.risk_coverage_curves({"svi": curve}, allowed=0.05, chosen={"svi": (0.7, 0.04)}).axes
+    assert axes.collections[0].get_offsets().tolist() == [[0.7, 0.04]]
+    assert axes.lines[1].get_ydata() == [0.05, 0.05]
+
+
+def test_a_confusion_matrix_has_a_field_for_each_pair_that_occurred():
+    figure = figures.confusion_matrix([[3, 1], [0, 4]], ["cat", "a very long name of a class"])
+    (axes,) = figure.axes
+    assert [(text.get_position(), text.get_text()) for text in axes.texts] == [
+        ((0, 0), "3"),
+        ((1, 0), "1"),
+        ((1, 1), "4"),
+    ]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["cat", "a very long n…"]
+    with pytest.raises(InvalidInput, match="shape"):
+        figures.confusion_matrix([[1]], ["a", "b"])
+
+
+def test_bins_of_a_reliability_diagram_have_intervals():
+    ends = ([0.0, 0.2, 0.3, 0.5], [1.0, 0.6, 0.9, 1.0])
+    sure, right = [np.nan, 0.3, 0.6, 0.95], [np.nan, 0.4, 0.6, 0.9]
+    above = figures.reliability_diagram(np.arange(5) / 4, [0, 5, 5, 5], sure, right, label="svi", intervals=ends).axes[
+        0
+    ]
+    drawn = [segment.tolist() for segment in above.collections[0].get_segments()]
+    assert drawn == [[[0.3, 0.2], [0.3, 0.6]], [[0.6, 0.3], [0.6, 0.9]], [[0.95, 0.5], [0.95, 1.0]]]
 
 
 def test_variance_lines():

@@ -14,6 +14,7 @@ from rbue.lab.report.page import (
     Bullets,
     Card,
     Cards,
+    Columns,
     FigureBlock,
     Fold,
     Heading,
@@ -96,7 +97,7 @@ def test_everything_to_look_at_has_words(outline):
     assert len(outline.all("img")) == 6
     assert all(image["alt"] for image in outline.all("img"))
     pictures = outline.all("svg")
-    assert len(pictures) == 5
+    assert len(pictures) == 6
     assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
     scrolling = [one for _, one in outline.tags if one.get("class") == "scroll"]
     assert all(one["tabindex"] == "0" and (one.get("aria-label") or one.get("aria-labelledby")) for one in scrolling)
@@ -125,7 +126,7 @@ def test_no_block_lets_markup_through():
     card = Card(np.zeros((2, 2, 3), dtype=np.uint8), bad, bad, bad, [Bar(bad, 0.5)])
     figure = FigureBlock(illustrations.activation_curves(), bad, bad, wide=True)
     inside = [Text(bad), Heading(bad), Bullets([bad]), Notice(bad, [bad]), TableBlock(table, explain=True), figure]
-    found = Outline(Fold(bad, [*inside, Cards(bad, [card])]).html("one"))
+    found = Outline(Fold(bad, [Columns([inside, [Cards(bad, [card])]])]).html("one"))
     assert not found.all("script")
     assert found.all("b") == [{"style": "width:50.0%"}]  # the bar of the card
     assert found.all("img")[0]["alt"] == found.all("svg")[0]["aria-label"] == bad
@@ -134,11 +135,13 @@ def test_no_block_lets_markup_through():
 def test_other_forms_keep_words_and_tables_and_leave_out_figures(full_page):
     markdown, latex = full_page.markdown(), full_page.latex()
     assert "| mc-droprelu:0.9 |" in markdown
-    assert "## Figures" not in markdown
+    assert "## Images" not in markdown
+    assert "Words beside it." in markdown
+    assert "Words beside it." in latex
     assert "**Something is missing**" in markdown
     assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 2
     assert len(set(re.findall(r"\\label\{(.*?)\}", latex))) == 2
-    assert r"\subsection*{Figures}" not in latex
+    assert r"\subsection*{Images}" not in latex
 
 
 def test_figures_need_words_and_images_need_pixels():

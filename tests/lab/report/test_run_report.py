@@ -9,12 +9,19 @@ from tiny_reports import config
 
 from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
-from rbue.lab.report.run_answers import Answers, certain_cards, drawn_again
+from rbue.lab.report.run_answers import Answers, drawn_again, image_cards
 from rbue.lab.report.run_answers import TestImages as Images
+from rbue.lab.report.run_compared import compare_answers
 from rbue.lab.report.run_records import Record, group_records, missing, read_records, recipe_words, without_copies
-from rbue.lab.report.run_report import more_samples_blocks, report_on
+from rbue.lab.report.run_report import report_on
+from rbue.lab.report.run_sections import calibration_blocks, error_blocks, more_samples, training_blocks
+from rbue.lab.report.run_shift import shift_blocks
 from rbue.lab.report.run_tables import MEASURES, comparison_table
+from rbue.lab.report.run_trust import abstaining_rule
 from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs
+from rbue.lab.runs.temperatures import calibrate_run
+from rbue.lab.shift.rows import Cell as DamagedSet
+from rbue.lab.shift.rows import ShiftStore
 from rbue.lab.training import recipe_for
 
 CPU = torch.device("cpu")
@@ -86,18 +93,17 @@ def test_what_is_missing_is_named_but_members_are_not(made_runs):
     assert any("svi" in one and "after 0 of 1 epochs" in one for one in said)
 
 
-def test_the_whole_report(made_runs, run_report):
-    report = run_report
-    html = report.page.html()
+def test_the_whole_report(made_runs, run_report, run_html):
+    report, html = run_report, run_html
     titles = [section.title for section in report.page.sections]
     assert titles == [
-        "What is missing",
         "Comparison",
-        "What more samples bring",
+        "What is missing",
+        "Which answers to trust",
         "Calibration",
-        "Answering only what is sure",
-        "Right and wrong answers",
-        "Most and least certain images",
+        "Where it is wrong",
+        "Images to look at",
+        "Training and samples",
         "Where each number comes from",
     ]
     assert str(made_runs) not in html
@@ -106,9 +112,213 @@ def test_the_whole_report(made_runs, run_report):
     for record in records_of(made_runs):
         if record.results:
             assert f'id="{record.anchor}"' in html
-    assert html.count('<li class="card">') == 3 * 8
+    assert html.count('<li class="card">') == 3 * 12
     assert len(report.runs.rows) == 4
     assert len(report.missing) == 2
+
+
+def compared(root):
+    (group,) = group_records(records_of(root))
+    return compare_answers(group, Images(), CPU)
+
+
+def test_the_page_opens_with_a_verdict_and_intervals(run_report, made_runs):
+    this = compared(made_runs)
+    assert run_report.page.lead == this.verdict
+    assert this.verdict.startswith("On 355 images ") or "cannot be told apart on 355 images" in this.verdict
+    table = comparison_table(this.group, chance=this.chance)
+    for key in ("accuracy", "ece", "nll", "brier"):
+        for cell in values(table, key).values():
+            assert cell.interval[0] <= cell.value <= cell.interval[1]
+    for key in ("aurc", "mean_jsd", "parameters", "training_seconds"):
+        assert not any(cell.best for cell in values(table, key).values())
+
+
+def test_sixty_images_give_no_star(made_runs):
+    from rbue.lab.report.chance import resample
+
+    (group,) = group_records(records_of(made_runs))
+    labels = np.arange(60) % 10
+    probs = {}
+    for turn, method in enumerate(group.methods):
+        probs[method] = np.full((60, 10), 0.02)
+        right = np.arange(60) >= 2 + 2 * turn
+        probs[method][np.arange(60), np.where(right, labels, (labels + 1) % 10)] = 0.82
+    table = comparison_table(group, chance=resample({name: [one] for name, one in probs.items()}, labels))
+    assert len({cell.value for cell in values(table, "accuracy").values()}) > 1
+    assert not any(table.is_best(row, column) for row in table.rows for column in table.columns)
+
+
+def test_without_stored_answers_there_is_a_page_without_intervals(own_runs, monkeypatch):
+    monkeypatch.setattr("rbue.lab.report.page.inline_svg", lambda *_: "<svg></svg>")  # figures take their time
+    for path in own_runs.rglob("probs.npy"):
+        path.unlink()
+    report = report_on(records_of(own_runs), device=CPU)
+    assert report.page.lead.startswith("Chance cannot be told from a difference")
+    assert [section.title for section in report.page.sections] == [
+        "Comparison",
+        "What is missing",
+        "Training and samples",
+        "Where each number comes from",
+    ]
+    html = report.page.html()
+    assert 'class="interval"' not in html
+    assert "(best)" not in html
+
+
+def test_one_method_without_answers_is_named_and_nothing_is_marked(own_runs):
+    (folder(own_runs, "deep-ensemble:2").path / "probs.npy").unlink()
+    this = compared(own_runs)
+    assert this.verdict.endswith("Without its stored answers `deep-ensemble:2` is not compared.")
+    table = comparison_table(this.group, chance=this.chance)
+    assert values(table, "nll")["deep-ensemble:2"].interval is None
+    assert not any(table.is_best(row, column) for row in table.rows for column in table.columns)
+
+
+def test_a_threshold_is_fitted_on_one_half_and_counted_on_the_other():
+    confidence = np.arange(1000) / 1000
+    correct = np.arange(1000) >= 100
+    rule = abstaining_rule(confidence, correct)
+    assert (rule.fitted.images, rule.images, rule.fitted.risk) == (500, 500, 0.05)
+    half = np.random.default_rng(0).permutation(1000) % 2 == 1
+    above = half & (confidence > rule.fitted.threshold)
+    assert (rule.answered, rule.wrong) == (above.sum(), (above & ~correct).sum())
+    said = rule.sentence("svi")
+    assert f"Let `svi` answer images with a confidence above {rule.fitted.threshold:.2f}" in said
+    assert "at most 5 % of its answers are wrong, with 95 % confidence" in said
+    assert f"is wrong on {rule.wrong} of these {rule.answered}" in said
+
+
+@pytest.mark.parametrize(("images", "risk"), [(60, 0.1), (30, 0.2), (20, None)])
+def test_fewer_images_promise_less(images, risk):
+    rule = abstaining_rule(np.linspace(0.5, 1, images), np.ones(images, dtype=bool))
+    assert (rule and rule.fitted.risk) == risk
+
+
+def test_a_network_that_is_seldom_wrong_may_answer_everything():
+    rule = abstaining_rule(np.linspace(0.5, 1, 400), np.arange(400) > 1)
+    assert rule.answered == rule.images == 200
+    assert rule.sentence("svi").startswith("Let `svi` answer all images: on images like these, at most 5 %")
+
+
+def test_a_network_that_is_always_wrong_may_not_answer():
+    rule = abstaining_rule(np.linspace(0, 1, 200), np.zeros(200, dtype=bool))
+    assert (rule.answered, rule.risk) == (0, None)
+    assert rule.sentence("svi").startswith("No threshold")
+
+
+def test_classes_are_counted_the_worst_first(made_runs):
+    this = compared(made_runs)
+    one = this.featured
+    fold = error_blocks(this)[0]
+    assert (fold.summary, fold.open) == (one.method, True)
+    (columns,) = fold.blocks
+    table = columns.columns[1][0].table
+    recalls = values(table, "recall")
+    assert [cell.value for cell in recalls.values()] == sorted(cell.value for cell in recalls.values())
+    said = one.probs.argmax(1)
+    for name, cell in recalls.items():
+        label = one.images.classes.index(name)
+        assert cell.value == pytest.approx((said == label)[one.images.labels == label].mean())
+
+
+def test_cards_name_the_files_of_a_folder_and_let_no_markup_through(tmp_path):
+    from dataclasses import replace
+
+    from rbue.lab.report.page import Fold
+
+    some = data.load("digits", "test").take(np.arange(3), "test", None)
+    images = replace(some, files=("a/<b>x.png", "a/y.png", "a/z.png"), classes=("<i>zero", *some.classes[1:]))
+    probs = np.full((3, 10), 0.02)
+    probs[:, 0] = 0.82
+    record = Record(RunFolder(tmp_path), config("single"), {"samples=1,seed=0": {"samples": 1}})
+    cards, _ = image_cards(Answers(record, images, probs), CPU)
+    html = Fold("cards", cards).html("one")
+    assert "&lt;b&gt;x.png" in html
+    assert "<b>x" not in html
+    assert "<i>zero" not in html
+
+
+def test_temperatures_that_were_fitted_are_shown(own_runs):
+    assert not any(
+        "after" in column.key for block in calibration_blocks(compared(own_runs)) for column in _columns(block)
+    )
+    _, entry = calibrate_run(config("single"), own_runs)
+    table = calibration_blocks(compared(own_runs))[-1].table
+    (row,) = table.rows
+    assert (row["method"], row["after_nll"]) == ("single", entry["after"]["nll"])
+
+
+def _columns(block):
+    return block.table.columns if hasattr(block, "table") else ()
+
+
+def damage(root, method, cells, spoil=0.5, variant="generated", samples=8):
+    """Rows of a run on damaged images, whose answers are closer to a guess by ``spoil``."""
+    run = folder(root, method)
+    result = list(run.read("results").values())[-1]
+    probs = np.load(run.probs).astype(np.float32)
+    asked = {"samples_asked": None, "seed": None} if method == "single" else {"samples_asked": samples, "seed": 0}
+    for name, severity in cells:
+        row = {"corruption": name, "severity": severity, "accuracy": 0.9 - 0.1 * severity, "ece": 0.1 * severity}
+        row |= {**asked, "variant": variant, "labels_sha256": "0", "stream_version": result["stream_version"]}
+        ShiftStore(run).keep(row, (1 - spoil) * probs + spoil / 10)
+
+
+def test_damaged_images_are_compared_on_the_sets_that_all_runs_have(own_runs):
+    assert shift_blocks(compared(own_runs)) == []
+    damage(own_runs, "single", [("fog", 1), ("fog", 5), ("contrast", 5)])
+    damage(own_runs, "mc-droprelu:0.9", [("fog", 1), ("fog", 5)])
+    blocks = shift_blocks(compared(own_runs))
+    (table,) = [block.table for block in blocks if hasattr(block, "table")]
+    assert [row["method"] for row in table.rows] == ["single", "mc-droprelu:0.9"]
+    assert table.rows[0]["accuracy5"] == pytest.approx(0.4)
+    clean = list(folder(own_runs, "single").read("results").values())[-1]
+    assert table.rows[0]["ece0"] == clean["ece"]
+    assert "means over 1 corruption (fog)" in table.caption
+    assert any("`deep-ensemble:2`" in getattr(block, "words", "") for block in blocks)
+    pairs = blocks[-1].figures
+    assert len(pairs) == 2
+    assert "355 clean" in pairs[0].alt
+    assert "AUROC 0." in pairs[0].caption
+
+
+def test_damaged_images_may_have_other_samples_which_is_said(own_runs):
+    damage(own_runs, "mc-droprelu:0.9", [("fog", 1), ("fog", 2)], samples=3)
+    damage(own_runs, "mc-droprelu:0.9", [("fog", 1)], samples=5)
+    blocks = shift_blocks(compared(own_runs))
+    (table,) = [block.table for block in blocks if hasattr(block, "table")]
+    assert [column.key for column in table.columns][1:4] == ["accuracy0", "accuracy1", "accuracy2"]
+    assert any("with 3 samples, on clean images with 8" in getattr(block, "words", "") for block in blocks)
+
+
+def test_damaged_images_of_two_kinds_are_not_compared(own_runs):
+    damage(own_runs, "single", [("fog", 1)])
+    damage(own_runs, "mc-droprelu:0.9", [("fog", 1)], variant="published")
+    (text,) = shift_blocks(compared(own_runs))
+    assert "not measured on the same damaged images" in text.words
+
+
+def test_other_probabilities_of_damaged_images_are_not_drawn(own_runs):
+    damage(own_runs, "single", [("fog", 1)])
+    ShiftStore(folder(own_runs, "single")).save_probs(DamagedSet("fog", 1), np.full((355, 10), 0.1, np.float32))
+    assert not any(hasattr(block, "figures") for block in shift_blocks(compared(own_runs)))
+
+
+def test_training_is_drawn_from_the_log(made_runs):
+    this = compared(made_runs)
+    loss, accuracy, *_ = training_blocks(this)[1].figures
+    entry = json.loads(folder(made_runs, "single").log.read_text().splitlines()[-1])
+    assert f"single {entry['loss']:.4f}" in loss.alt
+    (line,) = [line for line in accuracy.figure.axes[0].lines if line.get_label() == "deep-ensemble:2"]
+    assert line.get_xydata().tolist() == [[1, entry["accuracy"]]]  # its first network is that of single
+
+
+def test_the_measurement_that_is_asked_for_is_shown(made_runs):
+    (record,) = [one for one in records_of(made_runs) if len(one.results) > 1]
+    key = next(iter(record.results))
+    assert record.measured_as(key).result == record.results[key] != record.result
+    assert record.measured_as("samples=9,seed=9") is record
 
 
 def test_the_same_runs_give_the_same_page(made_runs):
@@ -152,7 +362,7 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(own_runs, name, content
     if content is not None:
         path.write_bytes(content)
         path.with_name("checksums.json").unlink()
-    report = report_on(records_of(own_runs), device=CPU, pictures=name == "probs.npy")
+    report = report_on(records_of(own_runs), device=CPU, pictures=False)
     assert sum(said in one and "single" in one for one in report.missing) == 1
     assert "mc-droprelu:0.9" in report.page.markdown()
 
@@ -164,7 +374,7 @@ def test_other_test_images_are_not_drawn(own_runs):
         entry["data"]["sha256"]["images"] = "0" * 64
     path.write_text(json.dumps(content))
     path.with_name("checksums.json").unlink()
-    report = report_on(records_of(own_runs), device=CPU)
+    report = report_on(records_of(own_runs), pictures=False)
     assert any("other test images" in one for one in report.missing)
 
 
@@ -181,7 +391,7 @@ def test_without_weights_the_cards_have_no_spread_and_the_report_says_so(own_run
     (said,) = [one for one in report.missing if "cannot be drawn" in one]
     assert str(own_runs) not in said
     assert "remove" not in said
-    (section,) = [one for one in report.page.sections if one.title.startswith("Most and least")]
+    (section,) = [one for one in report.page.sections if one.title == "Images to look at"]
     ranged = {fold.summary: fold.blocks[0].cards[0].bars[0].low is not None for fold in section.blocks[1:]}
     assert ranged == {"single": False, "deep-ensemble:2": True, "mc-droprelu:0.9": False}
     assert "nine in ten samples" in section.blocks[0].words
@@ -222,13 +432,13 @@ def test_a_copy_of_a_run_is_not_a_second_seed(made_runs, own_runs):
     records = records_of(made_runs)
     both = records + [record for record in records_of(own_runs) if record.results]
     alone, report = (report_on(some, pictures=False) for some in (records, both))
-    assert report.page.sections[1] == alone.page.sections[1]
+    assert report.page.sections[0] == alone.page.sections[0]
     assert sum("two of the folders" in one for one in report.missing) == 4
 
 
 def test_samples_are_drawn_against_what_they_bring(made_runs):
     (group,) = group_records(records_of(made_runs))
-    (block,) = more_samples_blocks(group)
+    block, _ = more_samples(group)
     measured = folder(made_runs, "mc-droprelu:0.9").read("results").values()
     line = next(line for line in block.figure.axes[0].lines if line.get_label() == "mc-droprelu:0.9")
     drawn = dict(line.get_xydata().tolist())
@@ -245,6 +455,8 @@ def test_several_settings_get_a_section_each(own_runs):
     evaluate_run(longer, own_runs, CPU, samples=1)
     page = report_on(records_of(own_runs), pictures=False).page
     assert [section.title for section in page.sections].count("small_cnn on digits") == 2
+    assert page.sections[-2].title == "What is missing"
+    assert all("355 images" in section.blocks[0].words for section in page.sections[:2])
     assert 'id="small-cnn-on-digits-2"' in page.html()
 
 
@@ -262,8 +474,10 @@ def test_the_least_certain_image_has_the_highest_entropy(tmp_path):
     probs[:, 3] = 0.91
     probs[7], probs[9] = 0.1, np.eye(10)[3]
     record = Record(RunFolder(tmp_path), config("single"), {"samples=1,seed=0": {"samples": 1}})
-    (least, most), trouble = certain_cards(Answers(record, images, probs), CPU)
-    assert (least.title, most.title, trouble) == ("Least certain", "Most certain", None)
+    (mistakes, least, most), trouble = image_cards(Answers(record, images, probs), CPU)
+    assert (mistakes.title, least.title, most.title) == ("Surest mistakes", "Least certain", "Most certain")
+    assert trouble is None
+    assert all(card.good is False for card in mistakes.cards)
     assert least.cards[0].alt.startswith("Test image 7,")
     assert most.cards[0].alt.startswith("Test image 9,")
 

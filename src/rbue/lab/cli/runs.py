@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from rbue.errors import InvalidInput, RbueError
@@ -27,7 +29,7 @@ from rbue.lab.cli.output import (
     working,
 )
 from rbue.lab.paper.numbers import paper_value
-from rbue.lab.report.run_records import read_records
+from rbue.lab.report.run_records import Record, read_records
 from rbue.lab.report.run_report import Report, report_on
 from rbue.lab.report.tables import csv_table
 from rbue.lab.runs.folders import RunFolder, find_runs
@@ -254,7 +256,8 @@ def report(
     place = device_named(device)
     records = read_records(folders_named(where, runs))
     with working(f"reporting on {len(records)} run{'s' if len(records) != 1 else ''}"):
-        made = report_on(records, paper_value, pictures=chosen is Form.html, device=place)
+        shown = {"pictures": chosen is Form.html, "answers": chosen is not Form.csv}
+        made = report_on(records, paper_value, **shown, device=place)
         write_bytes(output, as_text(made, chosen).encode())
     if json:
         measured = [str(record.folder.path) for record in records if record.results]
@@ -263,6 +266,12 @@ def report(
     for sentence in made.missing:
         remark(f"missing: {sentence}")
     say(str(output))
+
+
+def write_page(records: Sequence[Record], path: Path, device: torch.device) -> None:
+    """The page of some runs, as ``rbue report`` writes it."""
+    with working("writing the page"):
+        write_bytes(path, report_on(records, paper_value, device=device).page.html().encode())
 
 
 def form_of(path: Path) -> Form:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from rbue.errors import InvalidInput, warn
+from rbue.errors import InvalidInput, RbueError, warn
 from rbue.files import write_bytes
 from rbue.lab import data
 from rbue.lab.cli.options import (
@@ -41,11 +41,13 @@ from rbue.lab.cli.output import (
     stdout,
     working,
 )
+from rbue.lab.cli.runs import write_page
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES, contact_sheet, severity_strip
 from rbue.lab.corruptions.corrupting import find
 from rbue.lab.data.images import Bytes
 from rbue.lab.report.figure_style import svg
 from rbue.lab.report.figures import severity_boxes, severity_medians
+from rbue.lab.report.run_records import read_records
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.training import training_data
 from rbue.lab.shift import Row, Setting, ShiftStore, by_severity, clean_result, shift_runs, summarise
@@ -95,6 +97,9 @@ def shift(
     augment: Augment = "",
     cache: Annotated[bool, typer.Option(help="Keep generated images for the next time.")] = True,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = Path("shift"),
+    page: Annotated[
+        Path | None, typer.Option(help="Write the page of these runs, damaged images included, to an .html file too.")
+    ] = None,
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     json: AsJson = False,
@@ -105,6 +110,8 @@ def shift(
     images are made here. Results are kept in the run folders, so a second command continues where one was stopped.
     """
     names, levels = names_in(corruptions), levels_in(severities)
+    if page is not None and page.suffix != ".html":
+        raise InvalidInput(f"the page cannot be written to {page}; end its name in .html.")
     setting = Setting(samples, sample_seed, Adaptive() if adaptive else None, draws, augment)
     place = device_named(device)
     found = find_all(where, runs)
@@ -137,6 +144,12 @@ def shift(
     for of_one_set in _by_data(outcome):
         _warn_of_different_images(of_one_set)
     figures = write_figures(outcome, output)
+    if page is not None:
+        try:
+            write_page(read_records(run.folder for run in outcome), page, place)
+            figures = [*figures, page]
+        except RbueError as error:  # such as runs that were never measured on clean images
+            remark(f"no page: {error}")
     if json:
         print_json(
             {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +31,13 @@ from rbue.lab.cli.output import (
     training_progress,
     working,
 )
-from rbue.lab.cli.runs import is_readable
+from rbue.lab.cli.runs import is_readable, write_page
 from rbue.lab.methods import list_methods, split_specs
-from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.report.run_answers import TestImages
+from rbue.lab.report.run_compared import compare_answers
+from rbue.lab.report.run_records import Record, group_records, read_records
+from rbue.lab.report.tables import csv_rows, markdown_rows
+from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
 from rbue.lab.runs.measuring import evaluate_run
 from rbue.lab.runs.training import train_run
 from rbue.lab.training.engines import ENGINES
@@ -160,18 +161,20 @@ def compare(
     sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the table to a .md, .csv or .json file too."),
+        typer.Option("--output", "-o", help="Write a page (.html), or the table (.md, .csv, .json), to a file too."),
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Train what is missing, measure every method in the same way, and show one table.
 
-    All methods share the data, the network, the recipe and the seed. The best value of each column is marked. A method
-    that cannot be measured is named, and the others are measured all the same.
+    All methods share the data, the network, the recipe and the seed. A value is marked where it is better than all
+    others by more than chance, and a sentence says what the comparison came to. A method that cannot be measured is
+    named, and the others are measured all the same.
     """
     configs = [selection.config(method) for method in split_methods(methods)]
     configs = list({config.method: config for config in configs}.values())
-    write = writer_for(output) if output is not None else None
+    if output is not None:
+        check_output(output)
     device = device_named(selection.device)
     rows: list[Row] = []
     errors: list[RbueError] = []
@@ -194,12 +197,17 @@ def compare(
         rows.append({"method": config.method, **result, "run": str(folder.path)})
     if len(errors) == len(rows):
         raise errors[0]
-    if output is not None and write is not None:
-        write_bytes(output, write(rows).encode())
+    records = read_records(RunFolder(Path(row["run"])) for row in rows if "trouble" not in row)
+    records = [record.measured_as(result_key(samples, sample_seed)) for record in records]
+    marks = read_marks(records, len(rows))
+    if output is not None and output.suffix == PAGE:
+        write_page(records, output, device)
+    elif output is not None:
+        write_bytes(output, WRITERS[output.suffix](rows, marks).encode())
     if json:
         print_json({"methods": rows})
     else:
-        _show(f"{selection.model} on {selection.data}, seed {selection.seed}, up to {samples} samples", rows)
+        _show(f"{selection.model} on {selection.data}, seed {selection.seed}, up to {samples} samples", rows, marks)
         say(str(output if output is not None else selection.runs))
     if errors:
         for earlier in errors[:-1]:
@@ -220,74 +228,87 @@ def split_methods(text: str | None) -> list[str]:
     return specs
 
 
-def best_values(rows: Sequence[Row]) -> dict[str, float]:
-    """The best value of each column in which the methods differ."""
-    best = {}
-    for column in COLUMNS:
-        values = [row[column.key] for row in rows if row[column.key] is not None and math.isfinite(row[column.key])]
-        if len(set(values)) > 1:
-            best[column.key] = column.best(values)
-    return best
+@dataclass(frozen=True)
+class Marks:
+    """What of a comparison is more than chance: the values to mark, as (method, key), and a sentence."""
+
+    best: frozenset[tuple[str, str]] = frozenset()
+    verdict: str = ""
+
+    def cell(self, row: Row, column: Column, form: str) -> str:
+        """A measurement, in a form if it is marked."""
+        text = column.cell(row)
+        return form.format(text) if (row["method"], column.key) in self.best else text
 
 
-def writer_for(path: Path) -> Callable[[Sequence[Row]], str]:
-    """How a file of this name is written."""
-    writers = {".md": markdown, ".csv": comma_separated, ".json": lambda rows: as_json({"methods": list(rows)})}
-    if path.suffix not in writers:
-        raise InvalidInput(f"the table cannot be written to {path}; its name must end in {', '.join(writers)}.")
-    return writers[path.suffix]
+def read_marks(records: Sequence[Record], methods: int) -> Marks:
+    """Judge the runs of a comparison by their stored answers; nothing is marked beside methods that have none."""
+    groups = group_records(records)
+    if not groups:
+        return Marks()
+    this = compare_answers(groups[0], TestImages())
+    best = {
+        (method, key)
+        for key, chance in this.chance.items()
+        for method in chance.methods
+        if len(chance.methods) == methods and chance.is_best(method)
+    }
+    return Marks(frozenset(best), this.verdict)
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The table for a page; the best values are bold."""
-    best = best_values(rows)
-    lines = [["method", *(column.title for column in COLUMNS)], ["---", *("---:" for _ in COLUMNS)]]
-    for row in rows:
-        cells = [(column.cell(row), _is_best(row, column, best)) for column in COLUMNS]
-        lines.append([row["method"], *(f"**{text}**" if bold else text for text, bold in cells)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def markdown(rows: Sequence[Row], marks: Marks) -> str:
+    """The table for a page, what is better than all others by more than chance in bold, and the verdict."""
+    headings = ["method", *(column.title for column in COLUMNS)]
+    cells = [[row["method"], *(marks.cell(row, column, "**{}**") for column in COLUMNS)] for row in rows]
+    return f"{markdown_rows(headings, cells, right=headings[1:])}\n{marks.verdict}\n"
 
 
-def comma_separated(rows: Sequence[Row]) -> str:
+def comma_separated(rows: Sequence[Row], marks: Marks) -> str:
     """The table for a spreadsheet, numbers unrounded."""
     names = ["method", *(column.key for column in COLUMNS)]
-    buffer = io.StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    table.writerow(names)
-    table.writerows([["" if row[name] is None else row[name] for name in names] for row in rows])
-    return buffer.getvalue()
+    return csv_rows(names, ([row[name] for name in names] for row in rows))
 
 
-def _is_best(row: Row, column: Column, best: dict[str, float]) -> bool:
-    return column.key in best and row[column.key] == best[column.key]
+PAGE = ".html"
+WRITERS: dict[str, Callable[[Sequence[Row], Marks], str]] = {
+    ".md": markdown,
+    ".csv": comma_separated,
+    ".json": lambda rows, _: as_json({"methods": list(rows)}),
+}
+"""How a file of this name is written."""
 
 
-def _show(title: str, rows: Sequence[Row]) -> None:
-    best = best_values(rows)
+def check_output(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is trained."""
+    if path.suffix not in (PAGE, *WRITERS):
+        names = ", ".join((PAGE, *WRITERS))
+        raise InvalidInput(f"the comparison cannot be written to {path}; its name must end in {names}.")
+
+
+def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:
     console = stdout()
     shown = methods_table(console)
     headings = [column.title.replace(" ", "\n") for column in COLUMNS]
     for heading in headings:
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        cells = [
-            f"[bold green]{column.cell(row)}*[/]" if _is_best(row, column, best) else f"{column.cell(row)} "
-            for column in COLUMNS
-        ]
-        shown.add_row(as_markup(row["method"]), *cells)
+        cells = (marks.cell(row, column, "[bold green]{}*[/]") for column in COLUMNS)
+        shown.add_row(as_markup(row["method"]), *(cell if cell.endswith("[/]") else f"{cell} " for cell in cells))
     console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
     print_methods(console, shown, less_important=headings[:1:-1])
-    console.print("[dim]* best of its column; – a method with one sample has no diversity[/dim]")
+    star = "* better than all others by more than chance; " if marks.best else ""
+    console.print(f"[dim]{star}– a method with one sample has no diversity[/dim]", soft_wrap=True)
+    console.print(as_markup(marks.verdict), soft_wrap=True)
 
 
 def demo(runs: RunsFolder = Path("runs/demo")) -> None:
     """Show the library at work on the digits that come with it; needs no data and no network.
 
     First what random ReLUs do to a network that was trained without them, then all six methods, trained and measured
-    alike. The last line is where the runs and the table were written.
+    alike. The last line is a page to look at, beside the runs.
     """
     from rbue.lab import demo as demonstration  # it imports what no other verb needs
 
     demonstration.main()
     say("")
-    compare(Selection(runs=runs), output=runs / "comparison.md")
+    compare(Selection(runs=runs), output=runs / "comparison.html")

@@ -48,7 +48,8 @@ def load_folder(name: str, split: str) -> ImageSet:
     training = images if split == "train" else _decode(tree.items["train"], size, mode)
     mean, std = channel_statistics(training)
     labels = np.array([label for _, label in tree.items[split]], dtype=np.int64)
-    return ImageSet(images, labels, tree.classes, name, split, mean, std)
+    files = tuple(path.relative_to(base).as_posix() for path, _ in tree.items[split])
+    return ImageSet(images, labels, tree.classes, name, split, mean, std, files=files)
 
 
 def _check_has_images(base: Path, tree: _Tree, split: str) -> None:

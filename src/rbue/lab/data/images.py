@@ -50,6 +50,7 @@ class ImageSet:
         std: Channel standard deviations, likewise.
         variant: ``official``, or how these images differ from the published ones.
         held_out: How a validation set was carved off, if one was.
+        files: The file of each image, of a user's own folder; else empty.
     """
 
     images: Bytes
@@ -61,6 +62,7 @@ class ImageSet:
     std: tuple[float, ...]
     variant: str = OFFICIAL
     held_out: Holdout | None = None
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
@@ -97,7 +99,9 @@ class ImageSet:
 
     def take(self, indices: NDArray[np.int64], split: str, held_out: Holdout | None) -> ImageSet:
         """The images at ``indices``, as a set of its own."""
-        return replace(self, images=self.images[indices], labels=self.labels[indices], split=split, held_out=held_out)
+        images, labels = self.images[indices], self.labels[indices]
+        files = tuple(self.files[place] for place in indices) if self.files else ()
+        return replace(self, images=images, labels=labels, split=split, held_out=held_out, files=files)
 
     def record(self) -> dict[str, Any]:
         """What to write beside a result: everything about the set but the pixels, ready for JSON."""

@@ -45,6 +45,43 @@ class PlanePoint(NamedTuple):
     q: float | None = None
 
 
+class Measured(NamedTuple):
+    """One method on one axis: a value and, where it is known, the interval it lies in."""
+
+    label: str
+    value: float
+    interval: tuple[float, float] | None = None
+
+
+def interval_panels(panels: Mapping[str, Sequence[Measured]], *, percent: Sequence[str] = ()) -> Figure:
+    """One panel a measure, below each other, one line a method: its value as a marker, its interval as a bar.
+
+    Args:
+        panels: what to write at its axis -> the methods, from top to bottom, in every panel the same.
+        percent: panels whose numbers are fractions to be written in percent.
+    """
+    if not panels or not all(panels.values()):
+        raise InvalidInput("there is nothing to draw; give at least one panel with one method.")
+    labels = [one.label for one in next(iter(panels.values()))]
+    styles = looks(labels)
+    figure = new_figure(4.2, len(panels) * (0.22 * len(labels) + 0.55))
+    for axes, (name, measured) in zip(np.atleast_1d(figure.subplots(len(panels), 1)), panels.items(), strict=True):
+        for row, (label, value, interval) in enumerate(measured):
+            look = styles[label]
+            if interval is not None:
+                axes.plot(interval, [row, row], color=look.colour, linewidth=2.2, alpha=0.55, solid_capstyle="butt")
+            axes.plot(value, row, color=look.colour, marker=look.marker, markersize=8 if look.marker == "*" else 6)
+        dress(axes, x=name, grid="x")
+        axes.set_ylim(len(labels) - 0.5, -0.5)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.locator_params(axis="x", nbins=5)
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        axes.spines["left"].set_visible(False)
+        if name in percent:
+            percent_ticks(axes.xaxis)
+    return figure
+
+
 def accuracy_ece_plane(points: Sequence[PlanePoint], *, title: str = "") -> Figure:
     """Accuracy to the right, ECE upwards: the bottom right corner is the place to be.
 
@@ -104,7 +141,14 @@ def _stars(figure: Figure, axes: Axes, points: Sequence[PlanePoint]) -> None:
 
 
 def reliability_diagram(
-    edges: ArrayLike, counts: ArrayLike, confidence: ArrayLike, accuracy: ArrayLike, *, label: str, note: str = ""
+    edges: ArrayLike,
+    counts: ArrayLike,
+    confidence: ArrayLike,
+    accuracy: ArrayLike,
+    *,
+    label: str,
+    note: str = "",
+    intervals: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> Figure:
     """Bars of accuracy a bin of confidence against the diagonal, and below how many images each bin holds.
 
@@ -118,6 +162,7 @@ def reliability_diagram(
         accuracy: ``(M,)`` fraction of right answers, NaN where a bin is empty.
         label: the method; decides the colour.
         note: a line under it, such as the ECE.
+        intervals: ``(M,)`` lower and ``(M,)`` upper ends of where the accuracy of each bin lies.
     """
     border, many = np.asarray(edges, dtype=float), np.asarray(counts, dtype=float)
     sure, right = np.asarray(confidence, dtype=float), np.asarray(accuracy, dtype=float)
@@ -129,22 +174,32 @@ def reliability_diagram(
     above.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle="--", label="perfect")
     above.bar(left, right[filled], width=width, align="edge", color=colour, alpha=0.55, edgecolor=colour, linewidth=0.6)
     above.plot(sure[filled], right[filled], color=INK, marker=".", markersize=4, linestyle="none")
+    if intervals is not None:
+        low, high = (np.asarray(end, dtype=float)[filled] for end in intervals)
+        above.vlines(sure[filled], low, high, colors=INK, linewidth=0.9)
     above.set_ylim(0, 1.02)
     above.set_xlim(0, 1)
-    dress(above, title=label, y="accuracy", grid="")
-    if note:
-        above.text(0.04, 0.96, note, color=INK, fontsize=SMALL, va="top", transform=above.transAxes)
+    dress(above, title=label, y="accuracy", grid="", title_pad=16 if note else 6)
+    above.text(0, 1.02, note, color=MUTED, fontsize=SMALL, va="bottom", transform=above.transAxes)
     below.bar(left, many[filled] / many.sum(), width=width, align="edge", color=MUTED)
     dress(below, x="confidence", y="share", grid="")
     return figure
 
 
-def risk_coverage_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike]], *, title: str = "") -> Figure:
+def risk_coverage_curves(
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    title: str = "",
+    allowed: float | None = None,
+    chosen: Mapping[str, tuple[float, float]] | None = None,
+) -> Figure:
     """The error that remains when only the surest images are answered, one curve a method.
 
     Args:
         curves: method -> coverage and risk, as :func:`rbue.metrics.risk_coverage` gives them.
         title: stands above.
+        allowed: the risk that thresholds were chosen for, a dashed line.
+        chosen: method -> coverage and risk of its threshold, a ring.
     """
     if not curves:
         raise InvalidInput("there is nothing to draw; give at least one curve.")
@@ -157,6 +212,11 @@ def risk_coverage_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike]], *, t
         every = max(1, len(kept) // 6)
         look = styles[label].of_line
         axes.plot(x[kept], y[kept], **look, linewidth=1.6, markevery=every, markersize=4, label=label)
+        if chosen and label in chosen:
+            axes.scatter(*chosen[label], s=90, facecolors="none", edgecolors=look["color"], linewidths=2, zorder=4)
+    if allowed is not None:
+        axes.axhline(allowed, color=MUTED, linewidth=1, linestyle="--")
+        axes.text(0.01, allowed, f"{100 * allowed:g} % allowed", color=MUTED, fontsize=SMALL, va="bottom")
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0)
     dress(axes, title=title, x="share of images answered, the surest first", y="errors among them")
@@ -166,27 +226,28 @@ def risk_coverage_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike]], *, t
     return figure
 
 
-def entropy_histograms(entropy: ArrayLike, correct: ArrayLike, classes: int, *, label: str, bins: int = 24) -> Figure:
-    """Entropy of right and of wrong answers: uncertainty is worth something where they part.
+def histogram_pair(
+    groups: Mapping[str, ArrayLike], most: float, *, label: str, x: str = "entropy in nats", bins: int = 24
+) -> Figure:
+    """Two histograms over each other, such as the entropy of right and of wrong answers: useful where they part.
 
-    Each histogram is a share of its own group, so that a few errors are as visible as many.
+    Each is a share of its own group, so that a few errors are as visible as many.
 
     Args:
-        entropy: one number an image, in nats.
-        correct: whether the answer is right, one an image.
-        classes: number of classes; the axis ends at its logarithm, the largest entropy there is.
+        groups: what the two are called -> one number an image; the second one is hatched.
+        most: where the axis ends; larger numbers are counted there.
         label: the method, for the title.
+        x: what the numbers are.
         bins: number of bars.
     """
-    values, right = np.asarray(entropy, dtype=float), np.asarray(correct, dtype=bool)
-    if values.shape != right.shape or not len(values):
-        raise InvalidInput(f"entropy has shape {values.shape} and correct {right.shape}; give one of each an image.")
+    if len(groups) != 2 or not any(np.size(one) for one in groups.values()):
+        raise InvalidInput(f"give two groups of numbers, not {', '.join(groups) or 'none'} or empty ones.")
     figure = new_figure(3.3, 2.9)
     axes = figure.subplots()
-    edges = np.linspace(0, np.log(classes), bins + 1)
-    for chosen, name, colour, hatch in ((right, "right", GOOD, None), (~right, "wrong", BAD, "////")):
-        count = int(chosen.sum())
-        heights = np.histogram(values[chosen].clip(0, edges[-1]), bins=edges)[0] / max(count, 1)
+    edges = np.linspace(0, most, bins + 1)
+    for (name, group), colour, hatch in zip(groups.items(), (GOOD, BAD), (None, "////"), strict=True):
+        values = np.asarray(group, dtype=float)
+        heights = np.histogram(values.clip(0, most), bins=edges)[0] / max(len(values), 1)
         axes.bar(
             *(edges[:-1], heights),
             width=np.diff(edges),
@@ -195,25 +256,61 @@ def entropy_histograms(entropy: ArrayLike, correct: ArrayLike, classes: int, *, 
             edgecolor=colour,
             linewidth=1.1 if hatch else 0.7,
             hatch=hatch,
-            label=f"{count:,} {name}",
+            label=f"{len(values):,} {name}",
         )
-    dress(axes, title=label, title_pad=20, x="entropy in nats", y="share of the group")
-    axes.set_xlim(0, edges[-1])
+    dress(axes, title=label, title_pad=20, x=x, y="share of the group")
+    axes.set_xlim(0, most)
     percent_ticks(axes.yaxis)
     legend(axes, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0, borderpad=0.2, columnspacing=1.2)
     return figure
 
 
+def confusion_matrix(counts: ArrayLike, classes: Sequence[str], *, title: str = "") -> Figure:
+    """How often each class (rows) was answered as each class (columns); colours are shares of the row.
+
+    Args:
+        counts: ``(classes, classes)``.
+        classes: their names.
+        title: stands above.
+    """
+    many = np.asarray(counts)
+    if many.shape != (len(classes), len(classes)) or not len(classes):
+        raise InvalidInput(f"counts have shape {many.shape}; give one row and one column for each of {len(classes)}.")
+    from matplotlib.patches import Rectangle
+
+    shares = many / np.maximum(many.sum(1, keepdims=True), 1)
+    side = max(3.6, 0.36 * len(classes) + 1.2)
+    figure = new_figure(side, side)
+    axes = figure.subplots()
+    for row, column in zip(*np.nonzero(many), strict=True):
+        colour = GOOD if row == column else BAD
+        strength = 0.06 + 0.34 * shares[row, column]  # weak enough to read the number in light and in dark
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=(colour, strength), edgecolor="none"))
+        axes.text(column, row, str(many[row, column]), color=INK, fontsize=SMALL, ha="center", va="center")
+    names = [name if len(name) <= 14 else f"{name[:13]}…" for name in classes]
+    axes.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 2 else 0, ha="right")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_aspect("equal")
+    dress(axes, title=title, x="answered", y="labelled", grid="")
+    axes.tick_params(length=0, labelcolor=INK)
+    return figure
+
+
 Curve = Mapping[int, Mapping[str, float]]
-"""number of samples -> measure -> value."""
+"""number of samples or epochs -> measure -> value."""
 
 
-def lines_against_samples(curves: Mapping[str, Curve], measures: Mapping[str, str] | None = None) -> Figure:
-    """What more samples bring: one panel a measure, one line a method.
+def lines_against_samples(
+    curves: Mapping[str, Curve], measures: Mapping[str, str] | None = None, x: str = "samples"
+) -> Figure:
+    """What more samples bring, or more epochs: one panel a measure, one line a method.
 
     Args:
         curves: ``curves[method][samples][measure]``.
         measures: measure -> what to write at its axis; accuracy and ECE if left out. Accuracy is written in percent.
+        x: what is counted; samples stand on a logarithmic axis.
     """
     names = measures if measures is not None else {"accuracy": "accuracy", "ece": "ECE"}
     if not curves or not names or not any(curves.values()):
@@ -225,19 +322,23 @@ def lines_against_samples(curves: Mapping[str, Curve], measures: Mapping[str, st
         for label, curve in curves.items():
             counts = sorted(count for count in curve if measure in curve[count])
             values = [curve[count][measure] for count in counts]
-            axes.plot(counts, values, **styles[label].of_line, markersize=5, label=label)
-        axes.set_xscale("log")
-        ticks = sorted({count for curve in curves.values() for count in curve})
-        axes.set_xticks(ticks, [str(count) for count in ticks])
-        axes.set_xticks([], minor=True)
-        dress(axes, x="samples", y=name)
+            every = max(1, len(counts) // 8)
+            axes.plot(counts, values, **styles[label].of_line, markersize=5, markevery=every, label=label)
+        if x == "samples":
+            axes.set_xscale("log")
+            ticks = sorted({count for curve in curves.values() for count in curve})
+            axes.set_xticks(ticks, [str(count) for count in ticks])
+            axes.set_xticks([], minor=True)
+        else:
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        dress(axes, x=x, y=name)
         if measure == "accuracy":
             percent_ticks(axes.yaxis)
     if len(curves) <= 4:
         legend(panels[0])
     else:  # below, where it hides none of the lines
         look = {"frameon": False, "fontsize": SMALL, "labelcolor": INK}
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, **look)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(names), **look)
     return figure
 
 

@@ -28,6 +28,7 @@ from rbue.errors import InvalidInput
 from rbue.lab.report.figure_style import inline_svg
 from rbue.lab.report.tables import (
     LATEX_PACKAGES,
+    NO_BREAK,
     Column,
     Table,
     latex_table,
@@ -197,6 +198,22 @@ class FigureGrid(Block):
 
 
 @dataclass(frozen=True)
+class Columns(Block):
+    """Blocks in columns side by side on a wide screen, one below the other elsewhere."""
+
+    columns: Sequence[Sequence[Block]]
+
+    def markdown(self) -> str:
+        """The blocks one after the other."""
+        return "\n\n".join(text for blocks in self.columns for block in blocks if (text := block.markdown()))
+
+    def latex(self, name: str) -> str:
+        """The blocks one after the other."""
+        blocks = [block for blocks in self.columns for block in blocks]
+        return "\n\n".join(text for n, block in enumerate(blocks, 1) if (text := block.latex(f"{name}-{n}")))
+
+
+@dataclass(frozen=True)
 class Bar:
     """One class: its mean probability and, where there are samples, the range most of them lie in."""
 
@@ -245,12 +262,14 @@ class Section:
         blocks: what stands under it.
         name: its id; made from the title if left out.
         short: what the contents call it, if not by its title.
+        open: whether it is shown at first, of a section that can be folded; None for one that cannot.
     """
 
     title: str
     blocks: Sequence[Block]
     name: str = ""
     short: str = ""
+    open: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -261,6 +280,8 @@ class Page:
         title: what the page is about.
         sections: from top to bottom; those without blocks are left out.
         lead: one or two sentences under the title.
+        facts: a smaller line under them.
+        wide: whether to use all of a wide screen; for pages whose blocks stand in :class:`Columns`.
         foot: a line at the end; how it was made, if left out.
     """
 
@@ -268,6 +289,8 @@ class Page:
     sections: Sequence[Section]
     lead: str = ""
     foot: str = f"Made by rbue {__version__}."
+    facts: str = ""
+    wide: bool = False
 
     def html(self) -> str:
         """One file that needs nothing else."""
@@ -275,7 +298,7 @@ class Page:
 
     def markdown(self) -> str:
         """Its words and tables as Markdown."""
-        parts = [f"# {markdown_text(self.title)}", markdown_text(self.lead)]
+        parts = [f"# {markdown_text(self.title)}", _markdown_inline(self.lead), _markdown_inline(self.facts)]
         for section in self.sections:
             inside = [text for block in section.blocks if (text := block.markdown())]
             parts += [f"## {markdown_text(section.title)}", *inside] if inside else []
@@ -286,6 +309,7 @@ class Page:
         comment = rf"% Needs {LATEX_PACKAGES} in the preamble; to be read with \input. " + " ".join(self.foot.split())
         settings = r"\begingroup\sloppy\parindent=0pt\parskip=\smallskipamount"
         parts = [f"{comment}\n{settings}", rf"\section*{{{latex_text(self.title)}}}", Text(self.lead).latex("lead")]
+        parts += [Text(self.facts).latex("facts")]
         for name, section in self._named():
             inside = [text for n, block in enumerate(section.blocks, 1) if (text := block.latex(f"{name}--{n}"))]
             parts += [rf"\subsection*{{{latex_text(section.title)}}}", *inside] if inside else []
@@ -330,7 +354,10 @@ def _inline(text: str, words: Callable[[str], str], code: Callable[[str], str]) 
 
 
 def _html_inline(text: str) -> Markup:
-    return Markup(_inline(text, escape, lambda part: f"<code>{escape(part)}</code>"))
+    def words(part: str) -> str:  # no line begins with a unit
+        return escape(part.replace(" %", f"{NO_BREAK}%"))
+
+    return Markup(_inline(text, words, lambda part: f"<code>{escape(part)}</code>"))
 
 
 def _markdown_inline(text: str) -> str:

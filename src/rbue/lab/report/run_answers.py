@@ -1,11 +1,11 @@
-"""The stored answers of a run, and what a report shows of them: diagrams, and the most and least certain images.
+"""The stored answers of a run, and the images to look at: surest mistakes, least and most certain answers.
 
-Diagrams need no network; the spread of samples on the images is drawn again from the weights, where they are.
+The spread of samples on the images is drawn again from the weights, where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,13 +19,16 @@ from rbue import metrics
 from rbue.call_sites import evaluating
 from rbue.errors import RbueError
 from rbue.lab import data
-from rbue.lab.report import figures
-from rbue.lab.report.page import Bar, Block, Card, Cards, FigureBlock, FigureGrid, Text
+from rbue.lab.report.page import Bar, Block, Card, Cards
 from rbue.lab.report.run_records import Record
 from rbue.lab.runs.folders import belong_to, other_stream, read_probs
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.training import Normalise
 from rbue.sampling.collect import collect
+
+
+class NoImages(RbueError):
+    """The test images of a data set are not on this machine."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,20 @@ class Answers:
         found: NDArray[np.float64] = metrics.entropy(torch.from_numpy(self.probs)).numpy()
         return found
 
-    def reliability(self, bins: int = 30) -> metrics.Reliability:
-        """The reliability diagram."""
+    @cached_property
+    def confidence(self) -> NDArray[np.float64]:
+        """The probability of each answer."""
+        found: NDArray[np.float64] = self.probs.max(1)
+        return found
+
+    def reliability(self) -> metrics.Reliability:
+        """The reliability diagram, in as many bins as the images can fill: ``√n / 2``, from 5 to 30."""
+        bins = min(max(round(math.sqrt(len(self.probs)) / 2), 5), 30)
         return metrics.reliability(torch.from_numpy(self.probs), torch.from_numpy(self.images.labels), bins)
 
     def risk_coverage(self) -> metrics.RiskCoverage:
         """The risk-coverage curve."""
-        return metrics.risk_coverage(torch.from_numpy(self.probs.max(1)), torch.from_numpy(self.correct))
+        return metrics.risk_coverage(torch.from_numpy(self.confidence), torch.from_numpy(self.correct))
 
 
 class TestImages:
@@ -105,88 +115,41 @@ class TestImages:
                 self._sets[name] = error
         found = self._sets[name]
         if isinstance(found, RbueError):
-            raise RbueError(f"the test images of {name} are needed to draw its answers: {found}")
+            raise NoImages(f"the test images of {name} are needed to judge and draw answers: {found}")
         measured: dict[str, Any] = dict(record.result.get("data") or {}).get("sha256") or found[1]
         if measured != found[1]:
             raise RbueError(f"it was measured on other test images of {name} than those on this machine.")
         return found[0]
 
 
-def calibration_blocks(answers: Sequence[Answers]) -> list[Block]:
-    """Reliability diagrams, one a method."""
-    drawn = []
-    for one in answers:
-        diagram, ece = one.reliability(), one.record.result["ece"]
-        figure = figures.reliability_diagram(
-            *(diagram.edges, diagram.counts, diagram.confidence, diagram.accuracy),
-            label=one.method,
-            note=f"ECE {ece:.4f}",
-        )
-        sure = float(one.probs.max(1).mean())
-        alt = (
-            f"Reliability diagram of {one.method}: mean confidence {sure:.3f}, accuracy {one.correct.mean():.3f}, "
-            f"ECE {ece:.4f}."
-        )
-        drawn.append(FigureBlock(figure, alt))
-    words = (
-        "Each bar holds the answers of one range of confidence and is as tall as the share of them that is right; "
-        "the dot on it stands at their mean confidence. Bars that end below the dashed line are overconfident, bars "
-        "above it underconfident. The small bars below show how many answers each range holds: ranges with "
-        "few answers jump about."
-    )
-    return [Text(words), FigureGrid(drawn)]
-
-
-def risk_blocks(answers: Sequence[Answers]) -> list[Block]:
-    """Risk-coverage curves in one figure."""
-    figure = figures.risk_coverage_curves({one.method: tuple(one.risk_coverage()) for one in answers})  # type: ignore[misc]
-    areas = "; ".join(f"{one.method} {one.record.result['aurc']:.4f}" for one in answers if "aurc" in one.record.result)
-    alt = f"Risk-coverage curves of {len(answers)} methods. Area under each: {areas}."
-    words = (
-        "A network may decline to answer. If only the surest images are answered, this is how many answers are wrong."
-    )
-    return [Text(words), FigureBlock(figure, alt, "Lower is better; at the right end every image is answered.")]
-
-
-def entropy_blocks(answers: Sequence[Answers]) -> list[Block]:
-    """Histograms of entropy, one figure a method."""
-    drawn = []
-    for one in answers:
-        right, wrong = (one.entropy[chosen] for chosen in (one.correct, ~one.correct))
-        means = [f"{part.mean():.3f}" if len(part) else "none" for part in (right, wrong)]
-        alt = (
-            f"Entropy of the answers of {one.method}: mean {means[0]} nats for {len(right)} right answers, "
-            f"{means[1]} for {len(wrong)} wrong ones."
-        )
-        figure = figures.entropy_histograms(one.entropy, one.correct, one.probs.shape[1], label=one.method)
-        drawn.append(FigureBlock(figure, alt))
-    words = (
-        "Uncertainty is worth something where wrong answers have more of it than right ones. Each histogram is a share "
-        "of its own group, so that a handful of wrong answers is as visible as hundreds of right ones."
-    )
-    return [Text(words), FigureGrid(drawn)]
-
-
 Samples = NDArray[np.float64]
 
 
-def certain_cards(answers: Answers, device: torch.device) -> tuple[list[Block], Exception | None]:
-    """Cards of the least and of the most certain images, and why the spread of samples is not on them."""
+SHOWN = 4
+"""How many images of each kind are shown."""
+
+
+def image_cards(answers: Answers, device: torch.device) -> tuple[list[Block], Exception | None]:
+    """Cards of the surest mistakes, of the least and of the most certain images, and why no spread is on them."""
     order = np.argsort(-answers.entropy, kind="stable")
-    shown = min(4, len(order))
-    least, most = order[:shown], order[::-1][:shown]
+    surest = np.argsort(-answers.confidence, kind="stable")
+    kinds = {
+        "Surest mistakes": surest[~answers.correct[surest]][:SHOWN],
+        "Least certain": order[:SHOWN],
+        "Most certain": order[::-1][:SHOWN],
+    }
+    chosen = np.concatenate(list(kinds.values()))
     samples: Samples | None = None
     trouble: Exception | None = None
     if answers.has_spread:
         try:
-            samples = drawn_again(answers, np.concatenate([least, most]), device)
+            samples = drawn_again(answers, chosen, device)
         except (RbueError, OSError) as error:
             trouble = error
-    cards = [
-        _card(answers, int(image), None if samples is None else samples[:, place])
-        for place, image in enumerate([*least, *most])
-    ]
-    return [Cards("Least certain", cards[:shown]), Cards("Most certain", cards[shown:])], trouble
+    cards = iter(
+        _card(answers, int(image), None if samples is None else samples[:, place]) for place, image in enumerate(chosen)
+    )
+    return [Cards(title, [next(cards) for _ in images]) for title, images in kinds.items() if len(images)], trouble
 
 
 def drawn_again(answers: Answers, chosen: NDArray[np.int64], device: torch.device) -> Samples:
@@ -226,12 +189,13 @@ def _card(answers: Answers, image: int, samples: Samples | None) -> Card:
             bar = replace(bar, low=float(low), high=float(high))
         bars.append(bar)
     right = said == label
-    verdict = f"It is {classes[label]}." if not right else ""
+    verdict = f"It is {classes[label]}. " if not right else ""
+    file = answers.images.files[image] if answers.images.files else f"Image {image}"
     return Card(
         pixels=answers.images.images[image],
         alt=f"Test image {image}, labelled {classes[label]}, answered {classes[said]}.",
         title=f"“{classes[said]}”",
-        facts=f"{verdict} Image {image}, entropy {answers.entropy[image]:.3f}".strip(),
+        facts=f"{verdict}{file}, entropy {answers.entropy[image]:.3f}",
         bars=bars,
         good=right,
     )

@@ -39,6 +39,13 @@ class Record:
         """The last measurement."""
         return list(self.results.values())[-1]
 
+    def measured_as(self, key: str) -> Record:
+        """The same run with the measurement of this name for its last one, if it has it."""
+        if key not in self.results:
+            return self
+        others = {name: one for name, one in self.results.items() if name != key}
+        return replace(self, results={**others, key: self.results[key]})
+
     @property
     def settings(self) -> RunConfig:
         """The settings of a run that could be read."""

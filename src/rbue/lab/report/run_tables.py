@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rbue.lab.report.chance import Resampled
 from rbue.lab.report.run_records import Record, RunGroup
 from rbue.lab.report.tables import Cell, Column, Table, duration, percent, points, whole
 
@@ -48,12 +49,23 @@ def no_paper(data: str, model: str, method: str, measure: str) -> float | None:
     return None
 
 
-def comparison_table(group: RunGroup, paper_value: PaperValue = no_paper) -> Table:
-    """One row a method of a group, means over seeds."""
+def comparison_table(
+    group: RunGroup, paper_value: PaperValue = no_paper, chance: Mapping[str, Resampled] | None = None
+) -> Table:
+    """One row a method of a group, means over seeds.
+
+    Args:
+        group: the runs.
+        paper_value: gives the paper's numbers.
+        chance: measure -> what chance does to it. A value is marked as the best where chance does not explain that it
+            is better than all others; nothing else is marked.
+    """
     several = any(len(records) > 1 for records in group.methods.values())
     rows = []
     for method, records in group.methods.items():
         row = {column.key: _mean(records, column, paper_value) for column in MEASURES}
+        for key, cell in row.items():
+            row[key] = _with_chance(cell, method, (chance or {}).get(key), len(group.methods))
         row["method"] = Cell(method, link=f"#{records[0].anchor}")
         if several:
             row["seeds"] = Cell(len(records))
@@ -81,6 +93,19 @@ def runs_table(records: Sequence[Record], paper_value: PaperValue = no_paper) ->
             )
     before, after = ([Column(name, name, numeric=False) for name in words] for words in (names, origin))
     return Table((*before, *MEASURES, *after), rows)
+
+
+def _with_chance(cell: Cell, method: str, chance: Resampled | None, methods: int) -> Cell:
+    """A cell with its interval, marked as the best only if it is beyond chance and no method is left out."""
+    if chance is None or method not in chance.methods or cell.number is None:
+        return replace(cell, best=False)
+    # Stored probabilities are rounded, and what was measured is not.
+    low, high = chance.interval(method)
+    return replace(
+        cell,
+        interval=(min(low, cell.number), max(high, cell.number)),
+        best=len(chance.methods) == methods and chance.is_best(method),
+    )
 
 
 def _mean(records: Sequence[Record], column: Column, paper_value: PaperValue) -> Cell:

@@ -64,6 +64,8 @@ class Cell:
         link: where the value comes from, an address within the page.
         anchor: the id of this cell, for such links.
         why: why it is missing.
+        interval: lower and upper end of where it lies with 95 % confidence.
+        best: whether to mark it as the best of its column; decided by the values alone if left out.
     """
 
     value: float | str | None
@@ -72,6 +74,8 @@ class Cell:
     link: str = ""
     anchor: str = ""
     why: str = "not measured"
+    interval: tuple[float, float] | None = None
+    best: bool | None = None
 
     @property
     def number(self) -> float | None:
@@ -128,6 +132,18 @@ class Column:
         text = self.text(cell.value) if math.isfinite(cell.value) else str(cell.value)
         return text if cell.std is None else f"{text} ± {(self.spread or self.text)(cell.std)}"
 
+    def interval_text(self, cell: Cell) -> str:
+        """The interval as people read it; empty if there is none."""
+        if cell.interval is None:
+            return ""
+        low, high = map(self.text, cell.interval)
+        unit = f"{NO_BREAK}%"
+        return f"{low.removesuffix(unit) if high.endswith(unit) else low} to {high}"
+
+    def beside(self, cell: Cell) -> str:
+        """What stands in brackets beside a value where there is one line for all of it."""
+        return ", ".join(filter(None, [self.interval_text(cell), *self.paper_texts(cell)]))
+
     def paper_texts(self, cell: Cell) -> list[str]:
         """The paper's value and, with its sign, the difference from it; as far as there are any."""
         texts = []
@@ -173,7 +189,10 @@ class Table:
 
     def is_best(self, row: Row, column: Column) -> bool:
         """Whether a cell has the best value of its column, in which at least two differ as they are written."""
-        own = self.cell(row, column).number
+        cell = self.cell(row, column)
+        if cell.best is not None:
+            return cell.best
+        own = cell.number
         if column.better is None or own is None:
             return False
         numbers = [cell.number for cell in self.cells(column) if cell.number is not None]
@@ -186,7 +205,7 @@ def markdown_table(table: Table) -> str:
 
     def written(row: Row, column: Column) -> str:
         cell = table.cell(row, column)
-        value, beside = markdown_text(column.value_text(cell)), markdown_text(", ".join(column.paper_texts(cell)))
+        value, beside = markdown_text(column.value_text(cell)), markdown_text(column.beside(cell))
         value = f"**{value}**" if table.is_best(row, column) else value
         return f"{value} ({beside})" if beside else value
 
@@ -215,8 +234,8 @@ def markdown_text(text: str) -> str:
 def csv_table(table: Table) -> str:
     """The table for spreadsheets and scripts: numbers unrounded, an empty field for a missing value.
 
-    Standard deviations, the paper's values and differences are columns such as ``ece_std``, ``ece_paper`` and
-    ``ece_difference``; those that would be empty are left out.
+    Standard deviations, ends of intervals, the paper's values and differences are columns such as ``ece_std``,
+    ``ece_low``, ``ece_high``, ``ece_paper`` and ``ece_difference``; those that would be empty are left out.
     """
     fields: dict[str, list[float | str | None]] = {}
     for column in table.columns:
@@ -224,6 +243,8 @@ def csv_table(table: Table) -> str:
         fields[column.key] = [cell.value for cell in cells]
         for name, values in {
             "std": [cell.std for cell in cells],
+            "low": [cell.interval and cell.interval[0] for cell in cells],
+            "high": [cell.interval and cell.interval[1] for cell in cells],
             "paper": [cell.paper for cell in cells],
             "difference": [cell.difference for cell in cells],
         }.items():
@@ -309,12 +330,12 @@ def _width(table: Table, column: Column) -> float:
     """About how many letters wide a column is, with the space beside it."""
     cells = table.cells(column)
     values = max((len(column.value_text(cell)) for cell in cells), default=0)
-    beside = max((len(", ".join(column.paper_texts(cell))) for cell in cells), default=0)
+    beside = max((len(column.beside(cell)) for cell in cells), default=0)
     return 2.4 + max(len(column.title), values + (0.85 * (beside + 2) + 1 if beside else 0))
 
 
 def _tabular(table: Table, columns: Sequence[Column]) -> str:
-    paired = {column.key for column in columns if any(cell.paper is not None for cell in table.cells(column))}
+    paired = {column.key for column in columns if any(map(column.beside, table.cells(column)))}
 
     def heading(column: Column) -> str:
         title = latex_text(column.title)
@@ -322,7 +343,7 @@ def _tabular(table: Table, columns: Sequence[Column]) -> str:
 
     def written(row: Row, column: Column) -> str:
         cell = table.cell(row, column)
-        value, beside = latex_text(column.value_text(cell)), latex_text(", ".join(column.paper_texts(cell)))
+        value, beside = latex_text(column.value_text(cell)), latex_text(column.beside(cell))
         value = rf"\textbf{{{value}}}" if table.is_best(row, column) else value
         if column.key not in paired:
             return value

@@ -143,6 +143,15 @@ class ShiftStore:
         outdated = self.outdated(config, setting, clean, with_probs)
         return {cell: row for cell, row in self._rows(config, setting).items() if cell not in outdated}
 
+    def near(self, config: RunConfig, setting: Setting) -> dict[Cell, Row]:
+        """The rows of a setting; where there are none, those of the setting that has the most."""
+        asked = [_asked(row) for row in self._content()["rows"]]
+        wanted = _asked(setting.facts(config))
+        chosen = wanted if wanted in asked else max(asked, key=asked.count, default=wanted)
+        rows = [row for row in self._content()["rows"] if _asked(row) == chosen]
+        kept = [row for row in rows if not self._other_measurement(config, row, None)]
+        return {Cell(row["corruption"], row["severity"]): row for row in kept}
+
     def outdated(
         self, config: RunConfig, setting: Setting, clean: dict[str, str] | None = None, with_probs: bool = False
     ) -> dict[Cell, str]:
@@ -206,6 +215,11 @@ class ShiftStore:
     def save_probs(self, cell: Cell, probs: NDArray[np.float32]) -> None:
         """Keep mean probabilities."""
         write_probs(self._probs(cell), probs)
+
+    def probs_of(self, row: Row) -> NDArray[np.float32] | None:
+        """The mean probabilities of a row, if they are here."""
+        cell = Cell(row["corruption"], row["severity"])
+        return None if self._other_probs(cell, row) else self.load_probs(cell)
 
     def load_probs(self, cell: Cell, shape: tuple[int, int] | None = None) -> NDArray[np.float32]:
         """Mean probabilities kept earlier, which must be of so many images and classes."""

@@ -1,0 +1,119 @@
+"""Damaged images, where ``rbue shift`` was run: accuracy, calibration, and whether the answers are less sure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from rbue import metrics
+from rbue.lab.report import figures
+from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, TableBlock, Text
+from rbue.lab.report.run_answers import Answers
+from rbue.lab.report.run_compared import Compared, column_figure, entropy_pair, stored
+from rbue.lab.report.run_tables import METHOD
+from rbue.lab.report.tables import Column, Row, Table, percent
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.shift.rows import Setting, ShiftStore, by_severity
+
+
+def shift_blocks(this: Compared) -> list[Block]:
+    """Accuracy, ECE and entropy on damaged images, on those sets that all runs with any were measured on."""
+    rows = {}
+    for method, records in this.group.methods.items():
+        record, result = records[0], records[0].result
+        setting = Setting(result["samples"], result["seed"], None, result.get("draws", "independent"))
+        found = stored(record, partial(_shift_rows, record.settings, setting), {})
+        if found:
+            rows[method] = found
+    if not rows:
+        return []
+    variants = [{(cell, row["variant"]) for cell, row in found.items()} for found in rows.values()]
+    shared = {cell for cell, _ in set.intersection(*variants)}
+    if not shared:
+        return [Text("The runs were not measured on the same damaged images, so that nothing of it can be compared.")]
+    chosen = {method: [row for cell, row in found.items() if cell in shared] for method, found in rows.items()}
+    clean = {method: this.group.methods[method][0].result for method in rows}
+    measured = {
+        key: {method: by_severity(found, key, clean[method]) for method, found in chosen.items()}
+        for key in ("accuracy", "ece")
+    }
+    names = sorted({cell.corruption for cell in shared})
+    listed = ", ".join(name.replace("_", " ") for name in names)
+    kinds = f"{len(names)} corruption{'s' if len(names) != 1 else ''} ({listed})"
+    absent = [f"`{method}`" for method in this.group.methods if method not in rows]
+    caption = f"Clean and damaged test images: means over {kinds}"
+    figure_of = {
+        key: FigureBlock(
+            column_figure(figures.severity_medians(measured[key], name, percent=key == "accuracy")),
+            f"Median {name} of each method against the severity of the damage, the numbers of the table as medians.",
+        )
+        for key, name in (("accuracy", "accuracy"), ("ece", "ECE"))
+    }
+    blocks: list[Block] = [
+        Columns([[figure_of["accuracy"]], [figure_of["ece"]]]),
+        TableBlock(_shift_table(measured, caption)),
+    ]
+    other = [
+        f"`{method}` with {found[0]['samples_asked']} samples, on clean images with {clean[method]['samples']}"
+        for method, found in chosen.items()
+        if found[0]["samples_asked"] not in (None, clean[method]["samples"])
+    ]
+    words = [
+        *([f"Not measured on damaged images: {', '.join(absent)}."] if absent else []),
+        *([f"Measured on damaged images {'; '.join(other)}."] if other else []),
+    ]
+    if words:
+        blocks.append(Text(" ".join(words)))
+    pairs = [pair for one in this.first if one.method in chosen and (pair := _damaged(one, chosen[one.method]))]
+    if pairs:
+        parted = (
+            "An answer to a damaged image should be less sure. Entropy of the clean test images, and of the same "
+            "images at the highest severity."
+        )
+        blocks += [Text(parted), FigureGrid(pairs)]
+    return blocks
+
+
+def _shift_rows(config: RunConfig, setting: Setting, folder: RunFolder) -> dict[Any, dict[str, Any]]:
+    return dict(ShiftStore(folder).near(config, setting))
+
+
+def _shift_table(measured: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], caption: str) -> Table:
+    severities = sorted({level for found in measured["accuracy"].values() for level in found})
+    columns = [METHOD]
+    for key, name, text in (("accuracy", "accuracy", lambda value: percent(value, 1)), ("ece", "ECE", "{:.3f}".format)):
+        columns += [
+            Column(f"{key}{level}", f"{name}, {f'severity {level}' if level else 'clean'}", text=text)
+            for level in severities
+        ]
+    rows: list[Row] = [
+        {
+            "method": method,
+            **{
+                f"{key}{level}": float(np.mean(found[method][level]))
+                for key, found in measured.items()
+                for level in severities
+            },
+        }
+        for method in measured["accuracy"]
+    ]
+    return Table(columns, rows, caption)
+
+
+def _damaged(one: Answers, rows: Sequence[Mapping[str, Any]]) -> FigureBlock | None:
+    """Entropies of clean and of the most damaged images, if the probabilities of these are here."""
+    most = max(row["severity"] for row in rows)
+    worst = [row for row in rows if row["severity"] == most]
+    found = stored(one.record, lambda folder: [ShiftStore(folder).probs_of(dict(row)) for row in worst], [None])
+    if any(probs is None or probs.shape != one.probs.shape for probs in found):
+        return None
+    damaged = metrics.entropy(torch.from_numpy(np.concatenate(found)).double()).numpy()
+    flags = torch.from_numpy(np.repeat([True, False], [len(damaged), len(one.entropy)]))
+    auroc = float(metrics.auroc(torch.from_numpy(np.concatenate([damaged, one.entropy])), flags))
+    block = entropy_pair(one.method, {"clean": one.entropy, "damaged": damaged}, one)
+    words = "1 would part them, 0.5 not at all" if auroc >= 0.5 else "surer of damaged images than of clean ones"
+    return FigureBlock(block.figure, f"{block.alt} AUROC {auroc:.3f}.", f"AUROC {auroc:.3f}: {words}.")
