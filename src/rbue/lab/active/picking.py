@@ -7,23 +7,18 @@ numbers an image; only ``batch-bald`` keeps samples, and ``core-set`` features.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rbue.call_sites import evaluating, unchanged
 from rbue.decisions import acquiring
-from rbue.errors import InvalidInput, RbueWarning, did_you_mean
+from rbue.errors import InvalidInput, did_you_mean
 from rbue.lab.data import ImageSet
 from rbue.lab.runs.folders import RunConfig
-from rbue.lab.runs.measuring import measuring, predict_images, sample_streams, usable_samples
-from rbue.sampling.passes import class_scores
+from rbue.lab.runs.measuring import predict_images, usable_samples
 
 ACQUISITIONS: dict[str, Callable[..., Tensor]] = {
     "random": acquiring.random,
@@ -113,68 +108,16 @@ def _features(
     seed: int,
     device: torch.device,
 ) -> Tensor:
-    """What the last layer sees of each image, ``(B, D)``: the mean over samples, beside each other of all networks."""
-    found = []
-    for member, network in zip(config.members(), networks, strict=True):
-        count = usable_samples(member, samples)
-        numbers = torch.arange(count, dtype=torch.int32, device=device)
-        parts = []
-        with (
-            _without_last_layer(network, config.model, images, device),
-            measuring([network], device),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore", RbueWarning)  # with dropout before the last layer, no pass is random here
-            for stream, x, places in sample_streams(member, [network], images, seed, device, chosen=chosen):
-                total: Any = None
-                for rows, _, out in stream(x, numbers, places):
-                    if total is None:
-                        total = torch.zeros(len(x), out.shape[2], device=device)
-                    total[rows] += out.float().sum(0)
-                parts.append(total / count)
-        found.append(torch.cat(parts))
-    return torch.cat(found, 1)
-
-
-@contextmanager
-def _without_last_layer(network: nn.Module, name: str, images: ImageSet, device: torch.device) -> Iterator[None]:
-    """Inside, the network returns what it gives its last layer: the one whose outputs are the class scores."""
-    path = _last_layer(network, images, device)
-    if path is None:
+    """What the classifier sees of each image, ``(B, D)``: the mean over samples, beside each other of all networks."""
+    how = {"keep": ["features"], "chosen": chosen}
+    try:
+        found = [
+            predict_images(member, [network], images, samples, seed, device, **how).features  # type: ignore[arg-type]
+            for member, network in zip(config.members(), networks, strict=True)
+        ]
+    except InvalidInput as error:
         raise InvalidInput(
-            f"core-set needs the features of a last layer, and {name} has none that makes class scores of (images, "
-            "features); choose another acquisition."
-        )
-    parent, _, attribute = path.rpartition(".")
-    owner, layer = network.get_submodule(parent), network.get_submodule(path)
-    setattr(owner, attribute, nn.Identity())
-    try:
-        yield
-    finally:
-        setattr(owner, attribute, layer)
-
-
-def _last_layer(network: nn.Module, images: ImageSet, device: torch.device) -> str | None:
-    """The path of the layer that turns features ``(B, D)`` into what the network returns."""
-    made: dict[int, str] = {}
-    kept: list[Tensor] = []  # so that no later tensor gets the id of an earlier one
-
-    def note(path: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, given: tuple[Any, ...], out: Any) -> None:
-            if isinstance(out, Tensor) and given and isinstance(given[0], Tensor) and given[0].ndim == 2:
-                made[id(out)] = path
-                kept.append(out)
-
-        return hook
-
-    leaves = [(path, one) for path, one in network.named_modules() if path and not any(True for _ in one.children())]
-    height, width, channels = images.images.shape[1:]
-    x = torch.zeros(2, channels, height, width, device=device)
-    handles = [layer.register_forward_hook(note(path)) for path, layer in leaves]
-    try:
-        with torch.no_grad(), unchanged(network, device), evaluating(network):
-            scores = class_scores(network(x))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return made.get(id(scores))
+            f"core-set needs the input of a last linear layer, which {config.model} does not have; choose another "
+            "acquisition."
+        ) from error
+    return torch.cat(found, 1)  # type: ignore[arg-type]

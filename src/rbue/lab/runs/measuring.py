@@ -79,10 +79,10 @@ def predict_images(
     cycle = config.parsed.cycle if draws == "balanced" and not augment else INDEPENDENT
     settings = {"seed": seed, "adaptive": rule, "return_samples": return_samples, "draws": draws, "cycle": cycle}
     keeping = Keeping(keep, task_of("logits"))
-    with measuring(networks, device), keeping.beside_scores(networks):
+    with _measuring(networks, device), keeping.beside_scores(networks):
         parts = [
             collect(stream, x, numbers, count, keeping=keeping, **settings)  # type: ignore[arg-type]
-            for stream, x, numbers in sample_streams(config, networks, images, seed, device, draws, augment, chosen)
+            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment, chosen)
         ]
     return concatenate(parts)
 
@@ -100,10 +100,10 @@ def predict_images_at(
 ) -> list[Prediction]:
     """Predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep`` samples."""
     reached = sorted({usable_samples(config, count, augment) for count in counts})
-    with measuring(networks, device):
+    with _measuring(networks, device):
         parts = [
             collect_at(stream, x, numbers, reached, seed=seed, keep=min(keep, reached[-1]), draws=draws)
-            for stream, x, numbers in sample_streams(config, networks, images, seed, device, draws, augment)
+            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment)
         ]
     return [concatenate(part) for part in zip(*parts, strict=True)]
 
@@ -128,14 +128,14 @@ def usable_draws(config: RunConfig, draws: str, augment: str = "") -> str:
 
 
 @contextmanager
-def measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+def _measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Networks in evaluation, a GPU in ``float16``: as fast as ``bfloat16``, and its probabilities are finer."""
     half = torch.autocast(device.type, torch.float16, enabled=device.type == "cuda")
     with evaluating(nn.ModuleList(networks)), half:
         yield
 
 
-def sample_streams(
+def _streams(
     config: RunConfig,
     networks: Sequence[nn.Module],
     images: data.ImageSet,
