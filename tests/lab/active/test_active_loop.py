@@ -234,5 +234,7 @@ class TestPicking:
     def test_a_network_without_a_classifier_has_no_features(self, pool):
         network = torch.nn.Sequential(torch.nn.Conv2d(1, 10, 8), torch.nn.Flatten())
         config = RunConfig(model="tests:none", recipe=RECIPE)
-        with pytest.raises(InvalidInput, match="core-set needs the input of a last linear layer, which tests:none does not have"):
+        with pytest.raises(
+            InvalidInput, match="core-set needs the input of a last linear layer, which tests:none does not have"
+        ):
             picking._features(config, [network], pool, np.arange(4), 1, 0, CPU)

@@ -12,6 +12,7 @@ from rbue.lab import data
 from rbue.lab.report.run_answers import Answers, drawn_again, image_cards
 from rbue.lab.report.run_answers import TestImages as Images
 from rbue.lab.report.run_compared import compare_answers
+from rbue.lab.report.run_outside import outside_blocks
 from rbue.lab.report.run_records import Record, group_records, missing, read_records, recipe_words, without_copies
 from rbue.lab.report.run_report import report_on
 from rbue.lab.report.run_sections import calibration_blocks, error_blocks, more_samples, training_blocks
@@ -303,6 +304,30 @@ def test_other_probabilities_of_damaged_images_are_not_drawn(own_runs):
     damage(own_runs, "single", [("fog", 1)])
     ShiftStore(folder(own_runs, "single")).save_probs(DamagedSet("fog", 1), np.full((355, 10), 0.1, np.float32))
     assert not any(hasattr(block, "figures") for block in shift_blocks(compared(own_runs)))
+
+
+def test_images_from_elsewhere_have_a_section_where_they_were_measured(own_runs):
+    assert outside_blocks(compared(own_runs)) == []
+    measured = {"auroc": 0.75, "aupr": 0.7, "fpr95": 0.5}
+    counts = {"inside": [350, *[0] * 22, 5], "outside": [*[0] * 23, 90]}
+    name = "folder:some/<textures>"
+    entry = {"sets": {"svhn": {"scores": {"entropy": measured, "nearest": measured}, "entropies": counts}}}
+    folder(own_runs, "single").write("ood", {"earlier": {"sets": {}}, "last": entry})
+    folder(own_runs, "mc-droprelu:0.9").write("ood", {"last": {"sets": {name: {"scores": {"entropy": measured}}}}})
+    _, grid, table = outside_blocks(compared(own_runs))
+    (figure,) = grid.figures  # nothing is drawn of an entry without counts
+    assert "355 test images, mean 0.03; 90 of svhn, mean 0.98" in figure.alt
+    assert [column.heading for column in table.table.columns] == ["method", "score", "svhn", "<textures>"]
+    assert [(row["method"], row["score"]) for row in table.table.rows] == [
+        ("single", "entropy"),
+        ("single", "nearest"),
+        ("mc-droprelu:0.9", "entropy"),
+    ]
+    assert table.table.rows[0]["svhn"] == 0.75
+    page = report_on(records_of(own_runs)).page.html()
+    assert "What does not belong" in page
+    assert "&lt;textures&gt;" in page
+    assert "<textures>" not in page
 
 
 def test_training_is_drawn_from_the_log(made_runs):

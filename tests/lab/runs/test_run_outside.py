@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -105,6 +106,10 @@ def test_what_is_measured(root):
     assert tuple(found["scores"]) == SCORES
     for name, measures in found["scores"].items():
         assert measures == pytest.approx(ood.detection(one[name], other[name])._asdict()), name
+    for which, scored in (("inside", one), ("outside", other)):
+        shares = scored["entropy"] / math.log(10)
+        counted = [int(((shares * 24).floor().clamp(0, 23) == place).sum()) for place in range(24)]
+        assert found["entropies"][which] == counted
     assert (entry["samples"], entry["k"], entry["training_data"]["count"]) == (6, 5, 200)
     assert found["data"]["variant"].endswith("resized from 16x16 to 8x8 (antialiased bilinear)")
     assert found["data"]["mean"] == list(inside.mean)

@@ -32,7 +32,7 @@ from rbue.lab.cli.output import (
     say,
     stdout,
 )
-from rbue.lab.data.outside import Outside
+from rbue.lab.data.outside import Outside, short_name
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.out_of_distribution import OodSetting, means, measure_outside, sets_for
 
@@ -123,7 +123,7 @@ def _show(runs: Sequence[Measured]) -> None:
     shown.add_column("score", no_wrap=True)
     groups = runs[0].groups
     several = [name for names in groups.values() if len(names) > 1 for name in names]  # one alone is its own mean
-    headings = {name: as_markup(_short(name)) for name in several}
+    headings = {name: as_markup(short_name(name)) for name in several}
     for heading in [*(f"{measure} {group}" for group in groups for measure in _MEASURES), *headings.values()]:
         shown.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
@@ -135,14 +135,9 @@ def _show(runs: Sequence[Measured]) -> None:
             label = ""
         shown.add_section()
     first = runs[0].entry
-    counted = [f"{_short(name)} ({found['images']:,})" for name, found in first["sets"].items()]
+    counted = [f"{short_name(name)} ({found['images']:,})" for name, found in first["sets"].items()]
     title = f"{runs[0].config.data} ({first['data']['count']:,} test images) against {', '.join(counted)}"
     console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
     print_methods(console, shown, less_important=[*(f"AUPR {group}" for group in groups), *headings.values()])
     note = "images from elsewhere are the positives" + ("; a set has its AUROC" if several else "")
     console.print(f"[dim]{note}[/dim]", soft_wrap=True)
-
-
-def _short(name: str) -> str:
-    """A set as a heading."""
-    return name if not name.startswith("folder:") else Path(name.removeprefix("folder:")).name

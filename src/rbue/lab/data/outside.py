@@ -124,3 +124,12 @@ def resized(images: Bytes, size: tuple[int, int]) -> Bytes:
         out[start : start + len(block)] = x.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
         start += len(block)
     return out
+
+
+def short_name(name: str) -> str:
+    """A set as a heading: of a folder its last part.
+
+    >>> short_name("svhn"), short_name("folder:photos/textures")
+    ('svhn', 'textures')
+    """
+    return name if not name.startswith(registry.FOLDER_PREFIX) else Path(name).name

@@ -1,7 +1,7 @@
 """The sections of a report of runs: each takes what is compared and gives blocks, or none where nothing is stored.
 
-A section reads what the run folders hold: results, probabilities, logs, calibration, shift. A new one is a function and
-a line in :data:`SECTIONS`.
+A section reads what the run folders hold: results, probabilities, logs, calibration, shift, ood. A new one is a
+function and a line in :data:`SECTIONS`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rbue.lab.report.chance import share_interval
 from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, TableBlock, Text
 from rbue.lab.report.run_answers import Answers, image_cards
 from rbue.lab.report.run_compared import Compared, column_figure, stored
+from rbue.lab.report.run_outside import outside_blocks
 from rbue.lab.report.run_records import Record, RunGroup
 from rbue.lab.report.run_shift import shift_blocks
 from rbue.lab.report.run_tables import METHOD
@@ -283,6 +284,7 @@ SECTIONS: tuple[tuple[str, Callable[[Compared], list[Block]]], ...] = (
     ("Where it is wrong", error_blocks),
     ("Images to look at", image_blocks),
     ("Damaged images", shift_blocks),
+    ("What does not belong", outside_blocks),
     ("Training and samples", training_blocks),
 )
 """What follows the comparison, in this order; a section without blocks is left out."""

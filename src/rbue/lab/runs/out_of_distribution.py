@@ -7,6 +7,7 @@ ensemble, as logits are. Members' features have axes of their own; their mean is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ SCORES = (
 OF_SPREAD = ("expected_entropy", "mutual_information", "variation_ratio")
 """Those that say nothing of one sample, and are left out there."""
 MEASURES = ("auroc", "aupr", "fpr95")
+ENTROPY_BINS = 24
+"""Of the histograms that a page draws."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,7 @@ class _Telling:
         }
         tell(1)
         prediction = self._predicted(inside)
-        self.inside = self._scores(prediction)
+        self.inside, self.classes = self._scores(prediction), prediction.probs.shape[1]
         tell(2)
         draws = usable_draws(config, setting.draws, setting.augment)
         self.how = {
@@ -239,11 +242,17 @@ class _Telling:
         several = int(prediction.samples_used.max()) > 1
         return {name: values for name, values in found.items() if several or name not in OF_SPREAD}
 
+    def _histogram(self, scores: dict[str, Tensor]) -> list[int]:
+        """How many entropies lie in each part of the range from 0 to that of a uniform answer."""
+        entropies = scores["entropy"].cpu() / math.log(self.classes)
+        return [int(count) for count in entropies.clamp(0, 1).histc(ENTROPY_BINS, 0, 1)]
+
     def against(self, other: Outside) -> dict[str, Any]:
         """What a set comes to."""
         scores = self._scores(self._predicted(other.images))
         return {
             "scores": {name: ood.detection(self.inside[name], scores[name])._asdict() for name in scores},
+            "entropies": {"inside": self._histogram(self.inside), "outside": self._histogram(scores)},
             "images": len(other.images),
             "left_out": list(other.left_out),
             "data": other.images.record(),
