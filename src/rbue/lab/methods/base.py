@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
@@ -51,6 +51,9 @@ class TrainingProgress:
 
 Loss = tuple[Tensor, Tensor]
 """What to minimise, and the class scores it came from."""
+
+TrainingBatches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+"""Gives the images, augmented as in training, and the labels of one epoch, batch by batch."""
 
 
 class Method:
@@ -110,6 +113,26 @@ class Method:
         """
         logits = class_scores(network(x))
         return F.cross_entropy(logits, y), logits
+
+    def check_recipe(self, epochs: int, average: str | None) -> None:
+        """Refuse a recipe of so many epochs, with such an average of weights, if it cannot train by it."""
+
+    def learning_rate(self, start: float, epochs: int, at: float) -> float | None:
+        """The learning rate ``at`` so many epochs, 3.5 say, of a method with a schedule of its own; else None.
+
+        ``start`` is the recipe's, whose milestones do not count then.
+        """
+        return None
+
+    def gradient_noise(self, learning_rate: float, momentum: float, images: int, epochs: int, at: float) -> float:
+        """The standard deviation of normal noise on the gradients of the step ``at`` so many epochs."""
+        return 0.0
+
+    def end_epoch(self, network: nn.Module, epoch: int, epochs: int, batches: TrainingBatches) -> None:
+        """Take what is needed of the network after ``epoch`` of ``epochs``, into tensors of its own state.
+
+        A checkpoint and the stored weights then hold that too.
+        """
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """Draw samples from the trained networks for inputs shaped like ``x``; ``draws`` as in :func:`rbue.predict`."""
