@@ -173,7 +173,7 @@ class RandomSites(Method):
         return StackedPasses(networks[0], x, seed, draws=draws)
 
 
-def outputs_of(network: nn.Module, x: Tensor) -> Tensor:
+def outputs_of(network: Callable[[Tensor], Any], x: Tensor) -> Tensor:
     """The class scores of a batch, in as many passes as its size needs; each has rows of its own, to change at will."""
     rows = max(1, PASS_PIXELS.get(x.device.type, PASS_PIXELS["cpu"]) // math.prod(x.shape[2:]))
     with torch.no_grad():
