@@ -7,7 +7,7 @@ scales the layer's inputs and ``s_m`` its outputs, a number a channel:
 
 So all members pass through at once, as rows of one batch. Both vectors start as random signs and are not decayed.
 Biases are a member's own; BatchNorm is shared, as it is by default in the authors' code. Every image is repeated
-for every member, in training too: each sees what a network alone would see, so that the recipe's epochs are right for it.
+for every member, in training too: each sees what a network alone would see, and the recipe's epochs are right for it.
 (Divided among the members, a batch costs less, but each of them sees a part of the images and needs more epochs.)
 """
 

@@ -76,6 +76,12 @@ def refuse_average(method: Method, average: str | None) -> None:
         )
 
 
+def redrawn(initial: Tensor, shape: Sequence[int], factor: float = 1.0) -> nn.Parameter:
+    """New initial weights of any shape, drawn from the old ones: so they have their distribution, times a factor."""
+    values = initial.detach().flatten()
+    return nn.Parameter(factor * values[torch.randint(len(values), tuple(shape))])
+
+
 class KeptMembers(nn.Module):
     """A network that is trained, and copies that keep its weights and statistics of some moments.
 
