@@ -82,7 +82,7 @@ def test_first_weights_are_scaled_to_the_width_of_a_member():
     [
         (lambda: create("densenet121", 10, 1, 0.125), "cannot divide DenseNet121 among 4 members: it joins or mixes"),
         (lambda: nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3, groups=8)), r"cannot divide Sequential .* \("),
-        (lambda: nn.Sequential(nn.Flatten()), "calls no nn.Conv2d or nn.Linear for packed-ensemble to divide"),
+        (lambda: nn.Sequential(nn.Flatten()), "calls no nn.Conv2d or nn.Linear to divide among members"),
     ],
 )
 def test_networks_that_cannot_be_divided_are_refused(make, message):

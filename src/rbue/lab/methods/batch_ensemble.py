@@ -22,8 +22,7 @@ from torch.nn import functional as F
 from rbue.call_sites import innermost
 from rbue.errors import InvalidInput
 from rbue.lab.methods.base import register
-from rbue.lab.methods.members import MembersInOnePass
-from rbue.sampling.passes import class_scores
+from rbue.lab.methods.members import MembersAsRows, MembersInOnePass
 
 
 class RankOneLayer(nn.Module):
@@ -92,19 +91,6 @@ def make_rank_one(network: nn.Module, members: int) -> None:
         layer.register_parameter("bias", None)
 
 
-class RepeatedRows(nn.Module):
-    """A network that sees every image once a member: class scores ``(B, members, classes)``."""
-
-    def __init__(self, network: nn.Module, members: int) -> None:
-        super().__init__()
-        self.network, self.members = network, members
-
-    def forward(self, x: Tensor) -> Tensor:
-        """All rows of the first member come first inside."""
-        scores = class_scores(self.network(x.repeat(self.members, *[1] * (x.dim() - 1))))
-        return scores.unflatten(0, (self.members, -1)).transpose(0, 1)
-
-
 @register("batch-ensemble", shown=1)
 @dataclass(frozen=True)
 class BatchEnsemble(MembersInOnePass):
@@ -115,4 +101,4 @@ class BatchEnsemble(MembersInOnePass):
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Give layers the vectors of the members."""
         make_rank_one(innermost(network), self.members)
-        return RepeatedRows(network, self.members)
+        return MembersAsRows(network, self.members, repeated=True)

@@ -5,7 +5,7 @@ Sample ``k`` is member ``k``, and there are no more samples than members.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbue.call_sites import evaluating, unchanged
 from rbue.errors import InvalidInput
 from rbue.lab.methods.base import Loss, Method, TrainingProgress, outputs_of, spec_of
 from rbue.sampling.collect import SampleStream
@@ -59,6 +60,35 @@ class MembersInOnePass(Method):
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """All members in one pass."""
         return member_stream(lambda x, numbers: outputs_of(networks[0], x)[:, numbers].transpose(0, 1), self.members)
+
+
+class MembersAsRows(nn.Module):
+    """A network whose output has rows for each member, all of the first one first: now ``(B, members, classes)``.
+
+    ``repeated`` gives it an image once a member; otherwise it makes the rows of its members itself.
+    """
+
+    def __init__(self, network: nn.Module, members: int, repeated: bool) -> None:
+        super().__init__()
+        self.network, self.members, self.repeated = network, members, repeated
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores of every member."""
+        rows = x.repeat(self.members, *[1] * (x.dim() - 1)) if self.repeated else x
+        return class_scores(self.network(rows)).unflatten(0, (self.members, -1)).transpose(0, 1)
+
+
+def in_order_of_calls(network: nn.Module, modules: Iterable[nn.Module], example: Tensor) -> list[nn.Module]:
+    """Those of the modules that one pass calls, as it comes to them first; the pass leaves no trace."""
+    called: dict[nn.Module, None] = {}
+    hooks = [one.register_forward_pre_hook(lambda module, _: called.setdefault(module)) for one in modules]
+    try:
+        with unchanged(network, example.device), evaluating(network):
+            network(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(called)
 
 
 def at_least_two(members: int) -> None:

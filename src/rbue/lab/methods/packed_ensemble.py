@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rbue.call_sites import evaluating, unchanged
+from rbue.call_sites import evaluating
 from rbue.errors import InvalidInput
 from rbue.lab.methods.base import register
-from rbue.lab.methods.members import MembersInOnePass, redrawn
+from rbue.lab.methods.members import MembersInOnePass, in_order_of_calls, redrawn
 from rbue.sampling.passes import class_scores
 
 
@@ -62,13 +62,16 @@ class PackedEnsemble(MembersInOnePass):
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Make every convolution, linear layer and BatchNorm one of groups, in place."""
-        first, last = _ends(network, example)
+        layers = [one for one in network.modules() if isinstance(one, (nn.Conv2d, nn.Linear))]
+        called = in_order_of_calls(network, layers, example)
+        if not called:
+            raise InvalidInput(f"{type(network).__name__} calls no nn.Conv2d or nn.Linear to divide among members.")
         for layer in network.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 settings = layer.eps, layer.momentum, layer.affine, layer.track_running_stats
                 layer.__init__(self._packed(layer.num_features), *settings)  # type: ignore[misc]
             elif (type(layer) is nn.Conv2d and layer.groups == 1) or type(layer) is nn.Linear:
-                self._pack(layer, layer is first, layer is last)
+                self._pack(layer, layer is called[0], layer is called[-1])
         packed = SplitScores(network, self.members)
         _refuse_mixing(packed, example)
         return packed
@@ -94,22 +97,6 @@ class PackedEnsemble(MembersInOnePass):
         layer.weight = redrawn(layer.weight, shape, factor)
         if layer.bias is not None:
             layer.bias = redrawn(layer.bias, shape[: len(shape) - 1 - len(kernel)])
-
-
-def _ends(network: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Module]:
-    """The layers that a pass calls first and last."""
-    called: list[nn.Module] = []
-    layers = [one for one in network.modules() if isinstance(one, (nn.Conv2d, nn.Linear))]
-    hooks = [one.register_forward_pre_hook(lambda layer, _: called.append(layer)) for one in layers]
-    try:
-        with unchanged(network, example.device), evaluating(network):
-            network(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not called:
-        raise InvalidInput(f"{type(network).__name__} calls no nn.Conv2d or nn.Linear for packed-ensemble to divide.")
-    return called[0], called[-1]
 
 
 def _refuse_mixing(packed: SplitScores, example: Tensor) -> None:
