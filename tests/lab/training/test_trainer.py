@@ -21,7 +21,7 @@ from rbue.lab.training.step import Rank, TrainingStep, restart_randomness
 
 CPU = torch.device("cpu")
 METHODS = ["single", "mc-dropout:0.2", "svi", "mc-droprelu:0.8", "mc-rrelu"]
-RELATED = ["snapshot-ensemble:2", "swag:2,3", "batch-ensemble:2", "packed-ensemble:2", "treenet:2"]
+RELATED = ["snapshot-ensemble:2", "swag:2,3", "batch-ensemble:2", "packed-ensemble:2", "treenet:2", "sgld:2,2,1"]
 
 
 def stripes(count=96, seed=0):

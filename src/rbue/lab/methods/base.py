@@ -124,8 +124,11 @@ class Method:
         """
         return None
 
-    def gradient_noise(self, learning_rate: float, momentum: float, images: int, epochs: int, at: float) -> float:
-        """The standard deviation of normal noise on the gradients of the step ``at`` so many epochs."""
+    def weight_noise(self, learning_rate: float, momentum: float, images: int, epochs: int, at: float) -> float:
+        """The standard deviation of normal noise on all weights after the step ``at`` so many epochs.
+
+        Only a method with a schedule of its own is asked. The noise is torch's, so that it should train alone.
+        """
         return 0.0
 
     def end_epoch(self, network: nn.Module, epoch: int, epochs: int, batches: TrainingBatches) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -28,21 +29,15 @@ def cycle_ends(epochs: int, cycles: int) -> list[int]:
     return [epochs * number // cycles for number in range(1, cycles + 1)]
 
 
-def part_of_cycle(epochs: int, cycles: int, at: float) -> float:
-    """Which part of its cycle is over ``at`` so many epochs."""
-    ends = cycle_ends(epochs, cycles)
-    number = sum(end <= at for end in ends)
-    start = ends[number - 1] if number else 0
-    return (at - start) / (ends[number] - start)
+def cycle_at(epochs: int, cycles: int, at: float) -> tuple[int, int]:
+    """Between which epochs the cycle lies that runs ``at`` so many epochs."""
+    return next((start, end) for start, end in pairwise([0, *cycle_ends(epochs, cycles)]) if at < end)
 
 
 class Cyclic(Method):
     """Training by cycles of the learning rate, of which some moments are kept as members."""
 
-    @property
-    def cycles(self) -> int:
-        """How many there are."""
-        raise NotImplementedError
+    cycles: int
 
     def kept_after(self, epochs: int) -> list[int]:
         """The epochs after which a member is kept, the last one among them."""
@@ -50,7 +45,8 @@ class Cyclic(Method):
 
     def learning_rate(self, start: float, epochs: int, at: float) -> float:
         """From ``start`` to 0 by a cosine, again in each cycle."""
-        return start / 2 * (math.cos(math.pi * part_of_cycle(epochs, self.cycles, at)) + 1)
+        first, end = cycle_at(epochs, self.cycles, at)
+        return start / 2 * (math.cos(math.pi * (at - first) / (end - first)) + 1)
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Give the network room for what is kept of it."""
@@ -83,7 +79,7 @@ class SnapshotEnsemble(Cyclic):
         return self.members
 
     @property
-    def cycles(self) -> int:
+    def cycles(self) -> int:  # type: ignore[override]
         """One a member."""
         return self.members
 

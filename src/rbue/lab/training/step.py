@@ -63,7 +63,7 @@ class TrainingStep:
         """What computes the loss; a compiled form of :meth:`loss_at` may be put here."""
 
     def _own_schedule(self) -> tuple[Tensor | None, Tensor | None]:
-        """The learning rate of every step and the noise on its gradients, where the method says what they are."""
+        """The learning rate of every step and the noise after it, where the method says what they are."""
         recipe, method, steps = self.recipe, self.method, len(self.batches)
         if method.learning_rate(recipe.learning_rate, recipe.epochs, 0.0) is None:
             return None, None
@@ -71,7 +71,7 @@ class TrainingStep:
         rates = [method.learning_rate(recipe.learning_rate, recipe.epochs, at) or 0.0 for at in times]
         images = len(self.batches.images)
         noise = [
-            method.gradient_noise(rate, recipe.momentum, images, recipe.epochs, at)
+            method.weight_noise(rate, recipe.momentum, images, recipe.epochs, at)
             for rate, at in zip(rates, times, strict=True)
         ]
         return torch.tensor(rates, device=self.device), torch.tensor(noise, device=self.device) if any(noise) else None
@@ -145,19 +145,20 @@ class TrainingStep:
         count_call(self.network)
         if self.learning_rates is not None:
             self._set_learning_rate(self._now(self.learning_rates))
+        self.optimiser.step()
         if self.noise is not None:
             self._add_noise(self._now(self.noise))
-        self.optimiser.step()
         if self.average is not None:
             self.average.after_step()
         self.loss_sum += loss.detach() * len(own)
         self.correct += (logits.detach().argmax(1) == y).sum()
         self.done += 1
 
+    @torch.no_grad()
     def _add_noise(self, std: Tensor) -> None:
         for parameter in self.network.parameters():
-            if parameter.grad is not None:
-                parameter.grad += torch.randn_like(parameter.grad) * std
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * std)
 
     def batch_sizes(self) -> Iterator[int]:
         """The sizes of an epoch's batches; the last one may be smaller, and is trained on.
