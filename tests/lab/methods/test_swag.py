@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_training import RECIPE, X, batches, fresh, samples, trained
+from tiny_training import CPU, RECIPE, X, batches, fresh, samples, trained
 from torch import nn
 from torch.func import functional_call
 
@@ -11,6 +11,8 @@ from rbue.errors import InvalidInput
 from rbue.lab.methods import parse, swag
 from rbue.lab.methods.swag import CollectedWeights
 from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.measuring import evaluate_run
+from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 from rbue.lab.training.step import TrainingStep
 
@@ -98,3 +100,15 @@ def test_the_learning_rate_falls_to_a_half_and_stays():
 def test_settings_without_a_spread_are_refused(method, changes, message):
     with pytest.raises(InvalidInput, match=message):
         RunConfig(method=method, recipe=recipe_for("digits", **changes))
+
+
+def test_samples_are_measured_as_draws_and_not_as_members(tmp_path):
+    """At numbers on the way, and four of them against each other, as for a method without an end to its samples."""
+    config = RunConfig(method="swag:2,6,0", width=0.25, recipe=recipe_for("digits", epochs=2, batch=512))
+    train_run(config, tmp_path, CPU)
+    found = evaluate_run(config, tmp_path, CPU, samples=100)
+    assert found["samples"] == 6
+    assert [row["samples"] for row in found["by_samples"]] == [1, 4]
+    assert len(found["jsd"]) == 4
+    again = evaluate_run(config, tmp_path, CPU, samples=8, augment="shift:1")
+    assert again["samples"] == 8

@@ -92,6 +92,11 @@ class Method:
         return 1
 
     @property
+    def draws_samples(self) -> bool:
+        """Whether samples are draws of one distribution, as those of an endless method are, and no members."""
+        return self.limit is None
+
+    @property
     def balances(self) -> bool:
         """Whether it has balanced draws."""
         return False

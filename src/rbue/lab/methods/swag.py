@@ -177,6 +177,11 @@ class SWAG(Method):
         if epoch == epochs:
             network.estimate_statistics(batches)  # type: ignore[operator]
 
+    @property
+    def draws_samples(self) -> bool:
+        """There could be more of them."""
+        return True
+
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """The samples as they were drawn; another seed draws the same."""
         return member_stream(networks[0].outputs, self.samples)  # type: ignore[arg-type]
