@@ -4,23 +4,22 @@ import warnings
 
 import pytest
 import torch
-from tiny_training import RECIPE, X, batches, network, samples, trained
+from tiny_training import CPU, RECIPE, X, batches, network, samples, trained
 from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.methods import laplace, parse
+from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.training import train_run
 from rbue.lab.training.step import TrainingStep
 
 
-@pytest.fixture
-def prepare(monkeypatch):
-    """Prepares networks as if laplace-torch was there: only training needs it."""
-    monkeypatch.setattr(laplace, "find_spec", lambda _: "there")
-    return lambda net, spec="laplace:3": parse(spec).prepare(net, X[:2])
+def prepare(net):
+    return parse("laplace:3").prepare(net, X[:2])
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_sample_is_the_network_with_another_last_layer(prepare, bias):
+def test_a_sample_is_the_network_with_another_last_layer(bias):
     plain = network()
     plain[8] = nn.Linear(8, 3, bias=bias)
     prepared = prepare(plain).eval()
@@ -48,15 +47,16 @@ class Scaled(nn.Module):
         (lambda: nn.Sequential(nn.Conv2d(1, 3, 6), nn.Flatten()), r"the last layer of Sequential is no nn\.Linear"),
     ],
 )
-def test_networks_without_a_last_layer_are_refused(prepare, make, message):
+def test_networks_without_a_last_layer_are_refused(make, message):
     with pytest.raises(InvalidInput, match=message):
         prepare(make())
 
 
-def test_without_laplace_torch_one_sentence_says_how_to_get_it(monkeypatch):
+def test_without_laplace_torch_one_sentence_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(laplace, "find_spec", lambda _: None)
     with pytest.raises(RbueError, match=r"needs laplace-torch, which is not here; `pip install 'rbue\[laplace\]'`"):
-        parse("laplace").prepare(network(), X)
+        train_run(RunConfig(method="laplace"), tmp_path, CPU)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(InvalidInput, match="samples of laplace must be at least 2, not 1"):
         parse("laplace:1")
 

@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny_training import RECIPE, X, batches, samples, trained
+from tiny_training import CPU, RECIPE, X, batches, samples, trained
 from torch import nn
 
 from rbue.errors import InvalidInput
 from rbue.lab.methods import parse
 from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 from rbue.lab.training.step import TrainingStep
 
@@ -70,9 +71,10 @@ def test_where_noise_is_on():
         ("sgld:4,3,-1", {}, r"temperature of sgld must be a number of at least 0, not -1\.0"),
     ],
 )
-def test_settings_that_cannot_be_trained_are_refused(method, changes, message):
+def test_settings_that_cannot_be_trained_are_refused(method, changes, message, tmp_path):
     with pytest.raises(InvalidInput, match=message):
-        RunConfig(method=method, recipe=recipe_for("digits", **changes))
+        train_run(RunConfig(method=method, recipe=recipe_for("digits", **changes)), tmp_path, CPU)
+    assert not list(tmp_path.iterdir())
 
 
 def test_several_processes_are_refused(monkeypatch):

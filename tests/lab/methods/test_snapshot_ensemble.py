@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_training import RECIPE, X, batches, fresh, samples, trained
+from tiny_training import CPU, RECIPE, X, batches, fresh, samples, trained
 
 from rbue.errors import InvalidInput
 from rbue.lab.methods import parse
 from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 from rbue.lab.training.step import TrainingStep
 
@@ -56,9 +57,10 @@ def test_a_member_that_is_kept_does_not_change():
         ("snapshot-ensemble:1", {}, "at least 2 members, not 1"),
     ],
 )
-def test_recipes_without_cycles_are_refused(method, changes, message):
+def test_recipes_without_cycles_are_refused(method, changes, message, tmp_path):
     with pytest.raises(InvalidInput, match=message):
-        RunConfig(method=method, recipe=recipe_for("digits", **changes))
+        train_run(RunConfig(method=method, recipe=recipe_for("digits", **changes)), tmp_path, CPU)
+    assert not list(tmp_path.iterdir())
 
 
 def test_there_is_no_sample_beyond_the_members():

@@ -97,9 +97,10 @@ def test_the_learning_rate_falls_to_a_half_and_stays():
         ("swag:20,30,1.5", {}, r"start of swag must be .* not 1\.5"),
     ],
 )
-def test_settings_without_a_spread_are_refused(method, changes, message):
+def test_settings_without_a_spread_are_refused(method, changes, message, tmp_path):
     with pytest.raises(InvalidInput, match=message):
-        RunConfig(method=method, recipe=recipe_for("digits", **changes))
+        train_run(RunConfig(method=method, recipe=recipe_for("digits", **changes)), tmp_path, CPU)
+    assert not list(tmp_path.iterdir())
 
 
 def test_samples_are_measured_as_draws_and_not_as_members(tmp_path):

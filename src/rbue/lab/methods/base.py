@@ -119,8 +119,8 @@ class Method:
         logits = class_scores(network(x))
         return F.cross_entropy(logits, y), logits
 
-    def check_recipe(self, epochs: int, average: str | None) -> None:
-        """Refuse a recipe of so many epochs, with such an average of weights, if it cannot train by it."""
+    def check_training(self, epochs: int, average: str | None) -> None:
+        """Refuse to begin what cannot be done: with so many epochs, such an average of weights, a missing package."""
 
     def learning_rate(self, start: float, epochs: int, at: float) -> float | None:
         """The learning rate ``at`` so many epochs, 3.5 say, of a method with a schedule of its own; else None.

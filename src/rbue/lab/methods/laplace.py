@@ -104,10 +104,13 @@ class LastLayerLaplace(Method):
         """As many as were drawn."""
         return self.samples
 
-    def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
-        """Find the last layer, and give the network room for its samples."""
+    def check_training(self, epochs: int, average: str | None) -> None:
+        """Only training needs laplace-torch: what is stored can be used without it."""
         if find_spec("laplace") is None:
             raise RbueError("the method laplace needs laplace-torch, which is not here; `pip install 'rbue[laplace]'`.")
+
+    def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
+        """Find the last layer, and give the network room for its samples."""
         paths = {one: path for path, one in network.named_modules() if isinstance(one, (nn.Conv2d, nn.Linear))}
         called = in_order_of_calls(network, paths, example)
         name = type(network).__name__

@@ -53,7 +53,7 @@ class SGLD(Cyclic):
         """The last epochs of each cycle."""
         return [end - before for end in cycle_ends(epochs, self.cycles) for before in reversed(range(self.samples))]
 
-    def check_recipe(self, epochs: int, average: str | None) -> None:
+    def check_training(self, epochs: int, average: str | None) -> None:
         """A sample takes an epoch."""
         refuse_average(self, average)
         if epochs // self.cycles < self.samples:

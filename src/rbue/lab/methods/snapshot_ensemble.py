@@ -87,7 +87,7 @@ class SnapshotEnsemble(Cyclic):
         """The ends of cycles."""
         return cycle_ends(epochs, self.members)
 
-    def check_recipe(self, epochs: int, average: str | None) -> None:
+    def check_training(self, epochs: int, average: str | None) -> None:
         """A cycle takes at least an epoch."""
         refuse_average(self, average)
         if epochs < self.members:

@@ -152,7 +152,7 @@ class SWAG(Method):
         """How many epochs come before the first that is collected."""
         return math.ceil(round(self.start * epochs, 6))
 
-    def check_recipe(self, epochs: int, average: str | None) -> None:
+    def check_training(self, epochs: int, average: str | None) -> None:
         """A spread takes at least two epochs."""
         refuse_average(self, average)
         if epochs - self._first(epochs) < 2:

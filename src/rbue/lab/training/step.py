@@ -48,7 +48,7 @@ class TrainingStep:
                 f"a batch of {batches.batch} cannot be shared by {self.rank.world_size} processes; use a larger one."
             )
         self.device = batches.images.device
-        method.check_recipe(recipe.epochs, recipe.average)
+        method.check_training(recipe.epochs, recipe.average)
         self.optimiser = _optimiser(network, method, recipe, self.device)
         self.learning_rates, self.noise = self._own_schedule()
         self.average = None if recipe.average is None else WeightAverage(network, recipe)
