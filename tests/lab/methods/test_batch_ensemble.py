@@ -47,7 +47,9 @@ def test_members_are_networks_with_scaled_weights_and_own_biases():
     assert (expected[0] - expected[1]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vgg13", "densenet121", "small_cnn"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "vgg13", "small_cnn", pytest.param("densenet121", marks=pytest.mark.slow)]
+)
 def test_the_networks_of_the_laboratory(name):
     plain = create(name, 10, 1, 0.125)
     ensemble = shaken(parse("batch-ensemble:2").prepare(create(name, 10, 1, 0.125), X))

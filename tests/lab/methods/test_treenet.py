@@ -51,7 +51,12 @@ def test_branches_get_the_gradient_of_a_network_alone_and_the_trunk_the_mean():
 
 @pytest.mark.parametrize(
     ("name", "first"),
-    [("resnet18", "stages.2"), ("vgg13", "stages.3"), ("small_cnn", "conv3"), ("densenet121", "blocks.3")],
+    [
+        ("resnet18", "stages.2"),
+        ("vgg13", "stages.3"),
+        ("small_cnn", "conv3"),
+        pytest.param("densenet121", "blocks.3", marks=pytest.mark.slow),
+    ],
 )
 def test_where_the_networks_of_the_laboratory_branch(name, first):
     torch.manual_seed(0)

@@ -189,7 +189,7 @@ def test_networks_side_by_side_share_the_clock(timed):
     assert {one.seconds for one in reports} == {5}
 
 
-@pytest.mark.parametrize("spec", METHODS + RELATED)
+@pytest.mark.parametrize("spec", [*METHODS, *(pytest.param(spec, marks=pytest.mark.slow) for spec in RELATED)])
 def test_training_learns(spec):
     method = parse(spec)
     network = fresh(method)
