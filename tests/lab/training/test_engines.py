@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from test_trainer import RECIPE, batches, fresh
+from test_trainer import RECIPE, RELATED, batches, fresh
 
 from rbue.errors import InvalidInput, RbueWarning
 from rbue.lab.methods import parse
@@ -274,7 +274,7 @@ def test_compiled_steps_train_the_same_weights_in_one_graph_and_keep_no_network(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["captured", "compiled"])
-@pytest.mark.parametrize("spec", ["single", "mc-dropout:0.3", "mc-droprelu:0.8", "mc-rrelu", "svi"])
+@pytest.mark.parametrize("spec", ["single", "mc-dropout:0.3", "mc-droprelu:0.8", "mc-rrelu", "svi", *RELATED])
 def test_captured_steps_train_the_weights_of_the_plain_loop(spec, engine):
     """Bit for bit when captured; closely when compiled. SVI's noise is torch's own and differs under a compiler."""
     found = {}

@@ -19,7 +19,10 @@ def killed(folder, method, kills=20, seed=0, epochs=16):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-SLOW = [pytest.param(method, 20, 16, marks=pytest.mark.slow) for method in ("mc-droprelu:0.9", "svi")]
+SLOW = [
+    pytest.param(method, 20, 16, marks=pytest.mark.slow)
+    for method in ("mc-droprelu:0.9", "svi", "snapshot-ensemble:4", "swag:3,4", "sgld:2,2,1.0")
+]
 
 
 @pytest.mark.parametrize(("method", "kills", "epochs"), [("mc-droprelu:0.9", 4, 6), *SLOW])

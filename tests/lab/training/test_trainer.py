@@ -21,6 +21,7 @@ from rbue.lab.training.step import Rank, TrainingStep, restart_randomness
 
 CPU = torch.device("cpu")
 METHODS = ["single", "mc-dropout:0.2", "svi", "mc-droprelu:0.8", "mc-rrelu"]
+RELATED = ["snapshot-ensemble:2", "swag:2,3", "batch-ensemble:2", "packed-ensemble:2", "treenet:2", "sgld:2,2,1"]
 
 
 def stripes(count=96, seed=0):
@@ -124,7 +125,9 @@ def test_the_seed_of_a_run_decides_more_than_its_batches(spec):
     assert same(*results) is (spec == "single")
 
 
-@pytest.mark.parametrize(("spec", "stop"), [*((spec, 3) for spec in METHODS), ("svi", 1), ("mc-droprelu:0.8", 5)])
+@pytest.mark.parametrize(
+    ("spec", "stop"), [*((spec, 3) for spec in METHODS + RELATED), ("svi", 1), ("mc-droprelu:0.8", 5)]
+)
 def test_a_run_stopped_after_any_epoch_ends_in_the_same_weights(spec, stop, tmp_path):
     method = parse(spec)
     whole = fresh(method)
@@ -186,7 +189,7 @@ def test_networks_side_by_side_share_the_clock(timed):
     assert {one.seconds for one in reports} == {5}
 
 
-@pytest.mark.parametrize("spec", METHODS)
+@pytest.mark.parametrize("spec", [*METHODS, *(pytest.param(spec, marks=pytest.mark.slow) for spec in RELATED)])
 def test_training_learns(spec):
     method = parse(spec)
     network = fresh(method)

@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
@@ -51,6 +51,9 @@ class TrainingProgress:
 
 Loss = tuple[Tensor, Tensor]
 """What to minimise, and the class scores it came from."""
+
+TrainingBatches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+"""Gives the images, augmented as in training, and the labels of one epoch, batch by batch."""
 
 
 class Method:
@@ -89,6 +92,11 @@ class Method:
         return 1
 
     @property
+    def draws_samples(self) -> bool:
+        """Whether samples are draws of one distribution, as those of an endless method are, and no members."""
+        return self.limit is None
+
+    @property
     def balances(self) -> bool:
         """Whether it has balanced draws."""
         return False
@@ -110,6 +118,29 @@ class Method:
         """
         logits = class_scores(network(x))
         return F.cross_entropy(logits, y), logits
+
+    def check_training(self, epochs: int, average: str | None) -> None:
+        """Refuse to begin what cannot be done: with so many epochs, such an average of weights, a missing package."""
+
+    def learning_rate(self, start: float, epochs: int, at: float) -> float | None:
+        """The learning rate ``at`` so many epochs, 3.5 say, of a method with a schedule of its own; else None.
+
+        ``start`` is the recipe's, whose milestones do not count then.
+        """
+        return None
+
+    def weight_noise(self, learning_rate: float, momentum: float, images: int, epochs: int, at: float) -> float:
+        """The standard deviation of normal noise on all weights after the step ``at`` so many epochs.
+
+        Only a method with a schedule of its own is asked. The noise is torch's, so that it should train alone.
+        """
+        return 0.0
+
+    def end_epoch(self, network: nn.Module, epoch: int, epochs: int, batches: TrainingBatches) -> None:
+        """Take what is needed of the network after ``epoch`` of ``epochs``, into tensors of its own state.
+
+        A checkpoint and the stored weights then hold that too.
+        """
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """Draw samples from the trained networks for inputs shaped like ``x``; ``draws`` as in :func:`rbue.predict`."""
@@ -150,7 +181,7 @@ class RandomSites(Method):
         return StackedPasses(networks[0], x, seed, draws=draws)
 
 
-def outputs_of(network: nn.Module, x: Tensor) -> Tensor:
+def outputs_of(network: Callable[[Tensor], Any], x: Tensor) -> Tensor:
     """The class scores of a batch, in as many passes as its size needs; each has rows of its own, to change at will."""
     rows = max(1, PASS_PIXELS.get(x.device.type, PASS_PIXELS["cpu"]) // math.prod(x.shape[2:]))
     with torch.no_grad():

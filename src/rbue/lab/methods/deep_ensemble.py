@@ -49,6 +49,11 @@ class DeepEnsemble(Method):
         return None if self.member.limit is None else self.members * self.member.limit
 
     @property
+    def draws_samples(self) -> bool:
+        """Whether its members' method does."""
+        return self.member.draws_samples
+
+    @property
     def balances(self) -> bool:
         """Whether its members' method does."""
         return self.member.balances

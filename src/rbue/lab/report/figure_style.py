@@ -38,7 +38,7 @@ METHOD_MARKERS = {
     "mc-rrelu": "^",
     "mc-droprelu": "*",
 }
-OTHER_COLOUR, OTHER_MARKER = "#7a5c1e", "P"
+OTHER_COLOUR, OTHER_MARKERS = "#7a5c1e", ("P", "X", "p", "h", "d", "<", ">")
 GOOD, BAD = METHOD_COLOURS["deep-ensemble"], METHOD_COLOURS["mc-droprelu"]
 THEME = {
     INK: "--ink",
@@ -90,14 +90,18 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     False
     """
     seen: dict[str, int] = {}
+    others: dict[str, str] = {}
     found = {}
     for label in labels:
         method = method_name(label)
-        turn = seen.get(method, 0)
-        seen[method] = turn + 1
+        if method not in METHOD_COLOURS:  # they share a colour, so lines tell them apart as well
+            others.setdefault(method, OTHER_MARKERS[len(others) % len(OTHER_MARKERS)])
+        colour = METHOD_COLOURS.get(method, OTHER_COLOUR)
+        turn = seen.get(colour, 0)
+        seen[colour] = turn + 1
         found[label] = Look(
-            METHOD_COLOURS.get(method, OTHER_COLOUR),
-            METHOD_MARKERS.get(method, OTHER_MARKER),
+            colour,
+            METHOD_MARKERS.get(method) or others[method],
             _LINES[turn % len(_LINES)],
             _STRENGTHS[turn % len(_STRENGTHS)],
         )

@@ -287,10 +287,10 @@ def _measured(
         curve: list[dict[str, float]] = []
     else:
         networks = load_networks(config, root, device)
-        limit = config.parsed.limit
-        endless = limit is None or bool(augment)
-        counts = [*(count for count in SAMPLE_COUNTS if count < samples and endless), samples]
-        compared = limit or DIVERSITY_SAMPLES
+        members = None if config.parsed.draws_samples else config.parsed.limit
+        growing = members is None or bool(augment)
+        counts = [*(count for count in SAMPLE_COUNTS if count < samples and growing), samples]
+        compared = members or DIVERSITY_SAMPLES
         drawn = predict_images_at(config, networks, images, counts, seed, device, compared, draws, augment)
         *fewer, prediction = drawn
         first = prediction

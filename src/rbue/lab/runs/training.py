@@ -67,6 +67,8 @@ def train_runs(
     """
     device = own_device(device)
     missing = missing_networks(configs, root)
+    for config in missing:
+        config.parsed.check_training(config.recipe.epochs, config.recipe.average)
     for config in configs:
         refuse_other_images(config, root)
         warn_of_changed_code(config, root)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,9 @@ class TrainingStep:
                 f"a batch of {batches.batch} cannot be shared by {self.rank.world_size} processes; use a larger one."
             )
         self.device = batches.images.device
+        method.check_training(recipe.epochs, recipe.average)
         self.optimiser = _optimiser(network, method, recipe, self.device)
+        self.learning_rates, self.noise = self._own_schedule()
         self.average = None if recipe.average is None else WeightAverage(network, recipe)
         self.plan = batches.plan(0)
         self.planned = 0, self.plan
@@ -59,6 +62,25 @@ class TrainingStep:
         self.forward: Callable[[Tensor], tuple[Loss, Tensor]] = self.loss_at
         """What computes the loss; a compiled form of :meth:`loss_at` may be put here."""
 
+    def _own_schedule(self) -> tuple[Tensor | None, Tensor | None]:
+        """The learning rate of every step and the noise after it, where the method says what they are."""
+        recipe, method, steps = self.recipe, self.method, len(self.batches)
+        if method.learning_rate(recipe.learning_rate, recipe.epochs, 0.0) is None:
+            return None, None
+        times = [step / steps for step in range(recipe.epochs * steps)]
+        rates = [method.learning_rate(recipe.learning_rate, recipe.epochs, at) or 0.0 for at in times]
+        images = len(self.batches.images)
+        noise = [
+            method.weight_noise(rate, recipe.momentum, images, recipe.epochs, at)
+            for rate, at in zip(rates, times, strict=True)
+        ]
+        return torch.tensor(rates, device=self.device), torch.tensor(noise, device=self.device) if any(noise) else None
+
+    def learning_rate_at(self, epoch: int) -> float:
+        """The learning rate with which an epoch, counted from 0, begins."""
+        own = self.method.learning_rate(self.recipe.learning_rate, self.recipe.epochs, float(epoch))
+        return self.recipe.learning_rate_at(epoch) if own is None else own
+
     def start_epoch(self, epoch: int) -> None:
         """Set everything that an epoch's number decides."""
         self.network.train()
@@ -69,14 +91,20 @@ class TrainingStep:
         self.done.fill_(epoch * len(self.batches))
         self.loss_sum.zero_()
         self.correct.zero_()
-        learning_rate = self.recipe.learning_rate_at(epoch)
+        self._set_learning_rate(self.learning_rate_at(epoch))
+        if self.average is not None:
+            self.average.start_epoch(epoch)
+
+    def _set_learning_rate(self, learning_rate: float | Tensor) -> None:
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(learning_rate)
             else:
-                group["lr"] = learning_rate
-        if self.average is not None:
-            self.average.start_epoch(epoch)
+                group["lr"] = float(learning_rate)
+
+    def _now(self, schedule: Tensor) -> Tensor:
+        """The value of a schedule at the running step, without a GPU being waited for."""
+        return schedule.gather(0, self.done.reshape(1))[0]
 
     def plan_ahead(self, epoch: int) -> None:
         """Draw the plan of an epoch before it starts."""
@@ -115,12 +143,22 @@ class TrainingStep:
         self.optimiser.zero_grad(set_to_none=True)
         (loss * (len(own) * self.rank.world_size / rows)).backward()
         count_call(self.network)
+        if self.learning_rates is not None:
+            self._set_learning_rate(self._now(self.learning_rates))
         self.optimiser.step()
+        if self.noise is not None:
+            self._add_noise(self._now(self.noise))
         if self.average is not None:
             self.average.after_step()
         self.loss_sum += loss.detach() * len(own)
         self.correct += (logits.detach().argmax(1) == y).sum()
         self.done += 1
+
+    @torch.no_grad()
+    def _add_noise(self, std: Tensor) -> None:
+        for parameter in self.network.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * std)
 
     def batch_sizes(self) -> Iterator[int]:
         """The sizes of an epoch's batches; the last one may be smaller, and is trained on.
@@ -149,23 +187,25 @@ class TrainingStep:
         No step has seen those weights, so BatchNorm's statistics are estimated again: over one more epoch of training
         images, augmented as in training but not mixed, under the method's own randomness. Its plan and random numbers
         are those of the epoch that would come next. Every process does all of it, so that they end with the same
-        network.
+        network. Then the method takes what it needs of the network.
         """
-        if self.average is None:
-            return
-        self.average.end_epoch(epoch)
         following = epoch + 1
-        if following == self.recipe.epochs:
+        if self.average is not None:
+            self.average.end_epoch(epoch)
+        if self.average is not None and following == self.recipe.epochs:
             self.average.into_network()
             restart_randomness(self.network, self.run_seed, following)
+            images = (x for x, _ in self._batches_of(following))
             with self._precision():
-                update_bn(self.network, self._images_of(following), seed=epoch_seed(self.run_seed, following))
+                update_bn(self.network, images, seed=epoch_seed(self.run_seed, following))
+        batches = partial(self._batches_of, following)
+        self.method.end_epoch(innermost(self.network), following, self.recipe.epochs, batches)
 
-    def _images_of(self, epoch: int) -> Iterator[Tensor]:
-        """The batches of an epoch, without labels."""
+    def _batches_of(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The images and labels of an epoch, not mixed."""
         plan, start = self.batches.plan(epoch), 0
         for rows in self.batch_sizes():
-            yield self.batches.take(plan, start + self.rows[:rows])[0]
+            yield self.batches.take(plan, start + self.rows[:rows])
             start += rows
 
     @contextmanager
@@ -210,7 +250,7 @@ def _optimiser(network: nn.Module, method: Method, recipe: Recipe, device: torch
         fused=on_gpu or None,
     )
     if on_gpu and recipe.momentum > 0:  # a captured step must not be the first, which would set it instead of adding
-        for parameter in network.parameters():
+        for parameter in (one for one in network.parameters() if one.requires_grad):
             optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimiser
 

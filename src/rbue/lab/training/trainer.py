@@ -208,7 +208,7 @@ class _Runner:
         self.progress |= {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
         self.progress |= {"engine": self.engine.name, "settings": self.job.settings()}
         if self.job.report is not None:
-            learning_rate = self.job.recipe.learning_rate_at(epoch)
+            learning_rate = self.step.learning_rate_at(epoch)
             seconds = (now - self.epoch_start) / together
             self.job.report(EpochReport(epoch, loss, accuracy, learning_rate, seconds, together))
         if self.writer is not None and (self.finished or self._is_time_to_save(self.writer, now)):
