@@ -20,6 +20,7 @@ from rbue.lab.report.run_shift import shift_blocks
 from rbue.lab.report.run_tables import MEASURES, comparison_table
 from rbue.lab.report.run_trust import abstaining_rule
 from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs
+from rbue.lab.runs.measuring import evaluate_run
 from rbue.lab.runs.temperatures import calibrate_run
 from rbue.lab.shift.rows import Cell as DamagedSet
 from rbue.lab.shift.rows import ShiftStore
@@ -360,6 +361,16 @@ def test_cards_show_the_very_samples_that_were_measured(made_runs):
             samples = drawn_again(answers, chosen, CPU)
             assert samples.shape == (record.result["samples"], 3, 10)
             assert np.abs(samples.mean(0) - answers.probs[chosen]).max() < 2e-3  # stored with three digits
+
+
+def test_cards_show_augmented_samples_where_those_were_measured(own_runs):
+    run = config("deep-ensemble:2", 0)
+    result = evaluate_run(run, own_runs, CPU, samples=6, augment="shift:1")
+    (record,) = [one for one in records_of(own_runs) if one.settings == run]
+    answers = Images().answers(record)
+    samples = drawn_again(answers, np.array([7, 300]), CPU)
+    assert len(samples) == result["samples"] == 6  # more than it has members
+    assert np.abs(samples.mean(0) - answers.probs[[7, 300]]).max() < 2e-3
 
 
 def test_stored_answers_agree_with_the_measurements(made_runs):

@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from rbue import metrics
-from rbue.call_sites import evaluating
 from rbue.errors import RbueError
 from rbue.lab import data
 from rbue.lab.report.page import Bar, Block, Card, Cards
 from rbue.lab.report.run_records import Record
 from rbue.lab.runs.folders import belong_to, other_stream, read_probs
+from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import load_networks
-from rbue.lab.training import Normalise
-from rbue.sampling.collect import collect
 
 
 class NoImages(RbueError):
@@ -164,14 +161,18 @@ def drawn_again(answers: Answers, chosen: NDArray[np.int64], device: torch.devic
     streams = other_stream(config, record.result)
     if streams:
         raise RbueError(f"they were measured with {streams}.")
-    networks = load_networks(config, root, device)
-    pixels = np.ascontiguousarray(answers.images.images[chosen])
-    x = Normalise(answers.images.mean, answers.images.std, device)(torch.from_numpy(pixels).to(device))
-    numbers = torch.from_numpy(chosen).to(torch.int32).to(device)
-    seed, draws = record.result["seed"], record.result.get("draws", "independent")
-    with evaluating(nn.ModuleList(networks)):
-        stream = config.parsed.stream(networks, x, seed, draws=draws)
-        found = collect(stream, x, numbers, record.result["samples"], seed=seed, return_samples=True)
+    found = predict_images(
+        config,
+        load_networks(config, root, device),
+        answers.images,
+        record.result["samples"],
+        record.result["seed"],
+        device,
+        return_samples=True,
+        draws=record.result.get("draws", "independent"),
+        augment=record.result.get("augment", ""),
+        chosen=chosen,
+    )
     assert found.samples is not None
     samples: Samples = found.samples.double().cpu().numpy()
     return samples
