@@ -12,7 +12,7 @@ from rbue.lab.report import figures
 from rbue.lab.report.page import Block, FigureBlock, FigureGrid, TableBlock, Text
 from rbue.lab.report.run_compared import Compared, stored
 from rbue.lab.report.run_tables import METHOD
-from rbue.lab.report.tables import Column, Row, Table
+from rbue.lab.report.tables import Cell, Column, Row, Table
 from rbue.lab.runs.out_of_distribution import ENTROPY_BINS, SCORES
 
 _WORDS = (
@@ -31,31 +31,45 @@ def outside_blocks(this: Compared) -> list[Block]:
             found[method] = entries[-1]
     if not found:
         return []
-    names = list(dict.fromkeys(name for entry in found.values() for name in entry["sets"]))
     drawn = [
         _entropies(method, short_name(name), one["entropies"])
         for method, entry in found.items()
         for name, one in entry["sets"].items()
         if "entropies" in one
     ]
-    return [Text(_WORDS), *([FigureGrid(drawn)] if drawn else []), TableBlock(_table(found, names), explain=True)]
+    return [Text(_WORDS), *([FigureGrid(drawn)] if drawn else []), TableBlock(_table(found), explain=True)]
 
 
-def _table(found: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> Table:
-    about = "AUROC against these images."
+_ABOUT = {
+    "max_probability": "The probability of the answer.",
+    "entropy": "Entropy of the mean over samples.",
+    "expected_entropy": "Mean entropy of the samples.",
+    "mutual_information": "What is left of the entropy: how far samples disagree.",
+    "variation_ratio": "Share of the samples with another answer.",
+    "energy": "Mean over samples of the log of the summed exponentials of the logits.",
+    "max_logit": "Mean over samples of the largest logit.",
+    "nearest": "Distance to one of the nearest training images, in features.",
+    "mahalanobis": "Distance to the nearest class, in features.",
+}
+
+
+def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
     columns = [
         METHOD,
-        Column("score", "score", numeric=False, about="What the two kinds of images are told by."),
-        *(Column(name, short_name(name), text="{:.3f}".format, about=about) for name in names),
+        Column("images", "images from", numeric=False, about="What the test images are told from."),
+        *(Column(score, score.replace("_", " "), text="{:.3f}".format, about=_ABOUT[score]) for score in SCORES),
     ]
-    rows: list[Row] = []
-    for method, entry in found.items():
-        sets = entry["sets"]
-        for score in SCORES:
-            values = {name: sets[name]["scores"][score]["auroc"] for name in sets if score in sets[name]["scores"]}
-            if values:
-                rows.append({"method": method, "score": score.replace("_", " "), **values})
-    return Table(columns, rows, "AUROC of the test images against images from elsewhere")
+    one_sample = Cell(None, why="it takes several samples")
+    rows: list[Row] = [
+        {
+            "method": method,
+            "images": short_name(name),
+            **{score: one["scores"][score]["auroc"] if score in one["scores"] else one_sample for score in SCORES},
+        }
+        for method, entry in found.items()
+        for name, one in entry["sets"].items()
+    ]
+    return Table(columns, rows, "AUROC of each score: test images against images from elsewhere")
 
 
 def _entropies(method: str, name: str, counts: Mapping[str, Sequence[int]]) -> FigureBlock:
