@@ -249,7 +249,8 @@ def test_compare_refuses_before_training(fails):
 
 
 def test_lists_of_methods():
-    assert verbs.split_methods(None) == list_methods()
+    assert verbs.split_methods(None) == [*verbs.PAPER_METHODS]
+    assert set(verbs.PAPER_METHODS) < set(list_methods())
     assert verbs.split_methods("single,mc-droprelu:0.9,last,svi") == ["single", "mc-droprelu:0.9,last", "svi"]
     assert verbs.split_methods("mc-rrelu:0.1,0.2 single;svi") == ["mc-rrelu:0.1,0.2", "single", "svi"]
     assert verbs.split_methods("mc-droprelu:0.9,mc-rrelus") == ["mc-droprelu:0.9", "mc-rrelus"]
