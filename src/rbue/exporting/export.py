@@ -124,7 +124,7 @@ def export(
             conversion.temperature,
             share=_shares(network, few, draws, task),
             elements=_elements(network, few),
-            as_operator=chosen == "onnx",
+            as_operators=chosen == "onnx",
         )
         program = _traced(sampled.eval(), few)
         expected = predict(network, few, samples, seed=1, outputs=outputs, draws=draws)

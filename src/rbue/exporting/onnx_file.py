@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from rbue import random_stream
 from rbue.errors import RbueError
+from rbue.random_stream import BITS_MULTIPLIERS, MIX_MULTIPLIERS
 
 OPSET = 18
 """The first with bitwise operators."""
@@ -72,34 +72,34 @@ def _forget_code(model: Any) -> None:
 
 
 def _translations() -> Mapping[Callable, Callable]:
-    """What becomes of :func:`rbue.kernels.exported_words.words`."""
+    """What becomes of the operators of :mod:`rbue.kernels.exported_words`."""
+    from onnx import TensorProto, helper
     from onnxscript import opset18 as op
 
-    unsigned, signed = 12, 6  # of onnx.TensorProto.DataType
-    one, other = (_constant(number) for number in random_stream.BITS_MULTIPLIERS)
+    def word(number: int) -> Any:
+        return op.Constant(value=helper.make_tensor("", TensorProto.UINT32, (), [number]))
+
+    def unsigned(words: Any) -> Any:
+        return op.Cast(words, to=TensorProto.UINT32)  # whole numbers are cast by dropping their high bits
+
+    def shifted(h: Any, by: int) -> Any:
+        return op.BitwiseXor(h, op.BitShift(h, word(by), direction="RIGHT"))
+
+    def absorb(state: Any, words: Any) -> Any:
+        first, second = MIX_MULTIPLIERS
+        h = op.Mul(shifted(op.BitwiseXor(unsigned(state), unsigned(words)), 16), word(first))
+        h = shifted(op.Mul(shifted(h, 15), word(second)), 15)
+        return op.Cast(h, to=TensorProto.INT64)
 
     def words(table: Any, k1: Any, k2: Any, turn: Any = None, mirrored: bool = False) -> Any:
-        # ONNX casts whole numbers by dropping their high bits, so a word keeps its bits.
-        h = op.Mul(op.BitwiseXor(op.Cast(table, to=unsigned), op.Cast(k1, to=unsigned)), one(op))
-        h = op.BitwiseXor(h, op.BitShift(h, _constant(15)(op), direction="RIGHT"))
-        h = op.Mul(op.BitwiseXor(h, op.Cast(k2, to=unsigned)), other(op))
+        first, second = BITS_MULTIPLIERS
+        h = op.Mul(op.BitwiseXor(unsigned(table), unsigned(k1)), word(first))
+        h = op.Mul(op.BitwiseXor(shifted(h, 15), unsigned(k2)), word(second))
         if turn is not None:
-            turn = op.Cast(turn, to=unsigned)
-            h = op.BitwiseXor(h, turn) if mirrored else op.Add(h, turn)
-        return op.Cast(h, to=signed)
+            h = op.BitwiseXor(h, unsigned(turn)) if mirrored else op.Add(h, unsigned(turn))
+        return op.Cast(h, to=TensorProto.INT32)
 
-    return {torch.ops.rbue.words.default: words}
-
-
-def _constant(number: int) -> Callable[[Any], Any]:
-    """A word, as a constant of a graph."""
-
-    def make(op: Any) -> Any:
-        import onnx
-
-        return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT32, (), [number]))
-
-    return make
+    return {torch.ops.rbue.absorb.default: absorb, torch.ops.rbue.words.default: words}
 
 
 @contextmanager

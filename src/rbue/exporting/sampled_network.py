@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbue import random_stream
 from rbue.activations import Randomness
 from rbue.call_sites import Draw, conversion_of, running
 from rbue.call_sites.inputs import Batch, repeat_rows
@@ -39,7 +38,7 @@ class SampledNetwork(nn.Module):
         temperature: what the mean is scaled by.
         share: whether what comes before the first random site may run once for all samples.
         elements: of the largest row of a random site.
-        as_operator: see :mod:`rbue.kernels.exported_words`.
+        as_operators: see :mod:`rbue.kernels.exported_words`.
     """
 
     def __init__(
@@ -52,12 +51,12 @@ class SampledNetwork(nn.Module):
         temperature: float,
         share: bool,
         elements: int,
-        as_operator: bool,
+        as_operators: bool,
     ) -> None:
         super().__init__()
         self.network = network
         self.example, self.samples, self.balanced, self.task = example, samples, balanced, task
-        self.temperature, self.share, self.elements, self.as_operator = temperature, share, elements, as_operator
+        self.temperature, self.share, self.elements, self.as_operators = temperature, share, elements, as_operators
 
     def forward(self, *tensors: Tensor, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs named in :data:`OUTPUTS`: ``(B, C, ...)``, ``(B, ...)``, ``(B, ...)``."""
@@ -76,24 +75,23 @@ class SampledNetwork(nn.Module):
     def _scores(self, batch: Batch, images: int, seed: Tensor, offset: Tensor) -> Tensor:
         """What the network returns for all samples, ``(S * B, ...)``, samples first."""
         device = seed.device
-        state = random_stream.seed_state(seed)
-        numbers = random_stream.to_int32(torch.arange(images, device=device) + offset)
-        samples = torch.arange(self.samples, dtype=torch.int32, device=device)
+        numbers = torch.arange(images, device=device) + offset
+        samples = torch.arange(self.samples, device=device)
         hook = TracedPass(images, self.samples) if self.share and self.samples > 1 else None
-        draw = Draw(
-            random_stream.balanced_state(state) if self.balanced else state,
-            samples.unsqueeze(1).expand(self.samples, images).flatten(),
-            repeat_rows(numbers, self.samples),
-            hook,
-            self.balanced,
-        )
         rows = batch.map(lambda x: x.clone() if hook is not None else repeat_rows(x, self.samples))
-        before, running.draws = running.draws, (conversion_of(self.network).token, draw)
-        try:
-            with exported_words.exporting(self.elements, device, self.as_operator):
+        with exported_words.exporting(self.elements, device, self.as_operators) as words:
+            draw = Draw(
+                words.seed_state(seed, self.balanced),
+                samples.unsqueeze(1).expand(self.samples, images).flatten(),
+                repeat_rows(numbers, self.samples),
+                hook,
+                self.balanced,
+            )
+            before, running.draws = running.draws, (conversion_of(self.network).token, draw)
+            try:
                 return self.task.read(_now(rows.call(self.network._call_impl)))
-        finally:
-            running.draws = before
+            finally:
+                running.draws = before
 
 
 class TracedPass(SampledPass):

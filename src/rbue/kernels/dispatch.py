@@ -80,7 +80,7 @@ def _refuse_leaf(x: Tensor) -> None:
 
 def random_words(keys: Tensor, layout: ElementLayout, activation: Randomness) -> Tensor:
     """Random words by the formula, in a shape that broadcasts against the output."""
-    exported = exported_words.current() if is_exporting() else None
+    exported = exported_words.current()
     if exported is not None:
         return layout.as_output(exported.draw(layout, keys, activation.cycle.mirrored))
     k1, k2, *turn = layout.broadcast_keys(keys)
