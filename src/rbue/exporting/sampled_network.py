@@ -16,6 +16,7 @@ from rbue.kernels import exported_words, random_relu
 from rbue.prediction import entropy
 from rbue.sampling.shared_prefix import SampledPass, SharingMode
 from rbue.sampling.tasks import Task
+from rbue.torch_internals import is_known_equal
 
 OUTPUTS = ("probs", "entropy", "mutual_information")
 """What the graph returns, in this order."""
@@ -121,6 +122,19 @@ class _TracedSharing(SharingMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         return super().__torch_function__(func, types, _now(args), _now(kwargs or {}))
+
+    def _sampled(self, x: Tensor) -> bool | None:
+        """Of a tensor that the network makes by itself, such as a mask of attention, the size is enough.
+
+        The batch size is a symbol here, which no weight and no constant has among its sizes.
+        """
+        found = super()._sampled(x)
+        if found is not None or not x.dim() or not isinstance(x.shape[0], torch.SymInt):
+            return found
+        for sampled in (False, True):
+            if is_known_equal(x.shape[0], self._rows(sampled)):
+                return sampled
+        return None
 
     def _sampled_in_place(self, x: Tensor) -> Tensor:
         out = repeat_rows(x, self.repeat)
