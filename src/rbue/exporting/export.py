@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rbue.call_sites import conversion_of, evaluating, innermost, unchanged
 from rbue.call_sites.following import plain_class
 from rbue.call_sites.inputs import Batch, example_call
 from rbue.call_sites.tracing import record
-from rbue.errors import ConversionError, InvalidInput, RbueError, did_you_mean, whole_number
+from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning, did_you_mean, whole_number
 from rbue.exporting import onnx_file
 from rbue.exporting.sampled_network import OUTPUTS, SampledNetwork
 from rbue.files import write_bytes
@@ -165,7 +166,9 @@ def _task(outputs: str | None) -> Task:
 
 def _shares(network: nn.Module, x: Batch, draws: str, task: Task) -> bool:
     """Whether samples may share what comes before the first random site; an error if they cannot share a graph."""
-    plan = StackedPasses(network, x, 0, draws=draws, read=task.read).plan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RbueWarning)  # what it would warn of is an error here
+        plan = StackedPasses(network, x, 0, draws=draws, read=task.read).plan
     name = type(network).__name__
     if not plan.random:
         raise ConversionError(f"{name} ran without meeting a random site; convert it again, or give another example.")
