@@ -4,9 +4,9 @@
         [--out results/exported.json]
 
 Each network is exported as ONNX and as pt2. A fresh process that cannot import torch and rbue runs the ONNX file, one
-that cannot import rbue the pt2 file. Their outputs are compared with those of ``predict``: the labels must be equal,
-another seed must give another answer, and an image alone the row of a batch. Milliseconds are medians of calls that take
-turns, with one thread each. Weights are random, with BatchNorm statistics from a few batches.
+that cannot import rbue the pt2 file. Their outputs are compared with those of ``predict``, those of another seed with
+the first, and those of an image alone with its row in a batch. Milliseconds are medians of calls that take turns, with
+one thread each. Weights are random, with BatchNorm statistics from a few batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from torch import nn
 
@@ -106,6 +105,8 @@ def agreement(folder: Path, kind: str, expected: Any) -> dict[str, Any]:
 
 
 def measured(name: str, samples: int, trials: int) -> dict[str, Any]:
+    import onnxruntime
+
     model, x = network(name)
     rbue.set_temperature(model, 1.3)
     found: dict[str, Any] = {}
@@ -134,7 +135,7 @@ def measured(name: str, samples: int, trials: int) -> dict[str, Any]:
             seconds_of = medians(
                 {
                     "predict": lambda part=part: rbue.predict(model, part, samples=samples, seed=SEED),
-                    "onnxruntime": lambda images=images: session.run(None, {"x": images, **numbers}),
+                    "onnxruntime": lambda images=images, numbers=numbers: session.run(None, {"x": images, **numbers}),
                     "pt2": lambda part=part, tensors=tensors: run(part, **tensors),
                 },
                 trials,
@@ -153,9 +154,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    from onnxruntime import __version__ as version
+
     torch.set_num_threads(1)
     result: dict[str, Any] = {
-        "facts": {**facts(), "date": date.today().isoformat(), "onnxruntime": onnxruntime.__version__},
+        "facts": {**facts(), "date": date.today().isoformat(), "onnxruntime": version},
         "samples": arguments.samples,
         "trials": arguments.trials,
         "images": "32x32",

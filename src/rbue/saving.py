@@ -148,6 +148,7 @@ def _refuse_converted_parts(network: nn.Module) -> None:
 
 
 def class_names(classes: Sequence[str] | None) -> list[str] | None:
+    """The names of classes as a list, if there are any."""
     if classes is None:
         return None
     listed = isinstance(classes, Iterable) and not isinstance(classes, str)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rbue
-from rbue import ConversionError, DropActivation, DropReLU, Dropout, InvalidInput, RbueError, RReLU
+from rbue import ConversionError, DropActivation, Dropout, DropReLU, InvalidInput, RbueError, RReLU
 
 CLOSE = 1e-5
 
@@ -21,7 +21,11 @@ class Residual(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 3)
+        self.first, self.second, self.head = (
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.Linear(4, 3),
+        )
         self.norm = nn.BatchNorm2d(4)
 
     def forward(self, x):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,9 @@ def check_installed() -> None:
         ) from error
 
 
-def onnx_bytes(program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], note: Any) -> bytes:
+def onnx_bytes(
+    program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], note: Any
+) -> bytes:
     """The file; its inputs are those named, then ``seed`` and ``offset``."""
     import onnx_ir
 
@@ -71,7 +73,7 @@ def _forget_code(model: Any) -> None:
     model.graph.metadata_props.clear()
 
 
-def _translations() -> Mapping[Callable, Callable]:
+def _translations() -> dict[Callable, Callable]:
     """What becomes of the operators of :mod:`rbue.kernels.exported_words`."""
     from onnx import TensorProto, helper
     from onnxscript import opset18 as op

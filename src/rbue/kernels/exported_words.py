@@ -9,7 +9,7 @@ its runtimes wrap around (:mod:`rbue.exporting.onnx_file`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from rbue import random_stream
 from rbue.kernels.layout import ElementLayout
-from rbue.torch_internals import is_exporting
 from rbue.random_stream import BITS_MULTIPLIERS, LANE_START, multiply, shift_right
+from rbue.torch_internals import is_exporting
 
 _WORD = 0xFFFFFFFF
 _local = threading.local()
@@ -35,7 +35,8 @@ class ExportedWords:
 
     def __init__(self, elements: int, device: torch.device, as_operators: bool) -> None:
         self.device = device
-        self._absorb, self._words = (absorb_operator, words_operator) if as_operators else (_absorb, _words)
+        self._absorb: Callable[..., Tensor] = absorb_operator if as_operators else _absorb
+        self._words: Callable[..., Tensor] = words_operator if as_operators else _words
         self.table = self._absorb(self._constant(0), torch.arange(elements, device=device))
 
     def _constant(self, *numbers: int) -> Tensor:

@@ -187,7 +187,7 @@ class SharingMode(SiteMode):
             return func(*args, **kwargs)
 
     def _sampled_in_place(self, x: Tensor) -> Tensor:
-        """``x``, ``(images, ...)``, with the rows of all samples, which are to be written; its old name sees them too."""
+        """``x``, ``(images, ...)``, with the rows of all samples, to be written to; its old name sees them too."""
         x.set_(repeat_rows(x, self.repeat))  # type: ignore[call-overload]
         self._mark(x, True)
         return x

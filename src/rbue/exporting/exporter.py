@@ -198,9 +198,7 @@ def _traced(sampled: SampledNetwork, x: Batch) -> torch.export.ExportedProgram:
     name = type(sampled.network).__name__
     try:
         with torch.no_grad():
-            program = torch.export.export(
-                sampled, zeros, _numbers(x.device, 0), dynamic_shapes=shapes, strict=False
-            )
+            program = torch.export.export(sampled, zeros, _numbers(x.device, 0), dynamic_shapes=shapes, strict=False)
     except RbueError:
         raise
     except Exception as error:
