@@ -50,10 +50,12 @@ def onnx_bytes(
             output_names=outputs,
             opset_version=OPSET,
             custom_translation_table=_translations(),
+            optimize=False,
             verbose=False,
         )
     assert found is not None
     model = found.model
+    _simplify(model)
     _forget_code(model)
     model.metadata_props[NOTE] = json.dumps(note)
     model.producer_name = "rbue"
@@ -61,6 +63,20 @@ def onnx_bytes(
         return bytes(onnx_ir.to_proto(model).SerializeToString())
     except ValueError as error:
         raise RbueError("the network is larger than the 2 GB that one ONNX file holds; give format='pt2'.") from error
+
+
+def _simplify(model: Any) -> None:
+    """Fold constants and drop what is twice there or unused.
+
+    The exporter's own optimiser also looks for patterns of nodes, in a time that grows with the square of their number:
+    minutes for a network of a hundred layers. Runtimes do that when they load a file.
+    """
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    optimizer.fold_constants(model)
+    for simplify in (common.RemoveUnusedNodesPass(), common.CommonSubexpressionEliminationPass()):
+        simplify(model)
 
 
 def _forget_code(model: Any) -> None:
