@@ -44,6 +44,14 @@ def test_python_blocks_run_in_order(page):
     run_blocks(page)
 
 
+@pytest.mark.slow
+def test_exported_files_run_as_written(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    run_blocks("docs/export.md")
+
+
 @pytest.fixture(scope="module")
 def tutorials():
     """The script that runs the tutorials and fills in what they print."""
@@ -113,7 +121,8 @@ def test_the_constants_on_the_page_are_the_librarys(written_stream):
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, *TUTORIALS.values(), "docs/results.md", "benchmarks/README.md", "CONTRIBUTING.md"]
+    "page",
+    [*PAGES, *TUTORIALS.values(), "docs/export.md", "docs/results.md", "benchmarks/README.md", "CONTRIBUTING.md"],
 )
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
@@ -136,7 +145,9 @@ def test_sentences_are_told_apart():
     assert found == ["One code and [a link].", "(Two.", "Three lines?", "- four", "- five at 0.5."]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md", "docs/decisions.md", *TUTORIALS.values()])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/results.md", "docs/decisions.md", "docs/export.md", *TUTORIALS.values()]
+)
 def test_no_sentence_has_more_than_30_words(page):
     long = [one for one in sentences((ROOT / page).read_text()) if len(re.findall(r"\w[^\s]*", one)) > 30]
     assert not long

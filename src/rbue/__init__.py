@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rbue.call_sites import ConversionSummary, Site, SiteTable, convert, mode, revert, seed, set_temperature, sites
     from rbue.call_sites.summary import conversion
     from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
+    from rbue.exporting import export
     from rbue.prediction import MultiLabel, Prediction, Regression
     from rbue.sampling import Adaptive, predict, warm_up
     from rbue.saving import load, save
@@ -44,6 +45,7 @@ __all__ = [
     "conversion",
     "convert",
     "decisions",
+    "export",
     "functional",
     "load",
     "metrics",
@@ -76,6 +78,7 @@ _HOMES = {
     ),
     "rbue.call_sites.summary": ("conversion",),
     "rbue.errors": ("ConversionError", "InvalidInput", "RbueError", "RbueWarning"),
+    "rbue.exporting": ("export",),
     "rbue.prediction": ("MultiLabel", "Prediction", "Regression"),
     "rbue.sampling": ("Adaptive", "predict", "warm_up"),
     "rbue.saving": ("load", "save"),

@@ -83,7 +83,7 @@ def save(model: nn.Module, file: str | Path, classes: Sequence[str] | None = Non
         "inputs": conversion.inputs,
         "example": _telling_example(network, conversion.example, conversion.activation, sites) if sites else None,
         "temperature": conversion.temperature,
-        "classes": _names(conversion.classes if classes is None else classes),
+        "classes": class_names(conversion.classes if classes is None else classes),
         "same": same,
     }
     write_bytes(Path(file), safetensors_bytes(tensors, note))
@@ -147,7 +147,8 @@ def _refuse_converted_parts(network: nn.Module) -> None:
         )
 
 
-def _names(classes: Sequence[str] | None) -> list[str] | None:
+def class_names(classes: Sequence[str] | None) -> list[str] | None:
+    """The names of classes as a list, if there are any."""
     if classes is None:
         return None
     listed = isinstance(classes, Iterable) and not isinstance(classes, str)

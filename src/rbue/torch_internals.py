@@ -35,6 +35,8 @@ __all__ = [
     "graph_break",
     "in_backward",
     "is_exporting",
+    "is_exporting_to_onnx",
+    "is_known_equal",
     "is_vmapped",
     "let_modes_see",
     "outside_graphs",
@@ -59,6 +61,25 @@ def is_exporting() -> bool:
     does not.
     """
     return torch.compiler._is_exporting_flag
+
+
+def is_exporting_to_onnx() -> bool:
+    """Whether ``torch.onnx.export`` runs the code, in either of its forms.
+
+    ``torch.onnx.is_in_onnx_export()`` loads the exporter to say so, and is False to a compiler whatever is the case.
+    """
+    if torch.jit.is_tracing():
+        older = sys.modules.get("torch.onnx._internal.torchscript_exporter._globals")
+        return older is not None and older.GLOBALS.in_onnx_export
+    flags = sys.modules.get("torch.onnx._internal.exporter._flags") if is_exporting() else None
+    return getattr(flags, "_is_onnx_exporting", False)
+
+
+def is_known_equal(one: int, other: int) -> bool:
+    """Whether two sizes are equal whatever the batch size is that a graph is traced for; asking binds it to nothing."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow to import, and here already
+
+    return statically_known_true(one == other)
 
 
 def plain_eager(x: Tensor) -> bool:

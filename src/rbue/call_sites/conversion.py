@@ -21,7 +21,7 @@ from rbue.call_sites.summary import ConversionSummary, warn_of_plain
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
 from rbue.kernels import random_relu, site_function
-from rbue.torch_internals import is_exporting, let_modes_see, outside_graphs, tree_map_only
+from rbue.torch_internals import is_exporting, is_exporting_to_onnx, let_modes_see, outside_graphs, tree_map_only
 
 MODES = ("random", "mean", "plain")
 
@@ -73,6 +73,11 @@ class Conversion:
             with scope.suspended(outer):  # its sites are not those of a network around it either
                 return forward(network, *args, **kwargs)
         x = draws.first_tensor([args, kwargs])
+        if how == "random" and given is None and is_exporting_to_onnx():  # whose graphs cannot count their calls
+            raise ConversionError(
+                "torch.onnx.export would freeze the random bits of a converted network; use rbue.export(net, file, "
+                'example=x), or export it inside rbue.mode(net, "mean").'
+            )
         if x is not None:
             draws.leave_meta(network, x.device, self.seed)
         place = scope.Scope(network, self.token)

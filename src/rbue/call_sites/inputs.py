@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from rbue.call_sites.following import plain_class
 from rbue.errors import InvalidInput
-from rbue.torch_internals import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from rbue.torch_internals import is_exporting, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 _LABELS = ("label", "labels")
 _DATASET_BATCH = 64
@@ -185,6 +185,8 @@ class Batch:
 
 def repeat_rows(x: Tensor, times: int) -> Tensor:
     """``times`` copies of ``x`` along its first dimension, in the same memory format."""
+    if is_exporting():  # a graph has no use for memory to be filled
+        return x.unsqueeze(0).expand(times, *x.shape).flatten(0, 1)
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
     memory_format = last if not x.is_contiguous() and x.is_contiguous(memory_format=last) else torch.contiguous_format
     shape = (times * x.shape[0], *x.shape[1:])

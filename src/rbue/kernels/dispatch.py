@@ -22,12 +22,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rbue.activations import Activation, Dropout, Randomness, RandomSlope, SiteCall
-from rbue.kernels import kept_tables, native, torch_operations
+from rbue.kernels import exported_words, kept_tables, native, torch_operations
 from rbue.kernels.layout import ElementLayout
 from rbue.kernels.slope_forms import form_of
 from rbue.kernels.triton_support import triton_kernels
 from rbue.random_stream import bits, turned
-from rbue.torch_internals import computed_once, forward_mode, plain_eager
+from rbue.torch_internals import computed_once, forward_mode, is_exporting, plain_eager
 
 
 def random_relu(
@@ -80,6 +80,9 @@ def _refuse_leaf(x: Tensor) -> None:
 
 def random_words(keys: Tensor, layout: ElementLayout, activation: Randomness) -> Tensor:
     """Random words by the formula, in a shape that broadcasts against the output."""
+    exported = exported_words.current()
+    if exported is not None:
+        return layout.as_output(exported.draw(layout, keys, activation.cycle.mirrored))
     k1, k2, *turn = layout.broadcast_keys(keys)
     table = kept_tables.find(layout)
     words = bits(layout.traced_table() if table is None else table, k1, k2)
@@ -120,6 +123,8 @@ def _forward(
 
 def expanded(x: Tensor, layout: ElementLayout) -> Tensor:
     """``x`` once for each sample, in its memory format."""
+    if is_exporting():  # a graph has no use for memory to be filled
+        return layout.as_output(layout.rows_of(x).expand(layout.repeat, *layout.rows_of(x).shape[1:]))
     out = layout.empty_output(x.dtype)
     layout.rows_of_output(out).copy_(layout.rows_of(x))
     return out

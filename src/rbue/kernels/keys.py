@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.kernels import native
+from rbue.kernels import exported_words, native
 from rbue.kernels.triton_support import triton_kernels
 from rbue.torch_internals import computed_once, plain_eager
 
@@ -25,6 +25,9 @@ def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -
             return kernels.site_keys(state, samples, images, numbers)
         if native.supports_keys(state, samples, images, numbers):
             return native.site_keys(state, samples, images, numbers)
+    exported = exported_words.current()
+    if exported is not None:
+        return exported.site_keys(state, samples, images, numbers)
     rows = random_stream.absorb(random_stream.absorb(state.unsqueeze(-1), samples), images)
     return keys_at(rows.unsqueeze(1), numbers.unsqueeze(-1))
 

@@ -69,7 +69,7 @@ class SampledPass:
         if self.repeat == 1:
             return SiteMode(scope, activation, handler)
         self.deferred.active = self.fuse and isinstance(activation, RandomSlope)
-        return _SharingMode(scope, activation, handler, self, inputs)
+        return SharingMode(scope, activation, handler, self, inputs)
 
     def before_site(self, x: Tensor) -> int:
         """How many samples each row of a random site's input is still to become."""
@@ -101,7 +101,7 @@ class NotShareable(ConversionError):
     """The rows of all samples are picked by numbers from before the first random site, such as the order of a batch."""
 
 
-class _SharingMode(SiteMode):
+class SharingMode(SiteMode):
     """A :class:`SiteMode` whose pass begins with ``images`` rows and ends with ``repeat * images``.
 
     Each tensor that carries the batch is marked with the number of the pass and whether it is *sampled*: False for
@@ -153,9 +153,7 @@ class _SharingMode(SiteMode):
             if any(self._sampled(numbers) is False for numbers in row_numbers(func, args, kwargs)):
                 raise NotShareable  # repeated they would name the rows of the first sample each time
             if _writes_first(func) and isinstance(args[0], Tensor) and self._sampled(args[0]) is False:
-                # (images, ...) is written to by (repeat * images, ...): the old name has to see the new rows too.
-                args[0].set_(repeat_rows(args[0], self.repeat))  # type: ignore[call-overload]
-                self._mark(args[0], True)
+                args = (self._sampled_in_place(args[0]), *args[1:])
             args, kwargs = self._repeated(args), self._repeated(kwargs)
         call = None if self.scope.suspended else self.activation.read(func, args, kwargs)
         if call is None:
@@ -187,6 +185,12 @@ class _SharingMode(SiteMode):
         carrying = [x for x in tensors_in((args, kwargs)) if self._sampled(x) is not None]
         with self.live.inside(carrying, self._rows(sampled), sampled):
             return func(*args, **kwargs)
+
+    def _sampled_in_place(self, x: Tensor) -> Tensor:
+        """``x``, ``(images, ...)``, with the rows of all samples, to be written to; its old name sees them too."""
+        x.set_(repeat_rows(x, self.repeat))  # type: ignore[call-overload]
+        self._mark(x, True)
+        return x
 
     def _repeated(self, value: Any) -> Any:
         if isinstance(value, Tensor):
