@@ -322,7 +322,7 @@ def test_images_from_elsewhere_have_a_section_where_they_were_measured(own_runs)
     first, second = table.table.rows
     assert (first["method"], first["images"], first["nearest"]) == ("single", "svhn", 0.75)
     assert (second["method"], second["images"]) == ("mc-droprelu:0.9", "<textures>")
-    assert second["nearest"].why == "it takes several samples"
+    assert second["nearest"].why.startswith("it takes several samples")
     assert outside_blocks in [blocks for _, blocks in SECTIONS]
     page = Page("", [Section("", [table])]).html()
     assert "&lt;textures&gt;" in page

@@ -149,6 +149,15 @@ def test_nothing_is_measured_twice_and_only_what_is_missing(root, monkeypatch):
     assert looked == ["digits", "digits", "colour-digits"]
 
 
+@pytest.mark.parametrize("method", ["snapshot-ensemble:2", "packed-ensemble:2", "deep-ensemble:2[treenet:2]"])
+def test_methods_without_one_classifier_have_no_detectors(method, root):
+    run = RunConfig(method=method, width=0.25, recipe=recipe_for("digits", epochs=2, batch=512))
+    train_run(run, root, CPU)
+    entry = measure_outside(run, root, CPU, ["colour-digits-few"], SETTING)
+    assert tuple(entry["sets"]["colour-digits-few"]["scores"]) == SCORES[:-2]
+    assert "training_data" not in entry
+
+
 def test_one_sample_has_no_spread_to_score(root):
     entry = measure_outside(config("single"), root, CPU, ["colour-digits-few"], SETTING)
     assert entry["samples"] == 1

@@ -110,6 +110,8 @@ def _features(
 ) -> Tensor:
     """What the classifier sees of each image, ``(B, D)``: the mean over samples, beside each other of all networks."""
     how = {"keep": ["features"], "chosen": chosen}
+    if not config.parsed.member.one_classifier:
+        raise InvalidInput(f"core-set needs one classifier for all samples, unlike {config.method}; choose another.")
     try:
         found = [
             predict_images(member, [network], images, samples, seed, device, **how).features  # type: ignore[arg-type]

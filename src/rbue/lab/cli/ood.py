@@ -79,7 +79,8 @@ def ood(
     """Measure how well trained runs tell images from elsewhere: nine scores, each with AUROC, AUPR and FPR95.
 
     Images from elsewhere are resized to those of the run and normalised as those. Classes that both sets have are left
-    out. The distances of the last two scores are those to training images, in the features before the classifier.
+    out. The distances of the last two scores are those to training images, in the features before the classifier, for
+    methods whose samples share one.
     Results are kept in the run folders.
     """
     setting = OodSetting(samples, sample_seed, draws, augment, images, training_images, k)

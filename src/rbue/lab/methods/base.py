@@ -63,12 +63,15 @@ class Method:
         name: what its short text begins with.
         shown: how many of its settings are always written in the short text.
         trains_alone: whether training draws from torch's one generator, which networks side by side would share.
+        one_classifier: whether a sample is a pass of a network whose one last layer makes the class scores, so that
+            what goes into it are the features of an image.
         undecayed: names of its own parameters, such as ``weight_rho`` of any layer, that are not decayed.
     """
 
     name: ClassVar[str]
     shown: ClassVar[int] = 0
     trains_alone: ClassVar[bool] = False
+    one_classifier: ClassVar[bool] = True
     undecayed: ClassVar[tuple[str, ...]] = ()
     holds_method: ClassVar[bool] = False
     """Whether the last setting is the short text of another method."""

@@ -94,6 +94,7 @@ class LastLayerLaplace(Method):
     """A plain network with a Gaussian over its last layer, of which ``samples`` are drawn when training ends."""
 
     samples: int = 100
+    one_classifier = False
 
     def __post_init__(self) -> None:
         if self.samples < 2:

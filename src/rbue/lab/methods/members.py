@@ -42,6 +42,7 @@ class MembersInOnePass(Method):
 
     members: int = 4
     summed = False
+    one_classifier = False
 
     def __post_init__(self) -> None:
         at_least_two(self.members)

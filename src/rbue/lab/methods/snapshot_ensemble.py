@@ -38,6 +38,7 @@ class Cyclic(Method):
     """Training by cycles of the learning rate, of which some moments are kept as members."""
 
     cycles: int
+    one_classifier = False
 
     def kept_after(self, epochs: int) -> list[int]:
         """The epochs after which a member is kept, the last one among them."""

@@ -135,6 +135,7 @@ class SWAG(Method):
     rank: int = 20
     samples: int = 30
     start: float = 0.6
+    one_classifier = False
 
     def __post_init__(self) -> None:
         for name in ("rank", "samples"):

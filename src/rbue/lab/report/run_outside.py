@@ -59,12 +59,12 @@ def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
         Column("images", "images from", numeric=False, about="What the test images are told from."),
         *(Column(score, score.replace("_", " "), text="{:.3f}".format, about=_ABOUT[score]) for score in SCORES),
     ]
-    one_sample = Cell(None, why="it takes several samples")
+    absent = Cell(None, why="it takes several samples, or a classifier that all of them share")
     rows: list[Row] = [
         {
             "method": method,
             "images": short_name(name),
-            **{score: one["scores"][score]["auroc"] if score in one["scores"] else one_sample for score in SCORES},
+            **{score: one["scores"][score]["auroc"] if score in one["scores"] else absent for score in SCORES},
         }
         for method, entry in found.items()
         for name, one in entry["sets"].items()

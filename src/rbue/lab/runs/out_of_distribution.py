@@ -3,6 +3,7 @@
 ``ood.json`` in the run folder has one entry for each way to draw samples and to fit detectors, and in it the sets that
 were measured. Detectors are fitted on training features, which are means over samples and over the members of an
 ensemble, as logits are. Members' features have axes of their own; their mean is still one fixed map of the image.
+Methods whose samples do not come from one classifier have no detectors.
 """
 
 from __future__ import annotations
@@ -198,14 +199,18 @@ class _Telling:
     ) -> None:
         self.config, self.device, self.setting = config, device, setting
         self.networks = load_networks(config, root, device)
+        self.detectors: dict[str, Callable[[Any], Tensor]] = {}
         tell(0)
-        training = at_most(training_images(config), setting.training_images)
-        fitted = self._predicted(training)
-        k = min(setting.k, len(training))
-        self.detectors: dict[str, Callable[[Any], Tensor]] = {
-            "nearest": ood.KNearest.fit(fitted, k),
-            "mahalanobis": ood.Mahalanobis.fit(fitted, torch.from_numpy(training.labels).to(device)),
-        }
+        fitted_on: dict[str, Any] = {}
+        if config.parsed.member.one_classifier:
+            training = at_most(training_images(config), setting.training_images)
+            fitted = self._predicted(training)
+            k = min(setting.k, len(training))
+            self.detectors = {
+                "nearest": ood.KNearest.fit(fitted, k),
+                "mahalanobis": ood.Mahalanobis.fit(fitted, torch.from_numpy(training.labels).to(device)),
+            }
+            fitted_on = {"k": k, "training_data": training.record()}
         tell(1)
         prediction = self._predicted(inside)
         self.inside, self.classes = self._scores(prediction), prediction.probs.shape[1]
@@ -217,10 +222,9 @@ class _Telling:
             "seed": setting.seed,
             "draws": draws,
             **({"augment": setting.augment} if setting.augment else {}),
-            "k": k,
+            **fitted_on,
             "stream_version": prediction.stream_version,
             "data": inside.record(),
-            "training_data": training.record(),
         }
 
     def _predicted(self, images: data.ImageSet) -> Prediction:
@@ -234,7 +238,7 @@ class _Telling:
             self.device,
             draws=setting.draws,
             augment=setting.augment,
-            keep=("logits", "features"),
+            keep=("logits", "features") if self.config.parsed.member.one_classifier else ("logits",),
         )
 
     def _scores(self, prediction: Prediction) -> dict[str, Tensor]:
