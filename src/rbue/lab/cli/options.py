@@ -1,17 +1,15 @@
-"""What users type: the settings of a run or the run itself, a device, an image file."""
+"""What users type: the settings of a run or the run itself, a device."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
 import typer
-from PIL import Image
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.environment import default_device
@@ -47,7 +45,9 @@ def _recipe(help: str, **more: Any) -> Any:
 class Selection:
     """Everything of a run but its method; each field is an option of the command line."""
 
-    data: Annotated[str, typer.Option(help="Name of a data set, or folder:PATH.", rich_help_panel=DATA)] = "digits"
+    data: Annotated[
+        str, typer.Option(help="Name of a data set, folder:PATH or folder:PATH:SIZE.", rich_help_panel=DATA)
+    ] = "digits"
     holdout: Annotated[
         int, typer.Option(min=0, help="Training images set aside for validation.", rich_help_panel=DATA)
     ] = 0
@@ -236,23 +236,3 @@ def labels_for(configs: Sequence[RunConfig]) -> list[str]:
         if len({(config.data, label) for config, label in zip(configs, labels, strict=True)}) == len(configs):
             return labels
     return [f"{label[:-1]}, {place})" for place, label in enumerate(labels, 1)]  # the same run in two roots
-
-
-@contextmanager
-def open_image(path: Path) -> Iterator[Image.Image]:
-    """An image file with 8 bits a channel and no transparency, or a sentence about what is wrong with it."""
-    try:
-        with Image.open(path) as image:
-            if image.mode not in ("1", "L", "P", "RGB") or "transparency" in image.info:
-                raise InvalidInput(
-                    f"{path} is an image of mode {image.mode} or has transparency; save it as 8-bit grey or RGB."
-                )
-            yield image
-    except InvalidInput:
-        raise
-    except FileNotFoundError:
-        raise InvalidInput(f"there is no file {path}.") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        unknown = "cannot identify" in str(error)
-        reason = "unknown format" if unknown else getattr(error, "strerror", None) or str(error)
-        raise InvalidInput(f"{path} is not an image that can be read ({reason}).") from error
