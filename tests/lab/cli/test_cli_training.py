@@ -20,8 +20,8 @@ from rbue.errors import InvalidInput
 from rbue.files import locked
 from rbue.lab.cli import app
 from rbue.lab.cli import train as verbs
-from rbue.lab.cli.measure import read_image
 from rbue.lab.data import ImageSet
+from rbue.lab.data.folder import read_image
 from rbue.lab.methods import list_methods
 from rbue.lab.runs.training import train_run
 

@@ -28,7 +28,6 @@ from rbue.lab.cli.options import (
     find_run,
     given_settings,
     labels_for,
-    settings_and_root,
 )
 from rbue.lab.cli.output import (
     AsJson,
@@ -43,12 +42,12 @@ from rbue.lab.cli.output import (
     table,
     working,
 )
-from rbue.lab.data.folder import scaled_side
-from rbue.lab.data.image_files import image_files, left_out, open_image, pixels_of
+from rbue.lab.data.folder import read_image
+from rbue.lab.data.image_files import image_files, left_out
 from rbue.lab.data.images import Bytes
 from rbue.lab.report.tables import csv_rows
 from rbue.lab.runs.augmented import canonical
-from rbue.lab.runs.folders import RunFolder
+from rbue.lab.runs.folders import RunFolder, settings_and_root
 from rbue.lab.runs.measuring import evaluate_run, predict_images, usable_draws
 from rbue.lab.runs.networks import load_networks, trained_on
 from rbue.lab.runs.temperatures import at_a_bound, calibrate_run
@@ -264,16 +263,3 @@ def _comma_separated(rows: Sequence[dict[str, Any]]) -> str:
 
 def _information(row: dict[str, Any]) -> str:
     return number(row["mutual_information"]) if row["samples"] > 1 else number(None)
-
-
-def read_image(path: Path, like: data.ImageSet) -> Bytes:
-    """The pixels of an image file, in the size and channels of a data set."""
-    height, width, channels = like.images.shape[1:]
-    mode, side = "L" if channels == 1 else "RGB", scaled_side(like.name)
-    with open_image(path) as image:
-        if side is None and image.size != (width, height):
-            raise InvalidInput(
-                f"{path} has {image.size[0]}x{image.size[1]} pixels, but the images of {like.name} have "
-                f"{width}x{height}; crop or resize it first."
-            )
-        return pixels_of(image, mode, side)

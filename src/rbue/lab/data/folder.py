@@ -117,6 +117,19 @@ def scaled_side(name: str) -> int | None:
     return None if parts["side"] is None else int(parts["side"])
 
 
+def read_image(path: Path, like: ImageSet) -> Bytes:
+    """The pixels of an image file, in the size and channels of a data set."""
+    height, width, channels = like.images.shape[1:]
+    mode, side = "L" if channels == 1 else "RGB", scaled_side(like.name)
+    with open_image(path) as image:
+        if side is None and image.size != (width, height):
+            raise InvalidInput(
+                f"{path} has {image.size[0]}x{image.size[1]} pixels, but the images of {like.name} have "
+                f"{width}x{height}; crop or resize it first."
+            )
+        return pixels_of(image, mode, side)
+
+
 def _place(name: str) -> _Place:
     text = name.removeprefix(FOLDER_PREFIX)
     if not text:
