@@ -177,12 +177,13 @@ def test_files_that_are_no_images_are_left_out_with_one_warning(tree):
     before = data.load(f"folder:{tree}", "train")
     for name in ("train/Thumbs.db", "train/ant/Thumbs.db", "train/bee/notes.txt", "test/labels.csv"):
         (tree / name).write_bytes(b"\xd0\xcf\x11\xe0 hello")
+    (tree / "train" / "ant" / "gone.png").symlink_to("nowhere")
     (tree / "test" / "bee" / ".DS_Store").write_bytes(b"skipped silently")
     with pytest.warns(RbueWarning) as said:
         train = data.load(f"folder:{tree}", "train")
     (said,) = said
-    assert "has 4 files that are no images, left out: test/labels.csv, train/Thumbs.db, " in str(said.message)
-    assert str(said.message).endswith(" and 1 more.")
+    assert "has 5 files that are no images, left out: test/labels.csv, train/Thumbs.db, " in str(said.message)
+    assert str(said.message).endswith(" and 2 more.")
     assert train.files == before.files
     assert train.checksums() == before.checksums()
 

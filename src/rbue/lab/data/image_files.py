@@ -27,7 +27,9 @@ _NAMED = 3
 
 
 def is_meant_as_image(path: Path) -> bool:
-    """Whether a file is an image by its name, or else by its content."""
+    """Whether a file is an image by its name, or else by its content; a pipe or a link to nothing is none."""
+    if not path.is_file():
+        return False
     if path.suffix.lower() in ENDINGS:
         return True
     try:
