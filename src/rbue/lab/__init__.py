@@ -2,3 +2,18 @@
 
 ``pip install 'rbue[lab]'`` brings what it needs. The library never imports it.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rbue.lab.runs.loading import TrainedRun, load_run
+
+__all__ = ["TrainedRun", "load_run"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'rbue.lab' has no attribute {name!r}")
+    from rbue.lab.runs import loading  # when it is first used
+
+    return getattr(loading, name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
+from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
@@ -184,3 +186,34 @@ def test_a_network_that_fails_only_in_training(own, fails):
     words = ("compare", "--model", "unfit_networks:InstanceNormed", "--methods", "single,svi", "--epochs", 1)
     assert fails(*words, code=2) == message
     assert not Path("runs").exists()
+
+
+METHOD = """
+from dataclasses import dataclass
+from rbue.lab.methods import Method
+
+@dataclass(frozen=True)
+class Mine(Method):
+    amount: float = 0.1
+
+class Other:
+    pass
+"""
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_method_of_ones_own_is_found_by_its_name(command, fails, monkeypatch):
+    file = Path("methods_of_mine.py")
+    file.write_text(METHOD)
+    run = command("train", "--method", "methods_of_mine:Mine:0.2", *TINY).stdout.splitlines()[-1]
+    assert Path(run).name.startswith("methods_of_mine-Mine-0.2-seed0-")
+    assert "has changed" not in command("evaluate", run).stderr
+    file.write_text(METHOD + "CHANGED = True")
+    assert "the file of methods_of_mine:Mine has changed since" in command("evaluate", run).stderr
+    assert "is no method; it must be" in fails("train", "--method", "methods_of_mine:Other", code=2)
+    assert "(did you mean 'Mine'?)" in fails("train", "--method", "methods_of_mine:Mime", code=2)
+    file.unlink()
+    monkeypatch.delitem(sys.modules, "methods_of_mine")
+    invalidate_caches()
+    for verb in (("evaluate", run), ("predict", run, "x.png"), ("shift", run)):
+        assert "there is no module 'methods_of_mine' to import for 'methods_of_mine:Mine:0.2'" in fails(*verb, code=2)

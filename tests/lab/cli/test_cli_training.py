@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -19,8 +20,8 @@ from rbue.errors import InvalidInput
 from rbue.files import locked
 from rbue.lab.cli import app
 from rbue.lab.cli import train as verbs
-from rbue.lab.cli.measure import read_image
 from rbue.lab.data import ImageSet
+from rbue.lab.data.folder import read_image
 from rbue.lab.methods import list_methods
 from rbue.lab.runs.training import train_run
 
@@ -322,8 +323,8 @@ def test_predict_needs_neither_the_photographs_nor_their_size(tmp_path, command,
 
 
 def test_predict_refuses_what_is_no_image_of_the_set(trained_once, digit, fails, tmp_path):
-    def message(name):
-        return fails("predict", trained_once, digit, tmp_path / name, code=2)
+    def message(*names):
+        return fails("predict", trained_once, *(tmp_path / name for name in names), code=2)
 
     (tmp_path / "text.png").write_text("not an image")
     (tmp_path / "cut.png").write_bytes(digit.read_bytes()[:60])
@@ -334,6 +335,41 @@ def test_predict_refuses_what_is_no_image_of_the_set(trained_once, digit, fails,
     assert "9x8 pixels, but the images of digits have 8x8" in message("wide.png")
     assert "transparency" in message("clear.png")
     assert "there is no file" in message("nowhere.png")
+    assert message("nowhere.png", "wide.png", "clear.png").endswith("nowhere.png (and 2 more like it).")
+    (tmp_path / "empty").mkdir()
+    assert message("empty").endswith(f"there is no image in {tmp_path / 'empty'}.")
+    assert "must end in .csv" in fails("predict", trained_once, digit, "-o", "table.xls", code=2)
+
+
+@pytest.fixture
+def photos(digit):
+    """Two images, one deeper, one without an ending; a broken one; files that are no images."""
+    (digit.parent / "photos" / "b").mkdir(parents=True)
+    for name in ("c.png", "b/d.png", "a"):
+        shutil.copy(digit, digit.parent / "photos" / name)
+    for name in ("b/cut.png", "b/Thumbs.db", ".DS_Store"):
+        (digit.parent / "photos" / name).write_bytes(digit.read_bytes()[:60] if name.endswith("png") else b"text")
+    return Path("photos")
+
+
+def test_predict_takes_folders_and_sets_aside_what_cannot_be_read(trained_once, digit, photos, command):
+    words = ("predict", trained_once, "digit.png", photos, photos / "c.png", "wrong.png", "--samples", 5)
+    outcome = command(*words, "-o", "out.csv", code=1)
+    shown = [line.split()[0] for line in outcome.stdout.splitlines() if "%" in line]
+    assert shown == ["digit.png", "photos/a", "photos/b/d.png", "photos/c.png"]
+    assert "note: photos has 1 file that is no image, left out: b/Thumbs.db." in outcome.stderr
+    *_, first, second, last = outcome.stderr.splitlines()
+    assert "error: photos/b/cut.png is not an image that can be read" in first
+    assert second == "error: there is no file wrong.png."
+    assert last == "2 of 6 images could not be predicted."
+    content = json.loads(command(*words, "--json", code=1).stdout)
+    assert [row["image"] for row in content["predictions"]] == shown
+    assert [row["image"] for row in content["unreadable"]] == ["photos/b/cut.png", "wrong.png"]
+    assert content["unreadable"][1]["error"] == "there is no file wrong.png."
+    heading, *rows = csv.reader(Path("out.csv").read_text().splitlines())
+    assert heading[:2] + heading[-1:] == ["image", "label", "p(9)"]
+    assert [row[0] for row in rows] == shown
+    assert float(rows[3][-1]) == content["predictions"][3]["probabilities"]["9"]
 
 
 def test_an_image_is_as_wide_and_as_high_as_those_of_the_set():

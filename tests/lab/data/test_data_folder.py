@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rbue.errors import RbueWarning
 from rbue.lab import data
 from rbue.lab.data.folder import scaled_side
 
@@ -68,6 +69,29 @@ def test_without_them_every_fifth_image_of_a_class_is_a_test_image(tmp_path):
     assert np.array_equal(test.images[1, ..., 0], _pixels(9, 4, 4))
 
 
+def test_the_fraction_of_test_images_can_be_set(tmp_path):
+    base = files.image_tree(
+        tmp_path / "flat", {f"{name}/{number}.png": _pixels(number, 9, 8) for name in "ab" for number in range(1, 9)}
+    )
+
+    def test_images(more):
+        return [name[2] for name in data.load(f"folder:{base}{more}", "test").files]
+
+    assert test_images("") == test_images(":test=0.2") == [*"55"]
+    assert test_images(":test=0.25") == [*"4848"]
+    assert test_images(":16:test=.5") == [*"24682468"]
+    assert scaled_side(f"folder:{base}:16:test=.5") == 16
+    assert scaled_side(f"folder:{base}:test=.5") is None
+    for wrong in ("0", "1", "1.5", "0.0", "half", ""):
+        with pytest.raises(data.DataError, match=f"must be a fraction between 0 and 1, such as .*, not '{wrong}'"):
+            data.load(f"folder:{base}:test={wrong}", "train")
+
+
+def test_a_fraction_beside_split_folders_has_no_effect(tree):
+    with pytest.raises(data.DataError, match=r"has a train folder, so test=0\.5 has no effect; leave it out"):
+        data.load(f"folder:{tree}:test=0.5", "train")
+
+
 def test_grey_and_colour_together_become_colour(tree):
     Image.fromarray(_pixels(9, 6, 5)).save(tree / "train" / "ant" / "0.png")
     train = data.load(f"folder:{tree}", "train")
@@ -87,12 +111,8 @@ def _break(tree, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train/ant/7.png", b"not an image", r"ant.7\.png is not an image that can be read"),
-        ("train/ant/notes.txt", b"hello", r"notes\.txt is not an image"),
         ("train/ant/7.png", _pixels(0, 5, 5, 3), r"7\.png is 5x5 but .*0\.png is 5x6; give folder:PATH:SIZE"),
         ("test/bee/7.png", _pixels(0, 5, 5, 3), r"bee.7\.png is 5x5"),
-        ("train/ant/7.png", _pixels(0, 6, 5, 4), r"7\.png is an image of mode RGBA"),
-        ("train/ant/7.png", _pixels(0, 6, 5).astype(np.uint16), r"7\.png is an image of mode I;16"),
         ("test/beee/1.png", _pixels(0, 6, 5, 3), r"test.beee is a class that .*train does not have.*mean 'bee'"),
         ("train/stray.png", _pixels(0, 6, 5, 3), r"stray\.png lies outside the class folders"),
         ("train/ant/deep/1.png", _pixels(0, 6, 5, 3), r"deep is a folder inside a class folder"),
@@ -105,10 +125,79 @@ def test_what_does_not_belong_is_named(tree, name, content, message):
         data.load(f"folder:{tree}", "train")
 
 
-def test_a_truncated_image_is_named(tree):
-    path = tree / "train" / "bee" / "2.png"
+def _set_aside(tree, said, split="train"):
+    with pytest.warns(RbueWarning, match=said):
+        return data.load(f"folder:{tree}", split)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"not an image", r"7\.png is not an image that can be read \(unknown format\)"),
+        (_pixels(0, 6, 5, 4), "7.png is an image of mode RGBA"),
+        (_pixels(0, 6, 5).astype(np.uint16), "7.png is an image of mode I;16"),
+    ],
+    ids=["text", "transparency", "16 bits"],
+)
+def test_an_image_that_cannot_be_used_is_set_aside_and_named(tree, content, reason):
+    before = data.load(f"folder:{tree}", "train")
+    _break(tree, "train/ant/7.png", content)
+    for split in ("train", "test"):
+        images = _set_aside(tree, rf"1 of 13 images set aside: .*train/ant/{reason}", split)
+        assert (len(images), images.mean) == (6, before.mean)
+
+
+def test_a_truncated_image_is_set_aside_and_moves_no_other(tmp_path):
+    names = [f"{name}/{number:02}.png" for name in "ab" for number in range(10)]
+    base = files.image_tree(tmp_path / "flat", {name: _pixels(place, 9, 9) for place, name in enumerate(names)})
+    test = data.load(f"folder:{base}", "test")
+    path = base / "a" / "02.png"
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(data.DataError, match=r"bee.2\.png is damaged or truncated"):
+    train = _set_aside(base, r"1 of 20 images set aside: .*a/02\.png is not .*truncated")
+    assert train.files == tuple(name for name in names if name[2:] not in ("04.png", "09.png") and name != "a/02.png")
+    assert np.array_equal(train.images[2, ..., 0], _pixels(3, 9, 9))
+    assert np.array_equal(_set_aside(base, "set aside", "test").images, test.images)
+    (base / "b" / "00.png").write_bytes(b"")
+    _set_aside(base, r"2 of 20 images set aside: b/00\.png, a/02\.png; the first: .*b/00\.png is not")
+
+
+def test_too_many_broken_images_are_an_error(tree):
+    for name in ("train/ant/0.png", "test/bee/1.png"):
+        (tree / name).write_bytes(b"")
+    with pytest.raises(data.DataError, match=r"2 of 12 images in .* too many to set aside; the first: .*1\.png is not"):
+        data.load(f"folder:{tree}", "train")
+    _break(tree, "test/bee/1.png", _pixels(0, 6, 5, 3))
+    for number in (1, 2):
+        (tree / "train" / "ant" / f"{number}.png").unlink()
+    with pytest.raises(data.DataError, match=r"no training image of 'ant' in .* can be used"):
+        data.load(f"folder:{tree}", "train")
+
+
+def test_files_that_are_no_images_are_left_out_with_one_warning(tree):
+    before = data.load(f"folder:{tree}", "train")
+    for name in ("train/Thumbs.db", "train/ant/Thumbs.db", "train/bee/notes.txt", "test/labels.csv"):
+        (tree / name).write_bytes(b"\xd0\xcf\x11\xe0 hello")
+    (tree / "train" / "ant" / "gone.png").symlink_to("nowhere")
+    (tree / "test" / "bee" / ".DS_Store").write_bytes(b"skipped silently")
+    with pytest.warns(RbueWarning) as said:
+        train = data.load(f"folder:{tree}", "train")
+    (said,) = said
+    assert "has 5 files that are no images, left out: test/labels.csv, train/Thumbs.db, " in str(said.message)
+    assert str(said.message).endswith(" and 2 more.")
+    assert train.files == before.files
+    assert train.checksums() == before.checksums()
+
+
+def test_an_image_without_an_ending_is_one(tree):
+    (tree / "train" / "ant" / "0.png").rename(tree / "train" / "ant" / "0")
+    assert data.load(f"folder:{tree}", "train").files[0] == "train/ant/0"
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("most", [29, 10], ids=["a warning of Pillow's", "an error of Pillow's"])
+def test_an_image_with_too_many_pixels_is_never_decoded(tree, monkeypatch, most):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)  # they have 30
+    with pytest.raises(data.DataError, match=f"0.png has more pixels than the {most} that are decoded; make it"):
         data.load(f"folder:{tree}", "train")
 
 

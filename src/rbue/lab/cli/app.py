@@ -1,7 +1,7 @@
 """All verbs together, and what becomes of errors.
 
 Exit codes: 0 for success, 2 for a mistake in what was typed, 1 for anything else that can go wrong (missing data, a
-folder that cannot be written), 130 for an interruption.
+folder that cannot be written, some of the images of `rbue predict` that cannot be read), 130 for an interruption.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from PIL import Image
 
 from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
@@ -41,6 +42,7 @@ class Verbs(Flowing):
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _short(warnings.showwarning)
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # such images are refused
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             remark("stopped; what was finished is kept, and the same command continues from there.")
@@ -103,7 +105,10 @@ _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (active.active_report, ("rbue active-report runs/active -o active.html",)),
     (
         measure.predict,
-        ("rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png",),
+        (
+            "rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png",
+            "rbue predict 4f9d2c1a photos more/one.png -o predictions.csv",
+        ),
     ),
     (runs.report, ("rbue report runs -o report.html", "rbue report runs/digits/small_cnn -o table.tex")),
     (
@@ -157,10 +162,14 @@ def _sentence(error: BaseException) -> str:
 
 
 def _short(usual: Callable[..., Any]) -> Callable[..., Any]:
-    """Show warnings of this package as one sentence, others as usual."""
+    """Show warnings of this package as one sentence, each once, others as usual."""
+    said = set[str]()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, RbueWarning):
+            if str(message) in said:
+                return
+            said.add(str(message))
             remark(f"note: {message}")
         else:
             usual(message, category, *place, **more)

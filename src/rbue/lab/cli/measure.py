@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import numpy as np
 import typer
 
 from rbue.errors import InvalidInput
+from rbue.files import write_bytes
 from rbue.lab import data
 from rbue.lab.cli.options import (
     DRAWS,
@@ -26,14 +28,26 @@ from rbue.lab.cli.options import (
     find_run,
     given_settings,
     labels_for,
-    open_image,
-    settings_and_root,
 )
-from rbue.lab.cli.output import AsJson, duration, facts, number, percent, print_json, remark, say, table, working
-from rbue.lab.data.folder import middle_square, scaled_side
+from rbue.lab.cli.output import (
+    AsJson,
+    complain,
+    duration,
+    facts,
+    number,
+    percent,
+    print_json,
+    remark,
+    say,
+    table,
+    working,
+)
+from rbue.lab.data.folder import read_image
+from rbue.lab.data.image_files import image_files, left_out
 from rbue.lab.data.images import Bytes
+from rbue.lab.report.tables import csv_rows
 from rbue.lab.runs.augmented import canonical
-from rbue.lab.runs.folders import RunFolder
+from rbue.lab.runs.folders import RunFolder, settings_and_root
 from rbue.lab.runs.measuring import evaluate_run, predict_images, usable_draws
 from rbue.lab.runs.networks import load_networks, trained_on
 from rbue.lab.runs.temperatures import at_a_bound, calibrate_run
@@ -146,11 +160,14 @@ def _row(label: str, entry: dict[str, Any]) -> tuple[str, ...]:
 
 def predict(
     run: Annotated[str, typer.Argument(help=RUN_HELP)],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of the data set's size.")],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE...", help="Image files of the data set's size, or folders of them.")
+    ],
     samples: Samples = 100,
     seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
     draws: Annotated[str | None, DRAWS] = None,
     augment: Augment = "",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .csv file too.")] = None,
     device: DeviceName = None,
     runs: RunsFolder = Path("runs"),
     json: AsJson = False,
@@ -158,14 +175,19 @@ def predict(
     """Say what is on images, and how sure that is.
 
     Entropy (in nats) is the whole uncertainty; mutual information is the part that comes from the model not knowing.
+
+    Of a folder, all images in it and in the folders below are taken, sorted by path; other files are left out. An image
+    that cannot be read is named at the end, and the exit code is 1 then; the others are predicted all the same.
     """
+    if output is not None and output.suffix.lower() != ".csv":
+        raise InvalidInput(f"predictions cannot be written to {output}; its name must end in .csv.")
     config, root = settings_and_root(find_run(run, runs))
     augment = canonical(augment)
     draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"), augment)
     place = device_named(device)
     known = trained_on(config, root)
-    pixels = np.stack([read_image(path, known) for path in images])
-    unlabelled = replace(known, images=pixels, labels=np.zeros(len(pixels), dtype=np.int64))
+    read, unreadable = read_images(images, known)
+    unlabelled = replace(known, images=np.stack([*read.values()]), labels=np.zeros(len(read), dtype=np.int64))
     with working(f"predicting with {config.method}"):
         networks = load_networks(config, root, place)
         prediction = predict_images(config, networks, unlabelled, samples, seed, place, draws=draws, augment=augment)
@@ -179,34 +201,65 @@ def predict(
             "samples": int(prediction.samples_used[index]),
             "probabilities": dict(zip(known.classes, prediction.probs[index].tolist(), strict=True)),
         }
-        for index, path in enumerate(images)
+        for index, path in enumerate(read)
     ]
+    if output is not None:
+        write_bytes(output, _comma_separated(rows).encode())
     if json:
         asked = {"seed": seed, "draws": draws, **({"augment": augment} if augment else {})}
-        print_json({"run": run, "method": config.method, **asked, "predictions": rows})
-        return
-    numbers = ("confidence", "entropy", "mutual information")
-    cells = [
-        (row["image"], row["label"], percent(row["confidence"]), number(row["entropy"]), _information(row))
-        for row in rows
-    ]
-    title = f"{config.method} · {config.model} on {config.data}, {rows[0]['samples']} samples"
-    table(title, ("image", "label", *numbers), cells, right=numbers)
+        failed = [{"image": str(path), "error": sentence} for path, sentence in unreadable.items()]
+        print_json({"run": run, "method": config.method, **asked, "predictions": rows, "unreadable": failed})
+    else:
+        numbers = ("confidence", "entropy", "mutual information")
+        cells = [
+            (row["image"], row["label"], percent(row["confidence"]), number(row["entropy"]), _information(row))
+            for row in rows
+        ]
+        title = f"{config.method} · {config.model} on {config.data}, {rows[0]['samples']} samples"
+        table(title, ("image", "label", *numbers), cells, right=numbers)
+        if output is not None:
+            say(str(output))
+    if unreadable:
+        for sentence in unreadable.values():
+            complain(sentence)
+        remark(f"{len(unreadable)} of {len(read) + len(unreadable)} images could not be predicted.")
+        raise typer.Exit(1)
+
+
+def read_images(paths: Sequence[Path], like: data.ImageSet) -> tuple[dict[Path, Bytes], dict[Path, str]]:
+    """The pixels of image files and of those in folders, each once, and what is wrong with those that have none.
+
+    Raises:
+        InvalidInput: there is no image among them.
+    """
+    read: dict[Path, Bytes] = {}
+    unreadable: dict[Path, str] = {}
+    for given in paths:
+        found = [given]
+        if given.is_dir():
+            found, others = image_files(given)
+            if others:
+                remark(f"note: {left_out(others, given)}")
+            if not found:
+                unreadable[given] = f"there is no image in {given}."
+        for path in found:
+            if path not in read:
+                try:
+                    read[path] = read_image(path, like)
+                except InvalidInput as error:
+                    unreadable[path] = str(error)
+    if not read:
+        more = f" (and {len(unreadable) - 1} more like it)" if len(unreadable) > 1 else ""
+        raise InvalidInput(f"{next(iter(unreadable.values())).rstrip('.')}{more}.")
+    return read, unreadable
+
+
+def _comma_separated(rows: Sequence[dict[str, Any]]) -> str:
+    """The predictions for a spreadsheet, a column for each class at the end."""
+    names, classes = [name for name in rows[0] if name != "probabilities"], rows[0]["probabilities"]
+    values = ([*(row[name] for name in names), *row["probabilities"].values()] for row in rows)
+    return csv_rows([*names, *(f"p({name})" for name in classes)], values)
 
 
 def _information(row: dict[str, Any]) -> str:
     return number(row["mutual_information"]) if row["samples"] > 1 else number(None)
-
-
-def read_image(path: Path, like: data.ImageSet) -> Bytes:
-    """The pixels of an image file, in the size and channels of a data set."""
-    height, width, channels = like.images.shape[1:]
-    mode, side = "L" if channels == 1 else "RGB", scaled_side(like.name)
-    with open_image(path) as image:
-        if side is None and image.size != (width, height):
-            raise InvalidInput(
-                f"{path} has {image.size[0]}x{image.size[1]} pixels, but the images of {like.name} have "
-                f"{width}x{height}; crop or resize it first."
-            )
-        pixels = np.asarray(image.convert(mode) if side is None else middle_square(image, mode, side))
-    return pixels.reshape(height, width, channels)

@@ -1,21 +1,19 @@
-"""What users type: the settings of a run or the run itself, a device, an image file."""
+"""What users type: the settings of a run or the run itself, a device."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
 import typer
-from PIL import Image
 
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput
 from rbue.lab.environment import default_device
-from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs
+from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, settings_and_root
 from rbue.lab.training import Recipe, recipe_for
 from rbue.lab.training.engines import ENGINES
 
@@ -47,7 +45,9 @@ def _recipe(help: str, **more: Any) -> Any:
 class Selection:
     """Everything of a run but its method; each field is an option of the command line."""
 
-    data: Annotated[str, typer.Option(help="Name of a data set, or folder:PATH.", rich_help_panel=DATA)] = "digits"
+    data: Annotated[
+        str, typer.Option(help="Name of a data set, folder:PATH or folder:PATH:SIZE.", rich_help_panel=DATA)
+    ] = "digits"
     holdout: Annotated[
         int, typer.Option(min=0, help="Training images set aside for validation.", rich_help_panel=DATA)
     ] = 0
@@ -199,25 +199,6 @@ def find_run(text: str, root: Path) -> RunFolder:
     raise InvalidInput(f"there is no run {text!r}, neither as a folder nor as an id in {root}; see `rbue runs list`.")
 
 
-def settings_and_root(run: RunFolder) -> tuple[RunConfig, Path]:
-    """The settings of a run and the folder of all runs it lies in, where members of an ensemble lie too."""
-    config = run.config()
-    path = run.path.resolve()
-    root = path.parents[2] if len(path.parents) > 2 else path
-    expected = RunFolder.of(config, root).path
-    if path != expected:
-        raise RbueError(
-            f"{run.path} was renamed or its config.json changed: these settings belong into "
-            f".../{expected.relative_to(root)}; move it there."
-        )
-    return config, _as_typed(root, run.path)
-
-
-def _as_typed(root: Path, path: Path) -> Path:
-    """The root relative to here if the run was given so."""
-    return root if path.is_absolute() or not root.is_relative_to(Path.cwd()) else root.relative_to(Path.cwd())
-
-
 def find_all(texts: Sequence[str], runs: Path) -> list[tuple[RunConfig, Path]]:
     """The settings and roots of the runs that some texts name, each once; a root is as it was typed first."""
     named = [settings_and_root(find_run(text, runs)) for text in texts]
@@ -236,23 +217,3 @@ def labels_for(configs: Sequence[RunConfig]) -> list[str]:
         if len({(config.data, label) for config, label in zip(configs, labels, strict=True)}) == len(configs):
             return labels
     return [f"{label[:-1]}, {place})" for place, label in enumerate(labels, 1)]  # the same run in two roots
-
-
-@contextmanager
-def open_image(path: Path) -> Iterator[Image.Image]:
-    """An image file with 8 bits a channel and no transparency, or a sentence about what is wrong with it."""
-    try:
-        with Image.open(path) as image:
-            if image.mode not in ("1", "L", "P", "RGB") or "transparency" in image.info:
-                raise InvalidInput(
-                    f"{path} is an image of mode {image.mode} or has transparency; save it as 8-bit grey or RGB."
-                )
-            yield image
-    except InvalidInput:
-        raise
-    except FileNotFoundError:
-        raise InvalidInput(f"there is no file {path}.") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        unknown = "cannot identify" in str(error)
-        reason = "unknown format" if unknown else getattr(error, "strerror", None) or str(error)
-        raise InvalidInput(f"{path} is not an image that can be read ({reason}).") from error

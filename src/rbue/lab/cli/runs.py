@@ -14,7 +14,7 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import RUN_HELP, DeviceName, RunsFolder, device_named, find_run, settings_and_root
+from rbue.lab.cli.options import RUN_HELP, DeviceName, RunsFolder, device_named, find_run
 from rbue.lab.cli.output import (
     AsJson,
     duration,
@@ -32,7 +32,7 @@ from rbue.lab.paper.numbers import paper_value
 from rbue.lab.report.run_records import Record, read_records
 from rbue.lab.report.run_report import Report, report_on
 from rbue.lab.report.tables import csv_table
-from rbue.lab.runs.folders import RunFolder, find_runs
+from rbue.lab.runs.folders import RunFolder, find_runs, settings_and_root
 from rbue.lab.training.trainer import read_log
 
 app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs.", epilog="Example: rbue runs list")

@@ -25,7 +25,6 @@ from rbue.lab.cli.options import (
     device_named,
     find_all,
     labels_for,
-    open_image,
 )
 from rbue.lab.cli.output import (
     AsJson,
@@ -44,6 +43,7 @@ from rbue.lab.cli.output import (
 from rbue.lab.cli.runs import write_page
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES, contact_sheet, severity_strip
 from rbue.lab.corruptions.corrupting import find
+from rbue.lab.data.image_files import open_image
 from rbue.lab.data.images import Bytes
 from rbue.lab.report.figure_style import svg
 from rbue.lab.report.figures import severity_boxes, severity_medians

@@ -14,7 +14,6 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from rbue.errors import InvalidInput, did_you_mean
 
@@ -114,7 +113,7 @@ def _create_own(spec: str, wanted: dict[str, Any]) -> nn.Module:
 
 
 def source_checksum(name: str) -> str | None:
-    """A checksum of the file that a network of one's own comes from, if there is such a file."""
+    """A checksum of the file that a network or method of one's own comes from, if there is such a file."""
     if ":" not in name:
         return None
     try:
@@ -216,6 +215,8 @@ def multiply_adds(network: nn.Module, input_shape: Sequence[int]) -> int:
         >>> multiply_adds(nn.Conv2d(3, 8, 3, padding=1), (3, 32, 32)) == 32 * 32 * 8 * 3 * 9
         True
     """
+    from torch.utils.flop_counter import FlopCounterMode  # brings Triton with it
+
     shape = tuple(input_shape)
     if not shape or not all(isinstance(side, Integral) and side > 0 for side in shape):
         raise InvalidInput(f"input_shape is {input_shape!r}; give the shape of one image, such as (3, 32, 32).")

@@ -356,3 +356,22 @@ def read_probs(path: Path) -> NDArray[np.float32]:
             "remove it to have it made again."
         )
     return probs / sums
+
+
+def settings_and_root(run: RunFolder) -> tuple[RunConfig, Path]:
+    """The settings of a run and the folder of all runs it lies in, where members of an ensemble lie too."""
+    config = run.config()
+    path = run.path.resolve()
+    root = path.parents[2] if len(path.parents) > 2 else path
+    expected = RunFolder.of(config, root).path
+    if path != expected:
+        raise RbueError(
+            f"{run.path} was renamed or its config.json changed: these settings belong into "
+            f".../{expected.relative_to(root)}; move it there."
+        )
+    return config, _as_typed(root, run.path)
+
+
+def _as_typed(root: Path, path: Path) -> Path:
+    """The root relative to here if the run was given so."""
+    return root if path.is_absolute() or not root.is_relative_to(Path.cwd()) else root.relative_to(Path.cwd())

@@ -112,15 +112,21 @@ def refuse_other_images(config: RunConfig, root: Path) -> None:
 
 
 def warn_of_changed_code(config: RunConfig, root: Path) -> None:
-    """Warn if the file of a network of one's own is not what it was when the networks of a run were trained."""
+    """Warn if the file of a network or method of one's own is not what it was when those of a run were trained."""
     for member in config.members():
         folder = RunFolder.of(member, root)
-        noted = (folder.read("training") or {}).get("model_sha256")
-        if noted is not None and noted != source_checksum(member.model):
-            warn(
-                f"the file of {member.model} has changed since {folder.path} was trained; remove that folder to train "
-                "it again if the change matters."
-            )
+        noted = folder.read("training") or {}
+        for key, name in _code_of(member).items():
+            if key in noted and noted[key] != source_checksum(name):
+                warn(
+                    f"the file of {name} has changed since {folder.path} was trained; remove that folder to train it "
+                    "again if the change matters."
+                )
+
+
+def _code_of(config: RunConfig) -> dict[str, str]:
+    """What may be a user's own code, by the key of its checksum."""
+    return {"model_sha256": config.model, "method_sha256": config.parsed.name}
 
 
 def _groups(configs: Sequence[RunConfig], together: int) -> list[list[RunConfig]]:
@@ -169,7 +175,8 @@ def _train_networks(
     peak = torch.cuda.max_memory_allocated(device) if only_one else None
     for config, folder, job, outcome in zip(configs, folders, jobs, outcomes, strict=True):
         if is_first() and not isinstance(outcome, Diverged):
-            _finish(folder, job, outcome, peak, images, shard_mib, source_checksum(config.model))
+            code = {key: source_checksum(name) for key, name in _code_of(config).items()}
+            _finish(folder, job, outcome, peak, images, shard_mib, code)
     return {config: one for config, one in zip(configs, outcomes, strict=True) if isinstance(one, Diverged)}
 
 
@@ -217,7 +224,7 @@ def _finish(
     peak: int | None,
     images: data.ImageSet,
     shard_mib: int | None,
-    code: str | None,
+    code: dict[str, str | None],
 ) -> None:
     save_weights(folder.path, job.network, shard_mib)
     facts_of_training: dict[str, Any] = {
@@ -226,8 +233,7 @@ def _finish(
         "data": images.record(),
         "class_names": list(images.classes),
     }
-    if code is not None:
-        facts_of_training["model_sha256"] = code
+    facts_of_training |= {key: checksum for key, checksum in code.items() if checksum is not None}
     device = job.batches.images.device.type
     precision = "bfloat16 autocast" if device == "cuda" else "float32"
     place = {"processes": job.rank.world_size, "device": device, "precision": precision}
