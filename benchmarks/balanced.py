@@ -39,10 +39,10 @@ from harness import medians
 from rbue import metrics
 from rbue.files import read_json, write_json
 from rbue.lab import data
-from rbue.lab.cli.options import find_run, settings_and_root
+from rbue.lab.cli.options import find_run
 from rbue.lab.environment import default_device, facts
 from rbue.lab.models.resnet18 import ResNet18
-from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.folders import RunConfig, settings_and_root
 from rbue.lab.runs.measuring import predict_images, predict_images_at
 from rbue.lab.runs.networks import load_networks
 

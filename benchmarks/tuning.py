@@ -29,9 +29,9 @@ import rbue
 from rbue import metrics
 from rbue.files import write_json
 from rbue.lab import data
-from rbue.lab.cli.options import find_run, settings_and_root
+from rbue.lab.cli.options import find_run
 from rbue.lab.environment import default_device, facts
-from rbue.lab.runs.folders import RunConfig
+from rbue.lab.runs.folders import RunConfig, settings_and_root
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.training import Normalise
 from rbue.tuning import Candidate, Tuned
