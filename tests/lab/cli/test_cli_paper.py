@@ -29,6 +29,7 @@ def test_plan_then_run_then_report(command, as_json):
     shown = command("paper", "plan", *SMALL).stdout
     assert "train 3, clean" in shown
     assert "2 of 2 runs have something missing" in shown
+    assert "on one NVIDIA H200" not in shown, "nobody runs the stand-ins there"
     assert not Path("runs").exists()
 
     first = command("paper", "run", *SMALL)
@@ -131,6 +132,9 @@ def test_missing_data_is_named(command):
     assert "cifar100 is not on this machine; run `rbue data fetch cifar100`" in result.stderr
     planned = command("paper", "plan", "table2-cifar100", "--models", "vgg13", "--methods", "single", "--epochs", 1)
     assert "cifar100 is not on this machine" in planned.stderr
+    assert "on one NVIDIA H200\n  reckoned from trainings in results/runs" in planned.stdout
+    assert "with --quick: small stand-ins that fit a laptop" in planned.stdout
+    assert "several machines: " in planned.stdout
 
 
 def test_mistakes_get_one_sentence(fails):

@@ -146,7 +146,7 @@ def test_a_training_beside_as_many_others_tells_most(tmp_path):
 
 
 def test_a_gpu_is_reckoned_from_what_is_in_results(tmp_path):
-    """The recorded seconds are those of the stored trainings; images of four times the pixels take four times as long."""
+    """The recorded seconds are those of the stored trainings; four times the pixels take four times as long."""
     published = Path(__file__).parents[3] / "results"
     full, gpu = Settings(), RecordedGpu(tmp_path)
     for model in ("vgg13", "resnet18", "densenet121"):

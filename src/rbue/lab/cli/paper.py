@@ -167,7 +167,8 @@ def plan(
     say("  timed here: trainings in the folder of runs, or else a few steps of each network")
     if quick or not left:
         return
-    say(f"about {duration(sum(recorded))} on one {RECORDED_GPU}\n  from {RECORDED_SOURCE}")
+    say(f"about {duration(sum(recorded))} on one {RECORDED_GPU}")
+    say(f"  reckoned from {RECORDED_SOURCE}")
     say(f"about {duration(quickly)} on {estimator.device} with --quick: small stand-ins that fit a laptop, no evidence")
     say(
         "several machines: give each other ids or other --models, then copy their folders of runs into one "
