@@ -164,3 +164,16 @@ def test_only_takes_ids_and_steps(as_json):
     }
     assert all(run["missing"] == ["train"] for run in content["runs"])
     assert as_json("paper", "plan", "--quick", "--only", "table6*,diversity")["runs"][0]["missing"] == ["clean"]
+
+
+@pytest.mark.slow  # judging every sentence by the published runs takes seconds
+def test_the_page_needs_no_data_set(command, monkeypatch):
+    def absent(*_, **__):
+        raise AssertionError("a data set was asked for")
+
+    monkeypatch.setattr("rbue.lab.data.load", absent)
+    wanted = ("table4-jsd", "fig-activations", "fig-framework", "fig-shot-noise")
+    command("paper", "report", *wanted, "--runs", str(PUBLISHED))
+    page = Path("paper-report/report.html").read_text()
+    assert [name for name in wanted if f'id="{name}"' in page] == ["table4-jsd", "fig-activations"]
+    assert all(f"rbue paper run {name} --runs" in page for name in ("fig-framework", "fig-shot-noise"))

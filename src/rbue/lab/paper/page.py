@@ -93,7 +93,7 @@ def _overview(gathered: Sequence[ExperimentData]) -> list[Block]:
     blocks: list[Block] = [TableBlock(Table(columns, rows, "What was run"))] if rows else []
     absent = [one for one in gathered if not one.has_something]
     lines = [f"{one.experiment.place} ({one.experiment.title}): {one.state}; `{one.command}`" for one in absent]
-    return [Columns([one for one in (blocks, [Heading("Not run"), Bullets(lines)] if lines else []) if one])]
+    return [Columns([one for one in (blocks, [Heading("Not here yet"), Bullets(lines)] if lines else []) if one])]
 
 
 def _texts(**headings: str) -> tuple[Column, ...]:
