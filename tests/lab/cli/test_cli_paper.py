@@ -15,7 +15,8 @@ SMALL = ("table1-cifar10", "--quick", "--models", "vgg13", "--methods", "single,
 
 def test_list(command, as_json):
     shown = command("paper", "list").stdout
-    assert all(name in shown for name in IDS)
+    assert all(f"rbue paper run {name}" in shown for name in IDS)
+    assert shown.count("not run") == len(IDS)
     content = as_json("paper", "list")["experiments"]
     assert [one["id"] for one in content] == list(IDS)
     assert any("CIFAR-10 is assumed" in note for note in content[3]["notes"])
@@ -28,6 +29,7 @@ def test_plan_then_run_then_report(command, as_json):
     shown = command("paper", "plan", *SMALL).stdout
     assert "train 3, clean" in shown
     assert "2 of 2 runs have something missing" in shown
+    assert "on one NVIDIA H200" not in shown, "nobody runs the stand-ins there"
     assert not Path("runs").exists()
 
     first = command("paper", "run", *SMALL)
@@ -45,8 +47,11 @@ def test_plan_then_run_then_report(command, as_json):
     assert "table1-cifar10: 28 missing: vgg13 mc-dropout:0.2; " in result.stderr
     assert result.stdout.splitlines()[-1] == str(Path("paper-report/report.html"))
     page = Path("paper-report/report.html").read_text()
-    assert all(f'id="{name}"' in page for name in IDS)
-    assert "table1-cifar10</code>: 28 missing: vgg13 mc-dropout:0.2; " in page
+    assert [name for name in IDS if f'id="{name}"' in page] == list(IDS[:3]), "one stand-in for all data sets"
+    assert "28 missing: vgg13 mc-dropout:0.2; " in page
+    listed = {one["id"]: one for one in as_json("paper", "list")["experiments"]}
+    assert listed["table1-cifar10"]["state"].startswith("28 missing: vgg13 mc-dropout:0.2; ")
+    assert listed["fig-jsd"]["command"] == "rbue paper run fig-jsd --quick --epochs 1"
     assert "these numbers are no evidence" in page
     assert "two-fold cross-fit on the test set; not in the paper" in page
     assert r"\toprule" in Path("paper-report/report.tex").read_text()
@@ -102,9 +107,12 @@ def test_sentences_are_shown_where_there_is_room(command, monkeypatch, columns, 
     assert "“This cannot be calculated”, read as:" in command("paper", "claims", "--why").stdout.replace("\n", " ")
 
 
-def test_claims_of_one_network(as_json):
+def test_the_network_that_was_measured_stands_for_the_papers(as_json):
     """The published runs: the paper shows corruptions for DenseNet-121, ours are of ResNet-18."""
-    found = as_json("paper", "claims", "--models", "resnet18", "--runs", str(PUBLISHED))
+    listed = {one["id"]: one["state"] for one in as_json("paper", "list", "--runs", str(PUBLISHED))["experiments"]}
+    assert listed["fig-shift-cifar10"] == "complete"
+    assert listed["fig-shift-tinyimagenet"] == "not run"
+    found = as_json("paper", "claims", "--runs", str(PUBLISHED))
     judged = {claim["id"]: claim["measured"] for claim in found["claims"]}
     assert judged["shift-on-par"]["known"] == judged["shift-on-par"]["cases"] > 0
     assert "resnet18, severity 1" in judged["shift-on-par"]["why"]
@@ -124,6 +132,9 @@ def test_missing_data_is_named(command):
     assert "cifar100 is not on this machine; run `rbue data fetch cifar100`" in result.stderr
     planned = command("paper", "plan", "table2-cifar100", "--models", "vgg13", "--methods", "single", "--epochs", 1)
     assert "cifar100 is not on this machine" in planned.stderr
+    assert "on one NVIDIA H200\n  reckoned from trainings in results/runs" in planned.stdout
+    assert "with --quick: small stand-ins that fit a laptop" in planned.stdout
+    assert "several machines: " in planned.stdout
 
 
 def test_mistakes_get_one_sentence(fails):
@@ -153,3 +164,16 @@ def test_only_takes_ids_and_steps(as_json):
     }
     assert all(run["missing"] == ["train"] for run in content["runs"])
     assert as_json("paper", "plan", "--quick", "--only", "table6*,diversity")["runs"][0]["missing"] == ["clean"]
+
+
+@pytest.mark.slow  # judging every sentence by the published runs takes seconds
+def test_the_page_needs_no_data_set(command, monkeypatch):
+    def absent(*_, **__):
+        raise AssertionError("a data set was asked for")
+
+    monkeypatch.setattr("rbue.lab.data.load", absent)
+    wanted = ("table4-jsd", "fig-activations", "fig-framework", "fig-shot-noise")
+    command("paper", "report", *wanted, "--runs", str(PUBLISHED))
+    page = Path("paper-report/report.html").read_text()
+    assert [name for name in wanted if f'id="{name}"' in page] == ["table4-jsd", "fig-activations"]
+    assert all(f"rbue paper run {name} --runs" in page for name in ("fig-framework", "fig-shot-noise"))

@@ -32,7 +32,7 @@ NO_EVIDENCE = "these numbers are no evidence"
 # Numbers on coloured fields are black or white by a rule of their own, tested with the figure.
 FORGET_HEAT_MAPS = """
 let removed = 0;
-for (const text of document.querySelectorAll("#fig-jsd ~ figure text, #fig-dis ~ figure text")) {
+for (const text of document.querySelectorAll(":is([aria-labelledby=fig-jsd], [aria-labelledby=fig-dis]) figure text")) {
   if (/^[0-9]+[.][0-9]+$/.test(text.textContent.trim())) { text.remove(); removed += 1; }
 }
 return removed;
@@ -88,6 +88,10 @@ def pretend(root, settings, experiments=EXPERIMENTS):
 
 def page_of(root, settings, experiments=EXPERIMENTS):
     return page_files(settings, root)([gather(one, settings, root) for one in experiments])[HTML].decode()
+
+
+def section_of(text, name):
+    return text.partition(f'<section aria-labelledby="{name}">')[2].partition("</section>")[0]
 
 
 def whole_page(folder, experiments):
@@ -176,12 +180,11 @@ def test_only_what_was_measured_is_named(tmp_path):
     assert "Measured with resnet18 on cifar10 (1,000 test images); " in text
     assert "members of an ensemble" not in text
     assert "(resnet18 on cifar10, 100 samples, seed 0.)" in text
-    assert "(vgg13 on cifar10, not measured yet.)" in text
+    assert "(vgg13 on cifar10" not in text, "a network without a number"
     assert "one run a method" in page_of(tmp_path, Settings(seeds=(0, 1)), wanted)
     again = replace(done, methods=("single",), seeds=(0, 1))
     pretend(tmp_path, again, wanted)
     assert "mean of 1 to 2 repetitions" in page_of(tmp_path, Settings(seeds=(0, 1)), wanted)
-    assert "To be measured with vgg13, resnet18 and densenet121" in page_of(tmp_path / "none", Settings(), wanted)
 
 
 def test_training_times_have_no_best_and_no_difference(tmp_path):
@@ -249,13 +252,16 @@ def test_partial_results_say_what_is_missing(tmp_path):
     wanted = chosen(["table1-cifar10", "fig-q-sweep"])
     text = page_of(tmp_path, asked, wanted)
     assert "vgg13 single: 2 of 3 repetitions; vgg13 mc-dropout:0.2; " in text
-    assert "<code>fig-q-sweep</code>: nothing has been measured yet." in text
-    assert f"<code>rbue paper run fig-q-sweep --seeds 0,1,2 --runs {tmp_path}</code> does it." in text
+    assert f"not run; <code>rbue paper run fig-q-sweep --seeds 0,1,2 --runs {tmp_path}</code></li>" in text
+    assert 'id="fig-q-sweep"' not in text
+    assert section_of(text, "table1-cifar10").count("<tr>") == 2, "a heading and the one row with numbers"
+    assert "data-missing" not in section_of(text, "table1-cifar10")
     other = page_of(tmp_path, Settings(models=("vgg13",)), chosen(["fig-shift-cifar10"]))
-    assert f"<code>rbue paper run fig-shift-cifar10 --models vgg13 --runs {tmp_path}</code> continues." in other
+    assert f"<code>rbue paper run fig-shift-cifar10 --models vgg13 --runs {tmp_path}</code></li>" in other
     assert "0 of 2 tables and figures are complete." in text
-    assert "0 of 1 tables and figures are complete for vgg13 alone." in other
-    assert "paper 95.32" in text
+    alone = page_of(tmp_path, Settings(models=("vgg13",)), chosen(["table1-cifar10"]))
+    assert "0 of 1 tables and figures are complete for vgg13 alone." in alone
+    assert "paper 95.32" not in text, "the paper's value of a row that was not run"
 
 
 def test_the_command_that_continues_asks_for_the_same_runs(tmp_path):
@@ -278,9 +284,10 @@ def test_corruptions_that_are_missing_are_counted(tmp_path):
 
 def test_no_results_at_all(tmp_path):
     text = page_of(tmp_path, Settings())
-    assert set(IDS) <= set(Outline(text).ids)
+    assert not set(IDS) & set(Outline(text).ids)
+    assert all(f"<code>rbue paper run {name} --runs {tmp_path}</code>" in text for name in IDS)
+    assert "data-missing" not in text
     assert "Nothing has been measured yet; <code>rbue paper run</code> does it." in text
-    assert "Nothing of this has been measured yet" in text
     assert 'id="origin"' not in text
 
 
@@ -315,7 +322,7 @@ def test_in_a_browser(quick_files, tmp_path):
         assert all(alt.strip() and box > 50 and shapes > 10 and width > 100 for alt, box, shapes, width in drawings)
         assert page.execute_script("return [...document.images].every(i => i.alt.trim() && i.naturalWidth)")
 
-        table = page.find_element(By.CSS_SELECTOR, "#table1-cifar10 ~ .scroll table, #table1-cifar10 ~ * table")
+        table = page.find_element(By.CSS_SELECTOR, "[aria-labelledby=table1-cifar10] table")
         heading = next(one for one in table.find_elements(By.CSS_SELECTOR, "th[scope=col]") if "ECE" in one.text)
         heading.find_element(By.TAG_NAME, "button").click()
         assert heading.get_attribute("aria-sort") == "ascending"

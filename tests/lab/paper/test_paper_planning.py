@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from faked_work import FakeWork, place
 from torch import nn
 
+from rbue.files import read_json
 from rbue.lab.environment import facts
 from rbue.lab.paper.experiments import chosen
-from rbue.lab.paper.planning import TIMED_STEPS, Estimator, Step, jobs_for, planned
+from rbue.lab.paper.planning import TIMED_STEPS, Estimator, RecordedGpu, Step, jobs_for, planned
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunFolder
@@ -141,6 +143,20 @@ def test_a_training_beside_as_many_others_tells_most(tmp_path):
     trained_at(tmp_path, 250, seed=1, side_by_side=1)
     assert Estimator(torch.device("cpu"), tmp_path).seconds(wanted, QUICK) == pytest.approx(250)
     assert Estimator(torch.device("cpu"), tmp_path, together=4).seconds(wanted, QUICK) == pytest.approx(200)
+
+
+def test_a_gpu_is_reckoned_from_what_is_in_results(tmp_path):
+    """The recorded seconds are those of the stored trainings; four times the pixels take four times as long."""
+    published = Path(__file__).parents[3] / "results"
+    full, gpu = Settings(), RecordedGpu(tmp_path)
+    for model in ("vgg13", "resnet18", "densenet121"):
+        config = full.config("cifar10", model, "single", 0)
+        stored = RunFolder.of(config, published / "runs").read("training")
+        assert gpu.seconds(Step("train", config), full) == pytest.approx(stored["seconds"], rel=0.02)
+    small, large = (gpu.speed(full.config(name, "resnet18", "single", 0)) for name in ("cifar10", "tiny-imagenet"))
+    assert large.training == pytest.approx(4 * small.training)
+    passes = read_json(published / "mc_inference_cuda.json")["seconds"]["rbue DropReLU, all sites"]
+    assert small.forward * 100 * 10_000 == pytest.approx(passes, rel=0.01)
 
 
 def test_a_calibration_alone_takes_no_time(estimator, tmp_path, monkeypatch):

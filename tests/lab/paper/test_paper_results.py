@@ -202,7 +202,9 @@ def test_what_is_missing_is_said(tmp_path):
     everything = [gather(one, Settings(), tmp_path) for one in EXPERIMENTS]
     assert all(one.missing for one in everything)
     assert not any(one.has_something for one in everything)
-    assert "Missing: vgg13 single;" in markdown(everything[0])
+    assert {one.state for one in everything} == {"not run"}
+    command = f"`rbue paper run table1-cifar10 --runs {tmp_path}`"
+    assert markdown(everything[0]) == f"Table 1 ({everything[0].experiment.title}): not run; {command}\n"
     shift = gather(get("fig-shift-cifar10"), Settings(), tmp_path)
     assert "densenet121 svi under corruptions" in shift.missing
 
@@ -211,7 +213,9 @@ def test_the_report_holds_every_id(measured, tmp_path):
     gathered = [gather(one, TWO, measured) for one in EXPERIMENTS]
     files = write_report(gathered, tmp_path / "report")
     text = files[0].read_text()
-    assert all(f"## {one.id}:" in text for one in EXPERIMENTS)
+    assert all((f"## {one.experiment.id}:" in text) is one.has_something for one in gathered)
+    assert "| vgg13 | single | " in text
+    assert "| densenet121 | svi | –" not in text, "a row without a number"
     assert json.loads((tmp_path / "report" / "data" / "fig-shift-cifar10.json").read_text())["scale"] == "full"
     rows = list(csv.DictReader(io.StringIO(comma_separated(gathered))))
     (cell,) = [
@@ -224,8 +228,11 @@ def test_the_report_holds_every_id(measured, tmp_path):
     assert "seed0" in cell["runs"]
 
 
-def test_quick_results_are_labelled(tmp_path):
-    gathered = [gather(get("table4-jsd"), Settings(quick=True), tmp_path)]
+def test_quick_results_are_labelled(tmp_path, monkeypatch):
+    settings = Settings(quick=True, methods=("svi",))
+    FakeWork(monkeypatch)
+    run_experiments([get("table4-jsd")], settings, place(tmp_path))
+    gathered = [gather(get("table4-jsd"), settings, tmp_path)]
     assert plain_files(gathered)["report.md"].decode().count("**Quick run**") == 2
 
 

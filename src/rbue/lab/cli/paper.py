@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +31,15 @@ from rbue.lab.paper.experiments import EXPERIMENTS, MODELS, Experiment, chosen
 from rbue.lab.paper.illustrations import is_illustrated
 from rbue.lab.paper.judging import CASES, single_runs_note
 from rbue.lab.paper.page import HTML, page_files
-from rbue.lab.paper.planning import Estimator, jobs_for, planned
+from rbue.lab.paper.planning import (
+    RECORDED_GPU,
+    RECORDED_SOURCE,
+    Estimator,
+    RecordedGpu,
+    data_is_here,
+    jobs_for,
+    planned,
+)
 from rbue.lab.paper.reporting import plain_files, write_report
 from rbue.lab.paper.results import Measured, gather
 from rbue.lab.paper.runner import KINDS, Outcome, Place, TimeBudget, Watch, parse_duration, run_experiments
@@ -73,14 +81,32 @@ Only = Annotated[
 
 
 @app.command("list", epilog="Example: rbue paper list")
-def list_(json: AsJson = False) -> None:
-    """List the tables and figures with what is read into them."""
+def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
+    """List the tables and figures: which are complete, what the others lack, and the command that does the rest.
+
+    Judged by the settings of the last `rbue paper run` in the folder of runs.
+    """
+    _check_runs(ctx, runs)
+    settings = last_settings(runs, Settings())
+    gathered = [gather(one, settings, runs) for one in EXPERIMENTS]
     if json:
-        print_json({"experiments": [asdict(one) for one in EXPERIMENTS]})
+        states = ({"state": one.state, "missing": one.missing, "command": one.command} for one in gathered)
+        listed = [asdict(one.experiment) | state for one, state in zip(gathered, states, strict=True)]
+        print_json({"scale": settings.scale.name, "experiments": listed})
         return
-    rows = [(one.id, one.place, one.title, _grid_text(one)) for one in EXPERIMENTS]
-    table("Experiments of the paper", ("id", "where", "what it shows", "networks × methods"), rows)
-    remark("notes on what the paper leaves open: rbue paper list --json")
+    columns = {
+        "id": [one.experiment.id for one in gathered],
+        "where": [one.experiment.place for one in gathered],
+        "what it shows": [one.experiment.title for one in gathered],
+        "state": [one.state for one in gathered],
+        "to do the rest": [one.command if one.missing else "–" for one in gathered],
+    }
+    if stdout().width < _ROOM_FOR_SENTENCES:
+        del columns["what it shows"]
+    title = f"Experiments of the paper ({settings.scale.name}, in {runs})"
+    table(title, tuple(columns), zip(*columns.values(), strict=True))
+    _tell_absent({settings.data_of(name) for one in EXPERIMENTS if (name := one.data)})
+    remark("networks, methods and notes on what the paper leaves open: rbue paper list --json")
 
 
 @app.command(epilog="Example: rbue paper plan 'table*' --models resnet18 --epochs 30")
@@ -100,30 +126,54 @@ def plan(
     device: DeviceName = None,
     json: AsJson = False,
 ) -> None:
-    """Show what would run, what is there already, and about how long the rest takes on this machine."""
+    """Show what would run, what is there already, and about how long the rest takes here and on one GPU."""
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
     estimator = Estimator(device_named(device), runs, together=together)
     with working("timing a few steps of each network"):
-        rows = planned(jobs_for(experiments, settings), settings, estimator, kinds)
+        jobs = jobs_for(experiments, settings)
+        rows = planned(jobs, settings, estimator, kinds)
+        small = replace(settings, quick=True, epochs=None, samples=None)
+        quickly = 0.0 if quick else sum(one.seconds for one in planned(jobs_for(experiments, small), small, estimator))
+    recorded = [one.seconds for one in planned(jobs, settings, RecordedGpu(runs), kinds)]
     draw = [one.id for one in experiments if one.illustration and not is_illustrated(one, settings, runs)]
     total = sum(row.seconds for row in rows)
     if json:
-        print_json({"scale": settings.scale.name, "runs": [r.as_json() for r in rows], "draw": draw, "seconds": total})
+        times = {"seconds": total, "gpu_seconds": sum(recorded), "quick_seconds": quickly}
+        listed = [row.as_json() | {"gpu_seconds": one} for row, one in zip(rows, recorded, strict=True)]
+        print_json({"scale": settings.scale.name, "runs": listed, "draw": draw, **times, "gpu": RECORDED_GPU})
         return
-    cells = [
-        (row.method, row.data, row.model, str(row.seed), row.state, duration(row.seconds), _few(row.experiments))
-        for row in rows
-    ]
-    headings = ("method", "data", "network", "seed", "missing", "time", "for")
-    table(f"Plan ({settings.scale.name}), in the order of work", headings, cells, right=("seed", "time"))
+    here = f"on {estimator.device}"
+    columns = {
+        "method": [row.method for row in rows],
+        "data": [row.data for row in rows],
+        "network": [row.model for row in rows],
+        "seed": [str(row.seed) for row in rows],
+        "missing": [row.state for row in rows],
+        here: [duration(row.seconds) for row in rows],
+        "on a GPU": [duration(one) for one in recorded],
+        "for": [_few(row.experiments) for row in rows],
+    }
+    if quick:
+        del columns["on a GPU"]
+    title = f"Plan ({settings.scale.name}), in the order of work"
+    table(title, tuple(columns), zip(*columns.values(), strict=True), right=("seed", here, "on a GPU"))
     if draw:
         say(f"and data for {', '.join(draw)}")
-    for name in sorted({row.data for row in rows if not row.here}):
-        remark(f"{name} is not on this machine and would be left out; `rbue data fetch {name}` brings it.")
+    _tell_absent({row.data for row in rows if row.missing})
     left = sum(bool(row.missing) for row in rows)
     say(f"{left} of {len(rows)} runs have something missing: about {duration(total)} on {estimator.device}")
+    say("  timed here: trainings in the folder of runs, or else a few steps of each network")
+    if quick or not left:
+        return
+    say(f"about {duration(sum(recorded))} on one {RECORDED_GPU}")
+    say(f"  reckoned from {RECORDED_SOURCE}")
+    say(f"about {duration(quickly)} on {estimator.device} with --quick: small stand-ins that fit a laptop, no evidence")
+    say(
+        "several machines: give each other ids or other --models, then copy their folders of runs into one "
+        "(every run has a folder of its own) and make the report there"
+    )
 
 
 @app.command(epilog="Example: rbue paper run table1-cifar10 --models resnet18 --time-budget 25m")
@@ -197,14 +247,16 @@ def report(
     with working("drawing the page"):
         files = write_report(gathered, output, (plain_files, page_files(settings, runs)))
     complete = [one.experiment.id for one in gathered if not one.missing]
-    missing = {one.experiment.id: one.missing for one in gathered if one.missing}
     if json:
+        missing = {one.experiment.id: one.missing for one in gathered if one.missing}
         print_json({"scale": settings.scale.name, "complete": complete, "missing": missing, "files": files})
         return
     if not any(one.has_something for one in gathered):
         remark(f"nothing of this has been measured in {runs} yet; `rbue paper run` does it.")
-    for name, what in missing.items():
-        remark(f"{name}: {len(what)} missing: {'; '.join(what[:3])}{' ...' if len(what) > 3 else ''}")
+    else:
+        for one in gathered:
+            if one.missing:
+                remark(f"{one.experiment.id}: {one.state}; `{one.command}`")
     say(f"{len(complete)} of {len(gathered)} experiments complete ({settings.scale.name})")
     say(str(output / HTML))
 
@@ -311,13 +363,14 @@ def _check_methods(experiments: tuple[Experiment, ...], settings: Settings) -> N
             raise InvalidInput(f"none of these experiments has {method}; they have {', '.join(dict.fromkeys(there))}.")
 
 
+def _tell_absent(names: set[str]) -> None:
+    for name in sorted(names):
+        if not data_is_here(name):
+            remark(f"{name} is not on this machine and would be left out; `rbue data fetch {name}` brings it.")
+
+
 def _few(names: tuple[str, ...]) -> str:
     return " ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _grid_text(experiment: Experiment) -> str:
-    grid = experiment.grid
-    return "–" if grid is None else f"{len(grid.models)} × {len(grid.methods)} on {grid.data}"
 
 
 def _tell_outcome(outcome: Outcome, budget: TimeBudget) -> None:

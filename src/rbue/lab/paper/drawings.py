@@ -25,7 +25,7 @@ from rbue.lab.paper.results import NOT_COMPARED, ExperimentData, GatheredCell, G
 from rbue.lab.paper.settings import QUICK
 from rbue.lab.report import figures
 from rbue.lab.report.figures import PlanePoint
-from rbue.lab.report.page import Block, FigureBlock, Fold, Heading, Notice, TableBlock
+from rbue.lab.report.page import Block, Columns, FigureBlock, Fold, Heading, Notice, TableBlock
 from rbue.lab.report.run_records import recipe_words
 from rbue.lab.report.run_tables import MEASURES
 from rbue.lab.report.tables import Cell, Column, Row, Table, Value, whole
@@ -56,12 +56,12 @@ class ExperimentView:
 
     @property
     def models(self) -> list[str]:
-        """The networks in it."""
-        return list(dict.fromkeys(row.model for row in self.gathered.rows))
+        """The networks that have numbers."""
+        return list(dict.fromkeys(row.model for row in self.gathered.rows if row.has_numbers))
 
     def rows(self, model: str) -> list[GatheredRow]:
-        """The rows of one network."""
-        return [row for row in self.gathered.rows if row.model == model]
+        """The rows of one network that have numbers."""
+        return [row for row in self.gathered.rows if row.model == model and row.has_numbers]
 
     def configs(self, model: str, method: str) -> list[RunConfig]:
         """The runs of one row, one a repetition."""
@@ -78,14 +78,9 @@ class ExperimentView:
         measured = [config for config in self.configs(model, method) if self.measured.result(config) is not None]
         return f"#{anchor_of(measured[0])}" if measured else ""
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether any of its runs has been measured, clean or under corruptions."""
-        return bool(self._measured())
-
     def settings_words(self) -> str:
-        """What was run for it: networks, data, recipe, samples, seeds; as long as nothing was, what is to be run."""
-        configs = self._measured() or self._all_configs()
+        """What was run for it: networks, data, recipe, samples, seeds."""
+        configs = self._measured()
         if not configs:
             return ""
         networks = _listed(dict.fromkeys(one.model for one in configs))
@@ -94,17 +89,14 @@ class ExperimentView:
 
     def caption(self, sentence: str, model: str | None = None, corrupted: bool = False) -> str:
         """A sentence with what was run, short enough to stand below every figure."""
-        if not self.gathered.rows:
-            return sentence
         measured, settings = self._measured(model), self.measured.settings
-        networks = model or _listed(dict.fromkeys(one.model for one in measured) or self.models)
-        parts = [f"{networks} on {self._data(count=False)}"]
-        if measured:
-            count = settings.shift_sample_count if corrupted else settings.sample_count
-            parts += [f"{count} sample{'s' if count != 1 else ''}", self._repetitions(measured)]
-            parts += ["quick run, no evidence"] if self.quick else []
-        else:
-            parts.append("not measured yet")
+        if not measured:
+            return sentence
+        networks = model or _listed(dict.fromkeys(one.model for one in measured))
+        count = settings.shift_sample_count if corrupted else settings.sample_count
+        samples = f"{count} sample{'s' if count != 1 else ''}"
+        parts = [f"{networks} on {self._data(count=False)}", samples, self._repetitions(measured)]
+        parts += ["quick run, no evidence"] if self.quick else []
         return f"{sentence} ({', '.join(parts)}.)".strip()
 
     def times_note(self, model: str) -> str:
@@ -112,13 +104,11 @@ class ExperimentView:
         trained = how_trained(self._measured(model), self.measured.root)
         return "" if trained is None else trained.note()
 
-    def _all_configs(self, model: str | None = None) -> list[RunConfig]:
-        rows = [row for row in self.gathered.rows if model in (None, row.model)]
-        return [config for row in rows for config in self.configs(row.model, row.method)]
-
     def _measured(self, model: str | None = None) -> list[RunConfig]:
         """The runs of all networks, or of one, that have been measured."""
-        return [config for config in self._all_configs(model) if self._has_numbers(config)]
+        rows = [row for row in self.gathered.rows if model in (None, row.model)]
+        configs = (config for row in rows for config in self.configs(row.model, row.method))
+        return [config for config in configs if self._has_numbers(config)]
 
     def _has_numbers(self, config: RunConfig) -> bool:
         if self.measured.result(config) is not None:
@@ -262,12 +252,12 @@ def tables(shown: ExperimentView, drawing: Drawing) -> list[Block]:
 
 
 def boxes(shown: ExperimentView, drawing: Drawing) -> list[Block]:
-    """Box plots over corruptions; their medians as a folded table, where all rows are drawn."""
+    """Box plots over corruptions; where all rows are drawn, folded with a table of medians."""
     return _by_severity(shown, drawing, figures.severity_boxes, "Box plots of {} over corruptions.", large=True)
 
 
 def medians(shown: ExperimentView, drawing: Drawing) -> list[Block]:
-    """Curves of medians; as a table, where all rows are drawn."""
+    """Curves of medians; where all rows are drawn, folded with a table."""
     return _by_severity(shown, drawing, figures.severity_medians, "Median {} against severity.", large=False)
 
 
@@ -286,14 +276,14 @@ def _by_severity(
     said = "; ".join(f"{method} {text(median(table[last]))}" for method, table in values.items() if last in table)
     alt = f"{about.format(name)} Medians at severity {last}: {said}."
     figure = figure_of(values, name, percent=measure == "accuracy")
-    blocks: list[Block] = [FigureBlock(figure, alt, shown.caption(drawing.caption, corrupted=True), wide=large)]
+    drawn = FigureBlock(figure, alt, shown.caption(drawing.caption, corrupted=True), wide=large)
     # Only the drawing with the most rows has its table, so that tables do not repeat each other.
     alike = [one for one in shown.experiment.drawings if one.measures == drawing.measures]
-    if len(drawing.methods) == max(len(one.methods) for one in alike):
-        caption = shown.caption(f"Median {name} over corruptions.", corrupted=True)
-        table = TableBlock(medians_table(values, measure, caption))
-        blocks.append(Fold(f"Medians of {name} as numbers", [table]) if large else table)
-    return blocks
+    if len(drawing.methods) < max(len(one.methods) for one in alike):
+        return [drawn]
+    caption = shown.caption(f"Median {name} over corruptions.", corrupted=True)
+    table = TableBlock(medians_table(values, measure, caption))
+    return [Fold(f"All {len(values)} rows, and medians of {name} as numbers", [drawn, table])]
 
 
 def heat_maps(shown: ExperimentView, drawing: Drawing) -> list[Block]:
@@ -315,7 +305,7 @@ def plane(shown: ExperimentView, drawing: Drawing) -> list[Block]:
     """Accuracy and ECE as points, and as a table with the paper's where it prints them."""
     blocks: list[Block] = []
     for model in shown.models:
-        points = []
+        points, drawn = [], []
         for row in shown.rows(model):
             accuracy, ece = (row.cells[measure].measured for measure in ("accuracy", "ece"))
             if accuracy is not None and ece is not None:
@@ -326,9 +316,9 @@ def plane(shown: ExperimentView, drawing: Drawing) -> list[Block]:
             said = "; ".join(f"{one.label} {one.accuracy:.4f}, {one.ece:.4f}" for one in points)
             alt = f"Accuracy and ECE of {len(points)} methods: {said}."
             figure = figures.accuracy_ece_plane(points)
-            blocks.append(FigureBlock(figure, alt, shown.caption(drawing.caption, model)))
+            drawn = [FigureBlock(figure, alt, shown.caption(drawing.caption, model))]
         table = numbers_table(shown, model, drawing.measures, "The same as numbers, and those the paper prints.")
-        blocks.append(TableBlock(table, explain=True))
+        blocks.append(Columns([drawn, [TableBlock(table, explain=True)]]))
     return blocks
 
 

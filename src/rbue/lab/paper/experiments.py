@@ -90,6 +90,12 @@ class Experiment:
     illustration: Illustration | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def data(self) -> str | None:
+        """The data set it needs, if any."""
+        one = self.grid or self.illustration
+        return None if one is None else one.data
+
 
 MODELS = ("vgg13", "resnet18", "densenet121")
 SHIFT_MODEL = "densenet121"
@@ -118,7 +124,10 @@ _DIVERSITY_NOTE = (
     "The data set is not stated; CIFAR-10 is assumed. Compared are the four members of Deep Ensemble, or the first "
     "four samples of a method with one network; JSD is in nats."
 )
-_NETWORK_NOTE = "The paper shows DenseNet-121. With `--models` the first of them is shown, which the captions name."
+_NETWORK_NOTE = (
+    "The paper shows DenseNet-121. Here it is the first of `--models`, else that or another network that was measured; "
+    "the captions name it."
+)
 _SHIFT_NOTE = (
     "The paper shows six methods and does not state p and q. All ten rows are drawn, and six with p=0.2 and q=0.9."
 )

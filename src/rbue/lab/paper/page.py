@@ -18,11 +18,12 @@ from rbue.lab.paper.drawings import COLUMNS, METHOD, SEEDS, ExperimentView, anch
 from rbue.lab.paper.judging import CASES, Judged, single_runs_note
 from rbue.lab.paper.numbers import printed
 from rbue.lab.paper.reporting import Renderer
-from rbue.lab.paper.results import ExperimentData, Measured
+from rbue.lab.paper.results import ExperimentData, Measured, as_measured
 from rbue.lab.paper.settings import QUICK, Settings, name_of, spread
 from rbue.lab.report.page import (
     Block,
     Bullets,
+    Columns,
     Fold,
     Heading,
     Notice,
@@ -52,15 +53,18 @@ def page_files(settings: Settings, root: Path) -> Renderer:
 
     def render(gathered: Sequence[ExperimentData]) -> Mapping[str, bytes]:
         measured, lead = Measured(root, settings), _lead(gathered, settings)
-        quick = any(one.scale == QUICK.name for one in gathered)
+        there = [one for one in gathered if one.has_something]
+        quick = any(one.scale == QUICK.name for one in there)
         first = [Section("A quick run", [Notice(QUICK_TITLE, _QUICK)], "quick", "Quick run")] if quick else []
-        overview = Section(
-            "At a glance", [TableBlock(_overview(gathered)), *_missing(gathered)], "overview", "Overview"
-        )
-        numbers = [_experiment_section(ExperimentView(one, measured)) for one in gathered]
+        overview = Section("At a glance", _overview(gathered), "overview", "Overview", open=True)
+        few = len(there) <= FEW
+        numbers = [_experiment_section(ExperimentView(one, measured), few or bool(one.rows)) for one in there]
         numbers += _calibrated_sections(gathered, measured)
-        last = [claims_section(judge_all(measured), settings.scale.name), _origin_section(gathered, measured)]
-        page, tables = Page(TITLE, [*first, overview, *numbers, *last], lead), Page(TITLE, [*first, *numbers], lead)
+        judged = judge_all(measured)
+        last = [claims_section(judged, settings.scale.name), _origin_section(gathered, measured)]
+        facts = f"Of {len(judged)} sentences of the paper, {'; '.join(_totals(judged))}."
+        page = Page(TITLE, [*first, overview, *numbers, *last], lead, facts=facts, wide=True)
+        tables = Page(TITLE, [*first, *numbers], lead)
         return {HTML: page.html().encode(), LATEX: tables.latex().encode()}
 
     return render
@@ -69,82 +73,48 @@ def page_files(settings: Settings, root: Path) -> Renderer:
 def _lead(gathered: Sequence[ExperimentData], settings: Settings) -> str:
     complete = sum(not one.missing for one in gathered)
     if not any(one.has_something for one in gathered):
-        return "Nothing has been measured yet; `rbue paper run` does it. The numbers here are the paper’s own."
+        return "Nothing has been measured yet; `rbue paper run` does it."
     only = "" if settings.models is None else f" for {', '.join(settings.models)} alone"
     return f"{complete} of {len(gathered)} tables and figures are complete{only}."
 
 
-def _overview(gathered: Sequence[ExperimentData]) -> Table:
-    columns = _texts(id="id", place="where", title="what it shows", state="state")
+def _overview(gathered: Sequence[ExperimentData]) -> list[Block]:
+    """What there is, as a table; what was never run, a line each."""
     rows: list[Row] = [
         {
-            "id": Cell(one.experiment.id, link=f"#{one.experiment.id}"),
-            "place": one.experiment.place,
+            "place": Cell(one.experiment.place, link=f"#{one.experiment.id}"),
             "title": one.experiment.title,
-            "state": _state(one),
+            "state": f"{len(one.missing)} missing" if one.missing else one.state,
         }
         for one in gathered
+        if one.has_something
     ]
-    return Table(columns, rows, "Every table and figure; rbue paper run takes the ids")
-
-
-def _state(one: ExperimentData) -> str:
-    if not one.missing:
-        return "complete"
-    return f"{len(one.missing)} missing" if one.has_something else "nothing yet"
-
-
-def _missing(gathered: Sequence[ExperimentData]) -> list[Block]:
-    gaps = [_missing_sentence(one) for one in gathered if one.missing]
-    return [Notice("This report is not complete", gaps)] if gaps else []
-
-
-def _missing_sentence(gathered: ExperimentData) -> str:
-    """What one experiment lacks, in a line."""
-    name, missing = gathered.experiment.id, gathered.missing
-    if not gathered.has_something:
-        return f"`{name}`: nothing has been measured yet."
-    more = f" and {len(missing) - FEW} more" if len(missing) > FEW else ""
-    return f"`{name}`: {len(missing)} missing: {'; '.join(missing[:FEW])}{more}."
+    columns = _texts(place="where", title="what it shows", state="state")
+    blocks: list[Block] = [TableBlock(Table(columns, rows, "What was run"))] if rows else []
+    absent = [one for one in gathered if not one.has_something]
+    lines = [f"{one.experiment.place} ({one.experiment.title}): {one.state}; `{one.command}`" for one in absent]
+    return [Columns([one for one in (blocks, [Heading("Not here yet"), Bullets(lines)] if lines else []) if one])]
 
 
 def _texts(**headings: str) -> tuple[Column, ...]:
     return tuple(Column(key, heading, numeric=False) for key, heading in headings.items())
 
 
-def _experiment_section(shown: ExperimentView) -> Section:
+def _experiment_section(shown: ExperimentView, show: bool) -> Section:
     """The section, whose name is the experiment's id; it says what is missing and how the paper is read."""
     experiment, gathered = shown.experiment, shown.gathered
     words = shown.settings_words()
     lead = f"{experiment.place} of the paper, `{experiment.id}`."
-    if words:
-        lead += f" {'Measured with' if shown.is_measured else 'To be measured with'} {words}"
-    blocks: list[Block] = [Text(lead)]
-    if shown.quick and shown.is_measured:
+    blocks: list[Block] = [Text(f"{lead} Measured with {words}" if words else lead)]
+    if shown.quick and words:
         blocks.append(Notice(QUICK_TITLE))
     if gathered.missing:
-        blocks.append(_missing_notice(gathered))
-    if experiment.notes:
-        blocks += [Text("How the paper is read here:"), Bullets(experiment.notes)]
+        blocks.append(Text(f"{gathered.state}; `{gathered.command}` continues."))
     for drawing in experiment.drawings:
         blocks += draw(shown, drawing)
-    return Section(f"{experiment.place}: {experiment.title}", blocks, experiment.id, experiment.place)
-
-
-def _missing_notice(gathered: ExperimentData) -> Notice:
-    if not gathered.has_something:
-        return Notice("Nothing of this has been measured yet", [f"{_how_to_run(gathered)} does it."])
-    return Notice(
-        "This is not complete", [f"Missing: {'; '.join(gathered.missing)}.", f"{_how_to_run(gathered)} continues."]
-    )
-
-
-def _how_to_run(gathered: ExperimentData) -> str:
-    """The command that does what is missing."""
-    grid, models = gathered.experiment.grid, dict.fromkeys(row.model for row in gathered.rows)
-    only = f" --models {','.join(models)}" if grid is not None and models and tuple(models) != grid.models else ""
-    quick = " --quick" if gathered.scale == QUICK.name else ""
-    return f"`rbue paper run {gathered.experiment.id}{only}{quick}{gathered.options}`"
+    if experiment.notes:
+        blocks.append(Fold("How the paper is read here", [Bullets(experiment.notes)]))
+    return Section(f"{experiment.place}: {experiment.title}", blocks, experiment.id, experiment.place, open=show)
 
 
 # What temperature scaling would add: rows that are not the paper's, in a section of their own.
@@ -183,7 +153,7 @@ def _calibrated_sections(gathered: Sequence[ExperimentData], measured: Measured)
         samples = f"{count} sample{'s' if count != 1 else ''}"
         words = f"{TEMPERATURE_TITLE}: {network.model} on {network.data}, {recipe_words(network)}, {samples}."
         blocks.append(TableBlock(_temperature_table(methods, words), explain=number == 0))
-    return [Section(TEMPERATURE_TITLE, blocks, "temperature", "Temperature")]
+    return [Section(TEMPERATURE_TITLE, blocks, "temperature", "Temperature", open=False)]
 
 
 def _temperature_table(methods: dict[str, Entries], caption: str) -> Table:
@@ -225,8 +195,6 @@ VERDICTS = ("true", "false", "not in its tables", "not measured")
 def claims_section(judged: Sequence[Judged], scale: str) -> Section:
     """Every sentence, how it is read, and what decides it."""
     here = "here (quick)" if scale == QUICK.name else "here"
-    sides = {"By its own numbers": [one.paper.word for one in judged], "Here": [one.measured.word for one in judged]}
-    totals = [f"{name}: {_counted(words)}." for name, words in sides.items()]
     lead = (
         f"{len(judged)} sentences of §3.4 and §4 can be true or false. Each is checked against the numbers that the "
         "paper prints and against those measured here."
@@ -246,13 +214,18 @@ def claims_section(judged: Sequence[Judged], scale: str) -> Section:
     ]
     blocks: list[Block] = [
         Text(lead),
-        Bullets(totals),
+        Bullets(_totals(judged)),
         TableBlock(Table(columns, rows, "Sentences of the paper with both verdicts")),
         Text(f"{CASES} {single_runs_note(judged)}"),
         Heading("How each sentence is read, and what decides it"),
         *(_reasons(one, here) for one in judged),
     ]
-    return Section("What the paper claims", blocks, "claims", "Claims")
+    return Section("What the paper claims", blocks, "claims", "Claims", open=False)
+
+
+def _totals(judged: Sequence[Judged]) -> list[str]:
+    sides = {"by its own numbers": [one.paper.word for one in judged], "here": [one.measured.word for one in judged]}
+    return [f"{name} {_counted(words)}" for name, words in sides.items()]
 
 
 def _counted(words: Sequence[str]) -> str:
@@ -300,12 +273,14 @@ def _origin_section(gathered: Sequence[ExperimentData], measured: Measured) -> S
             f"numbers are from {paper['source']}; its hardware was {paper['hardware']}."
         )
         blocks.insert(0, Text(words))
-    return Section("Where each number comes from", blocks, "origin", "Origin")
+    return Section("Where each number comes from", blocks, "origin", "Origin", open=False)
 
 
 def _configs(gathered: Sequence[ExperimentData], measured: Measured) -> list[RunConfig]:
     """The runs of all experiments, each once."""
-    return list(dict.fromkeys(config for one in gathered for config in measured.settings.configs(one.experiment)))
+    root, found = measured.root, measured.settings
+    shown = ((one.experiment, as_measured(one.experiment, found, root)) for one in gathered)
+    return list(dict.fromkeys(config for experiment, settings in shown for config in settings.configs(experiment)))
 
 
 def _clean(config: RunConfig, measured: Measured) -> Source | None:

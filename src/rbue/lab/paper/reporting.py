@@ -70,18 +70,20 @@ def shown_measures(gathered: ExperimentData) -> tuple[str, ...]:
 
 
 def markdown(gathered: ExperimentData) -> str:
-    """One experiment as a section of a page."""
+    """One experiment as a section of a page, or as a line if it was not run."""
     experiment = gathered.experiment
+    if not gathered.has_something:
+        return f"{experiment.place} ({experiment.title}): {gathered.state}; `{gathered.command}`\n"
     lines = [f"## {experiment.id}: {experiment.title}", "", f"{experiment.place} of the paper."]
     if gathered.scale == QUICK.name:
         lines += ["", QUICK_WARNING]
     lines += ["", *(f"- {note}" for note in experiment.notes)] if experiment.notes else []
-    if gathered.rows:
+    there = [row for row in gathered.rows if row.has_numbers]
+    if there:
         measures = shown_measures(gathered)
         heads = ["network", "method", *(HEADINGS[measure] for measure in measures)]
         rows = [
-            [row.model, row.method, *(cell_text(measure, row.cells[measure]) for measure in measures)]
-            for row in gathered.rows
+            [row.model, row.method, *(cell_text(measure, row.cells[measure]) for measure in measures)] for row in there
         ]
         lines += ["", *_markdown_table(heads, rows)]
         if "training_seconds" in measures and gathered.trained is not None:
@@ -90,7 +92,7 @@ def markdown(gathered: ExperimentData) -> str:
     if gathered.illustration is not None:
         lines += ["", f"Data for the figure: {', '.join(gathered.illustration)}."]
     if gathered.missing:
-        lines += ["", f"Missing: {'; '.join(gathered.missing)}."]
+        lines += ["", f"Missing: {'; '.join(gathered.missing)}. `{gathered.command}` continues."]
     return "\n".join(lines) + "\n"
 
 

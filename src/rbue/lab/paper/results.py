@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any
 
 from rbue.lab.corruptions import CORRUPTIONS
-from rbue.lab.paper.experiments import Experiment, Grid, get
+from rbue.lab.paper.experiments import MODELS, Experiment, Grid, get
 from rbue.lab.paper.illustrations import read_illustration
 from rbue.lab.paper.numbers import paper_value, printed
-from rbue.lab.paper.settings import Settings, name_of, spread
+from rbue.lab.paper.settings import QUICK, Settings, name_of, spread
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
 from rbue.lab.runs.temperatures import is_calibration_of
 from rbue.lab.shift import Row, Setting, ShiftStore
@@ -26,6 +26,7 @@ from rbue.lab.shift import Row, Setting, ShiftStore
 CORRUPTION_COUNT = len(CORRUPTIONS)
 CLEAN_MEASURES = ("accuracy", "ece", "nll", "brier", "training_seconds", "parameters")
 DIVERSITY_MEASURES = ("mean_jsd", "max_jsd", "mean_dis", "max_dis")
+FEW = 3
 NOT_COMPARED = ("training_seconds",)
 """What depends on the hardware, so that its difference from the paper's says nothing."""
 
@@ -168,10 +169,10 @@ class Measured:
 
     @property
     def shift_model(self) -> str:
-        """The network to be measured under corruptions: the paper's, or the first that was asked for."""
-        grid = get("fig-shift-cifar10").grid
-        assert grid is not None
-        return self.settings.models_of(grid)[0]
+        """The network under corruptions: the first that was asked for, or that was measured, or the paper's."""
+        experiment = get("fig-shift-cifar10")
+        assert experiment.grid is not None
+        return as_measured(experiment, self.settings, self.root).models_of(experiment.grid)[0]
 
 
 def shift_rows(config: RunConfig, root: Path, samples: int) -> list[Row]:
@@ -183,6 +184,18 @@ def shift_is_done(config: RunConfig, root: Path, severities: Sequence[int], samp
     """Whether all corruptions at all the severities are there."""
     seen = {(row["corruption"], row["severity"]) for row in shift_rows(config, root, samples)}
     return all(sum(severity == one for _, severity in seen) >= CORRUPTION_COUNT for one in severities)
+
+
+def as_measured(experiment: Experiment, settings: Settings, root: Path) -> Settings:
+    """Where any network will do and none was asked for, the settings with the first that was measured so."""
+    grid = experiment.grid
+    if grid is None or not grid.any_network or settings.models is not None:
+        return settings
+    for model in (*grid.models, *MODELS):
+        one = replace(settings, models=(model,))
+        if any(shift_rows(config, root, one.shift_samples_of(config)) for config in one.configs(experiment)):
+            return one
+    return settings
 
 
 @dataclass(frozen=True)
@@ -262,6 +275,11 @@ class GatheredRow:
     method: str
     cells: dict[str, GatheredCell]
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether anything of it has been measured."""
+        return any(cell.measured is not None for cell in self.cells.values())
+
 
 @dataclass(frozen=True)
 class ExperimentData:
@@ -295,9 +313,30 @@ class ExperimentData:
 
     @property
     def has_something(self) -> bool:
-        """Whether anything of it has been measured or made."""
-        numbers = any(cell.measured is not None for row in self.rows for cell in row.cells.values())
-        return numbers or self.illustration is not None
+        """Whether there is anything to draw it from."""
+        if self.experiment.illustration is not None:
+            return self.illustration is not None
+        if "shift" in self.experiment.measures:
+            return any(self.corrupted.values())
+        return any(row.has_numbers for row in self.rows)
+
+    @property
+    def command(self) -> str:
+        """What does the rest of it."""
+        grid, models = self.experiment.grid, dict.fromkeys(row.model for row in self.rows)
+        only = f" --models {','.join(models)}" if grid is not None and models and tuple(models) != grid.models else ""
+        quick = " --quick" if self.scale == QUICK.name else ""
+        return f"rbue paper run {self.experiment.id}{only}{quick}{self.options}"
+
+    @property
+    def state(self) -> str:
+        """``complete``, ``not run``, or what of it is missing, in a few words."""
+        if not self.missing:
+            return "complete"
+        if not self.has_something and not any(row.has_numbers for row in self.rows):
+            return "not run"
+        more = f" and {len(self.missing) - FEW} more" if len(self.missing) > FEW else ""
+        return f"{len(self.missing)} missing: {'; '.join(self.missing[:FEW])}{more}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -306,6 +345,7 @@ class ExperimentData:
 
 def gather(experiment: Experiment, settings: Settings, root: Path) -> ExperimentData:
     """Collect what there is of an experiment; what is missing is listed, never an error."""
+    settings = as_measured(experiment, settings, root)
     measured = Measured(root, settings)
     grid, wanted = experiment.grid, settings.measures(experiment)
     options = settings.typed + (f" --runs {shlex.quote(str(root))}" if root != Path("runs") else "")
