@@ -296,7 +296,10 @@ class Estimator:
 
 
 RECORDED_GPU = "NVIDIA H200"
-RECORDED_SOURCE = "trainings in results/runs and passes in results/mc_inference_cuda.json, larger images by pixels"
+RECORDED_SOURCE = (
+    "trainings in results/runs, two to four of them side by side, and passes in results/mc_inference_cuda.json; larger "
+    "images by pixels"
+)
 _RECORDED_TRAININGS = {"vgg13": 82.0, "resnet18": 208.0, "densenet121": 1299.0}
 """Seconds of Single for 200 epochs of CIFAR-10, beside three, one and one other networks."""
 
