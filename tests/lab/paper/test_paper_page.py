@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -87,7 +88,9 @@ def pretend(root, settings, experiments=EXPERIMENTS):
 
 
 def page_of(root, settings, experiments=EXPERIMENTS):
-    return page_files(settings, root)([gather(one, settings, root) for one in experiments])[HTML].decode()
+    """The page without its figures, which take their time; those of all kinds are drawn once below."""
+    with mock.patch("rbue.lab.report.page.inline_svg", return_value="<svg></svg>"):
+        return page_files(settings, root)([gather(one, settings, root) for one in experiments])[HTML].decode()
 
 
 def section_of(text, name):

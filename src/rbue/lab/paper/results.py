@@ -10,6 +10,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -167,7 +168,7 @@ class Measured:
         """The severities that were asked for."""
         return self.settings.scale.severities
 
-    @property
+    @cached_property
     def shift_model(self) -> str:
         """The network under corruptions: the first that was asked for, or that was measured, or the paper's."""
         experiment = get("fig-shift-cifar10")

@@ -29,6 +29,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -99,7 +100,7 @@ class RunConfig:
         """The method itself."""
         return parse(self.method)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Eight hexadecimal digits that differ when any setting does."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
