@@ -22,7 +22,7 @@ from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.paper.experiments import DIVERSE, METHODS, SIX
 from rbue.lab.paper.results import Measured
 from rbue.lab.paper.settings import Settings
-from rbue.lab.report import figures
+from rbue.lab.report import figures, severity_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -174,9 +174,9 @@ def draw() -> None:
     matrices = {method: measured.matrix(*place, method, "dis") for method in DIVERSE}
     drawn = {
         "accuracy-nll": picture(MAIN),
-        "shift-ece": figures.severity_boxes(corrupted(SIX, "ece"), "ECE"),
-        "shift-accuracy": figures.severity_boxes(corrupted(SIX, "accuracy"), "accuracy", percent=True),
-        "shift-medians": figures.severity_medians(corrupted(METHODS, "ece"), "ECE"),
+        "shift-ece": severity_figures.severity_boxes(corrupted(SIX, "ece"), "ECE"),
+        "shift-accuracy": severity_figures.severity_boxes(corrupted(SIX, "accuracy"), "accuracy", percent=True),
+        "shift-medians": severity_figures.severity_medians(corrupted(METHODS, "ece"), "ECE"),
         "disagreement": figures.heat_maps({name: one for name, one in matrices.items() if one is not None}, "DIS"),
     }
     for name, figure in drawn.items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_reports import make_runs
 
-from rbue.lab.report import figures
+from rbue.lab.report import figures, severity_figures
 from rbue.lab.report.page import (
     Bar,
     Bullets,
@@ -104,7 +104,7 @@ def full_page():
                         [Text("Words beside it."), FigureBlock(matrix, "matrix")],
                     ]
                 ),
-                FigureBlock(figures.severity_boxes(boxes, "ECE"), "boxes", "Under corruptions.", wide=True),
+                FigureBlock(severity_figures.severity_boxes(boxes, "ECE"), "boxes", "Under corruptions.", wide=True),
                 FigureGrid([small, small, small]),
             ],
         ),

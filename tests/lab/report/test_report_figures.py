@@ -20,7 +20,7 @@ from matplotlib.text import Text
 import rbue
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.report import figure_style as style
-from rbue.lab.report import figures, illustrations
+from rbue.lab.report import figures, illustrations, severity_figures
 from rbue.lab.report.figures import PlanePoint, luminance, readable_on
 
 METHODS = ["single", "mc-dropout:0.2", "deep-ensemble:4", "svi", "mc-rrelu", "mc-droprelu:0.8", "mc-droprelu:0.9"]
@@ -116,7 +116,7 @@ def test_image_rows(image):
 
 def test_boxes_are_numpys_quartiles_and_whiskers_reach_the_ends(random):
     values = {method: {severity: random.random(19) for severity in (1, 5)} for method in METHODS}
-    figure = figures.severity_boxes(values, "ECE")
+    figure = severity_figures.severity_boxes(values, "ECE")
     (axes,) = figure.axes
     boxes = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
     assert len(boxes) == 14
@@ -131,12 +131,12 @@ def test_boxes_are_numpys_quartiles_and_whiskers_reach_the_ends(random):
 
 def test_medians(random):
     values = {method: {severity: random.random(19) for severity in range(3)} for method in METHODS[:2]}
-    (axes,) = figures.severity_medians(values, "ECE").axes
+    (axes,) = severity_figures.severity_medians(values, "ECE").axes
     for line, method in zip(axes.lines, values, strict=True):
         assert line.get_ydata() == pytest.approx([np.median(values[method][severity]) for severity in range(3)])
     assert axes.get_xticklabels()[0].get_text() == "clean"
     with pytest.raises(InvalidInput, match="nothing to draw"):
-        figures.severity_medians({}, "ECE")
+        severity_figures.severity_medians({}, "ECE")
 
 
 def test_heat_maps_share_one_scale(random):
@@ -324,7 +324,7 @@ def test_every_text_has_a_colour_of_the_style(image, random):
     values = {method: {severity: random.random(19) for severity in (0, 1)} for method in METHODS}
     drawn = [
         illustrations.activation_curves(),
-        figures.severity_boxes(values, "ECE"),
+        severity_figures.severity_boxes(values, "ECE"),
         illustrations.image_rows([[image]], ["a"]),
         figures.risk_coverage_curves({"single": ([0, 1], [0, 1])}),
     ]

@@ -80,8 +80,7 @@ def ood(
 
     Images from elsewhere are resized to those of the run and normalised as those. Classes that both sets have are left
     out. The distances of the last two scores are those to training images, in the features before the classifier, for
-    methods whose samples share one.
-    Results are kept in the run folders.
+    methods whose samples share one. Results are kept in the run folders.
     """
     setting = OodSetting(samples, sample_seed, draws, augment, images, training_images, k)
     place = device_named(device)

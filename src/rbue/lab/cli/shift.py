@@ -46,8 +46,8 @@ from rbue.lab.corruptions.corrupting import find
 from rbue.lab.data.image_files import open_image
 from rbue.lab.data.images import Bytes
 from rbue.lab.report.figure_style import svg
-from rbue.lab.report.figures import severity_boxes, severity_medians
 from rbue.lab.report.run_records import read_records
+from rbue.lab.report.severity_figures import severity_boxes, severity_medians
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.training import training_data
 from rbue.lab.shift import Row, Setting, ShiftStore, by_severity, clean_result, shift_runs, summarise

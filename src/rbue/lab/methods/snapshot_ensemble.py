@@ -8,6 +8,7 @@ is kept at the end of each, and the prediction is the mean of what was kept.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,15 +35,15 @@ def cycle_at(epochs: int, cycles: int, at: float) -> tuple[int, int]:
     return next((start, end) for start, end in pairwise([0, *cycle_ends(epochs, cycles)]) if at < end)
 
 
-class Cyclic(Method):
+class Cyclic(Method, ABC):
     """Training by cycles of the learning rate, of which some moments are kept as members."""
 
     cycles: int
     one_classifier = False
 
+    @abstractmethod
     def kept_after(self, epochs: int) -> list[int]:
         """The epochs after which a member is kept, the last one among them."""
-        raise NotImplementedError
 
     def learning_rate(self, start: float, epochs: int, at: float) -> float:
         """From ``start`` to 0 by a cosine, again in each cycle."""

@@ -23,7 +23,7 @@ from rbue.lab.paper.illustrations import FROM_ILLUSTRATIONS
 from rbue.lab.paper.numbers import TABLES, as_printed, paper_value
 from rbue.lab.paper.results import NOT_COMPARED, ExperimentData, GatheredCell, GatheredRow, Measured, how_trained
 from rbue.lab.paper.settings import QUICK
-from rbue.lab.report import figures
+from rbue.lab.report import figures, severity_figures
 from rbue.lab.report.figures import PlanePoint
 from rbue.lab.report.page import Block, Columns, FigureBlock, Fold, Heading, Notice, TableBlock
 from rbue.lab.report.run_records import recipe_words
@@ -253,12 +253,14 @@ def tables(shown: ExperimentView, drawing: Drawing) -> list[Block]:
 
 def boxes(shown: ExperimentView, drawing: Drawing) -> list[Block]:
     """Box plots over corruptions; where all rows are drawn, folded with a table of medians."""
-    return _by_severity(shown, drawing, figures.severity_boxes, "Box plots of {} over corruptions.", large=True)
+    return _by_severity(
+        shown, drawing, severity_figures.severity_boxes, "Box plots of {} over corruptions.", large=True
+    )
 
 
 def medians(shown: ExperimentView, drawing: Drawing) -> list[Block]:
     """Curves of medians; where all rows are drawn, folded with a table."""
-    return _by_severity(shown, drawing, figures.severity_medians, "Median {} against severity.", large=False)
+    return _by_severity(shown, drawing, severity_figures.severity_medians, "Median {} against severity.", large=False)
 
 
 def _by_severity(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rbue import metrics
-from rbue.lab.report import figures
+from rbue.lab.report import severity_figures
 from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, TableBlock, Text
 from rbue.lab.report.run_answers import Answers
 from rbue.lab.report.run_compared import Compared, column_figure, entropy_pair, stored
@@ -48,7 +48,7 @@ def shift_blocks(this: Compared) -> list[Block]:
     caption = f"Clean and damaged test images: means over {kinds}"
     figure_of = {
         key: FigureBlock(
-            column_figure(figures.severity_medians(measured[key], name, percent=key == "accuracy")),
+            column_figure(severity_figures.severity_medians(measured[key], name, percent=key == "accuracy")),
             f"Median {name} of each method against the severity of the damage, the numbers of the table as medians.",
         )
         for key, name in (("accuracy", "accuracy"), ("ece", "ECE"))
