@@ -12,8 +12,9 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import one_training
 from result_picture import picture
 from result_tables import ROOT, RUNS, SAMPLES, Study
 
@@ -71,7 +72,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         README: {"results": MAIN.short(SHORT)},
         DECISIONS: {"ood": MAIN.outside()},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
-        ONE_TRAINING: {"search": _search()},
+        ONE_TRAINING: {"one-training": one_training.table(MAIN), "search": one_training.search()},
     }
 
 
@@ -125,40 +126,6 @@ def _other(study: Study) -> list[str]:
     return [f"{study.origin()}{study.other_seeds()}", "", *study.comparison(), *scaled]
 
 
-def _search() -> list[str]:
-    """The trials on held-out images, long trainings first, then by their NLL."""
-    heads = ["trial", "epochs", "clean", "augmented passes", "corrupted", "corrupted, augmented passes", "noise, NLL"]
-    trials = read_json(ROOT / "results" / "search.json")
-    ordered = sorted(
-        trials, key=lambda one: (-one["config"]["recipe"]["epochs"], min(e["nll"] for e in one["held_out"].values()))
-    )
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *map(_trial, ordered)]
-
-
-def _trial(one: Mapping[str, Any]) -> str:
-    """A row: accuracy in percent, ECE and NLL in each cell; the last is of augmented passes, or of plain ones."""
-    recipe = one["config"]["recipe"]
-    added = (f"{name} {recipe[name]}" for name in ("mixup", "cutout", "noise") if name in recipe)
-    extra = [*(["AugMix"] if recipe.get("augmix") else []), *added]
-
-    def cell(scores: Mapping[str, float] | None) -> str:
-        return "" if scores is None else f"{100 * scores['accuracy']:.2f} / {scores['ece']:.3f} / {scores['nll']:.3f}"
-
-    def of(measured: Mapping[str, Any], augmented: bool) -> Any:
-        return next((found for key, found in measured.items() if ("augment" in key) == augmented), None)
-
-    damaged = [of(one["corrupted"], augmented) for augmented in (False, True)]
-    noise = [f"{found['noise']['nll']:.2f}" for found in damaged if found]
-    cells = [
-        ", ".join([f"`{one['config']['method']}`", *extra]),
-        str(recipe["epochs"]),
-        *(cell(of(one["held_out"], augmented)) for augmented in (False, True)),
-        *(cell(found and found["mean"]) for found in damaged),
-        ", ".join(noise),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
 def draw() -> None:
     """The figures of the page."""
     measured = Measured(RUNS, Settings())
@@ -174,6 +141,8 @@ def draw() -> None:
     matrices = {method: measured.matrix(*place, method, "dis") for method in DIVERSE}
     drawn = {
         "accuracy-nll": picture(MAIN),
+        "one-training": one_training.picture(MAIN),
+        "by-corruption": one_training.by_corruption(MAIN),
         "shift-ece": severity_figures.severity_boxes(corrupted(SIX, "ece"), "ECE"),
         "shift-accuracy": severity_figures.severity_boxes(corrupted(SIX, "accuracy"), "accuracy", percent=True),
         "shift-medians": severity_figures.severity_medians(corrupted(METHODS, "ece"), "ECE"),

@@ -63,7 +63,7 @@ def test_every_recipe_option_reaches_the_run(as_json):
         *("train", "--method", "single", "--seed", 3, "--holdout", 1300, "--holdout-seed", 2, "--width", 0.25),
         *("--epochs", 1, "--batch", 64, "--rate", 0.02, "--milestones", "0.5,0.75", "--factor", 0.5, "--momentum", 0.8),
         *("--no-nesterov", "--weight-decay", 0.001, "--padding", 0, "--flip", "--device", "cpu"),
-        *("--label-smoothing", 0.1, "--cutout", 3, "--mixup", 0.2, "--noise", 0.05, "--augmix"),
+        *("--label-smoothing", 0.1, "--cutout", 3, "--mixup", 0.2, "--noise", 0.05, "--augmix", 0.5),
     )
     config = content["config"]
     assert (config["seed"], config["holdout"], config["holdout_seed"], config["width"]) == (3, 1300, 2, 0.25)
@@ -82,7 +82,7 @@ def test_every_recipe_option_reaches_the_run(as_json):
         "cutout": 3,
         "mixup": 0.2,
         "noise": 0.05,
-        "augmix": True,
+        "augmix": 0.5,
     }
     assert content["networks"][0]["data"]["count"] == 142
 

@@ -26,7 +26,7 @@ from rbue.lab.training.augmentation import (
 )
 from rbue.lab.training.step import TrainingStep
 
-ON = {"cutout": 3, "mixup": 0.4, "noise": 0.2, "augmix": True}
+ON = {"cutout": 3, "mixup": 0.4, "noise": 0.2, "augmix": 1.0}
 ALL = replace(RECIPE, epochs=3, label_smoothing=0.1, average="swa", average_start=1, **ON)
 EVERYTHING = torch.arange(96)
 
@@ -246,6 +246,10 @@ def test_augmix_changes_images_but_they_stay_themselves():
     assert alike.median() > 0.8
     assert (found != images).flatten(1).any(1).float().mean() > 0.9
     assert images.equal(torch.from_numpy(pictures(200, seed=3)))  # not in place
+    some = augmix(images, np.random.default_rng(0), 0.3)
+    same, whole = ((some == other).flatten(1).all(1) for other in (images, found))
+    assert (same | whole).all()
+    assert 0.2 < whole.float().mean() < 0.45
 
 
 @pytest.mark.parametrize("name", ON)
@@ -315,7 +319,7 @@ def test_epochs_are_the_same_whatever_torchs_default_device_is():
         *(("mixup", value, "a number of at least 0") for value in (-0.1, float("inf"), True)),
         *(("noise", value, "a number from 0 to 1") for value in (-0.1, 1.5, float("nan"))),
         *(("cutout", value, "a whole number of at least 0") for value in (1.5, None)),
-        *(("augmix", value, "True or False") for value in (3, "yes")),
+        *(("augmix", value, "a number from 0 to 1") for value in (3, -0.1, True, "yes")),
     ],
 )
 def test_what_cannot_be_is_named(name, value, allowed):
@@ -357,7 +361,7 @@ def test_everything_on_a_gpu_is_as_in_the_plain_loop(engine):
 @pytest.mark.gpu
 def test_a_gpu_sees_the_images_of_a_cpu():
     images, labels = pictures(500), np.arange(500) % 10
-    settings = {"batch": 100, "padding": 4, "flip": True, "seed": 0, "noise": 0.2, "augmix": True}
+    settings = {"batch": 100, "padding": 4, "flip": True, "seed": 0, "noise": 0.2, "augmix": 1.0}
     here, there = (
         Batches(images, labels, [0.4] * 3, [0.25] * 3, device=torch.device(device), **settings).plan(2).images.cpu()
         for device in ("cpu", "cuda")

@@ -96,7 +96,9 @@ class Selection:
         float | None,
         _recipe("Gaussian noise on half of the images: its largest standard deviation, where pixels are 0 to 1 (0)."),
     ] = None
-    augmix: Annotated[bool | None, _recipe("AugMix without its consistency loss (not).")] = None
+    augmix: Annotated[
+        float | None, _recipe("Part of the images that get AugMix, without its consistency loss (0).")
+    ] = None
 
     def config(self, method: str) -> RunConfig:
         """The run of a method with these settings."""

@@ -55,12 +55,13 @@ def add_noise(images: Tensor, std: Tensor, seed: int) -> Tensor:
     return out
 
 
-def augmix(images: Tensor, rng: np.random.Generator) -> Tensor:
+def augmix(images: Tensor, rng: np.random.Generator, part: float = 1.0) -> Tensor:
     """AugMix without its consistency loss (Hendrycks et al., 2020): an image mixed with three changed forms of it.
 
     Each form is a chain of one to three operations: autocontrast, equalize, posterize, solarize, rotate, shear and
     translate by rows or columns. None of them is a corruption of CIFAR-10-C. The forms are mixed with Dirichlet
-    weights, and what comes of it with the image by a uniform weight, Beta(1, 1).
+    weights, and what comes of it with the image by a uniform weight, Beta(1, 1). Each image is changed with the
+    probability ``part``.
     """
     count = len(images)
     operations = rng.integers(0, _OPERATIONS, (count, CHAINS, DEPTH))
@@ -68,6 +69,8 @@ def augmix(images: Tensor, rng: np.random.Generator) -> Tensor:
     strengths = rng.uniform(0.1, SEVERITY, operations.shape) / 10
     strengths *= rng.choice([-1, 1], operations.shape)
     shares = rng.beta(1, 1, (count, 1)) * rng.dirichlet([1] * CHAINS, count)
+    if part < 1:
+        shares[rng.random(count) >= part] = 0
     weights = torch.from_numpy(shares.astype(np.float32)).to(images.device)[..., None, None, None]
     out = torch.empty_like(images)
     size = _images_at_once(images)

@@ -74,7 +74,7 @@ class Batches:
         cutout: int = 0,
         mixup: float = 0.0,
         noise: float = 0.0,
-        augmix: bool = False,
+        augmix: float = 0.0,
         classes: int | None = None,
     ) -> None:
         _check_images(images, mean, std)
@@ -123,7 +123,7 @@ class Batches:
     def _changed(self, epoch: int) -> Tensor | None:
         images = self.images
         if self.augmix:
-            images = augmix(images, self._numbers(epoch, _AUGMIX))
+            images = augmix(images, self._numbers(epoch, _AUGMIX), self.augmix)
         if self.noise:
             rng = self._numbers(epoch, _NOISE)
             std = rng.uniform(0, self.noise, len(images)) * (rng.random(len(images)) < 0.5)

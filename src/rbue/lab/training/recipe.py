@@ -52,6 +52,7 @@ _NUMBERS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("label_smoothing", lambda smoothing: 0 <= smoothing < 1, "a number from 0 to below 1"),
     ("mixup", lambda alpha: alpha >= 0, "a number of at least 0"),
     ("noise", lambda largest: 0 <= largest <= 1, "a number from 0 to 1"),
+    ("augmix", lambda part: 0 <= part <= 1, "a number from 0 to 1"),
 )
 """Which numbers a recipe may have, as a test and in words."""
 
@@ -97,7 +98,8 @@ class Recipe:
             mixed in pairs (Zhang et al., 2018).
         noise: the largest standard deviation of Gaussian noise, in pixel values from 0 to 1. Half of the images get
             noise; each has a standard deviation of its own, uniform from 0 to the largest.
-        augmix: AugMix without its consistency loss (Hendrycks et al., 2020), at severity 3.
+        augmix: the part of the images that get AugMix without its consistency loss (Hendrycks et al., 2020), at
+            severity 3; others in every epoch.
     """
 
     epochs: int = 200
@@ -118,12 +120,12 @@ class Recipe:
     cutout: int = 0
     mixup: float = 0.0
     noise: float = 0.0
-    augmix: bool = False
+    augmix: float = 0.0
 
     def __post_init__(self) -> None:
         for name, lowest in (("epochs", 1), ("batch", 1), ("padding", 0), ("cutout", 0)):
             self._set(name, whole_number(name, getattr(self, name), lowest))
-        for name in ("nesterov", "flip", "augmix"):
+        for name in ("nesterov", "flip"):
             self._set(name, yes_or_no(name, getattr(self, name)))
         self._check_numbers(_NUMBERS)
         self._set("milestones", _growing_fractions(self.milestones))

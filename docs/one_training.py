@@ -1,0 +1,237 @@
+"""What the page "One training" shows: the table of finished networks, its picture, and the trials of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from result_tables import ROOT, RUNS, Study
+
+from rbue.files import read_json
+from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
+from rbue.lab.methods.base import parse
+from rbue.lab.report.figure_style import METHOD_COLOURS, MUTED, SMALL, TEXT, dress, method_name, new_figure
+from rbue.lab.runs.folders import RunConfig, RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CHOSEN = "mc-droprelu:0.98,all,channel"
+TITLES = {
+    "single": "Single",
+    "mc-droprelu:0.95": "MC-DropReLU 0.95",
+    CHOSEN: "MC-DropReLU 0.98 by channel",
+    "deep-ensemble:4": "Deep Ensemble of 4",
+}
+PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
+"""Accuracy in percent and AURC in thousandths of the tables of the SURE project: 45,000 training images, 200 epochs."""
+
+
+AREA = 60.0
+"""Of the point of one training, in square points."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """The runs of one method, recipe and kind of passes; the seeds of a run are all that differs.
+
+    Attributes:
+        clean: the measurement of each run on the test images.
+        corrupted: rows of each run that has all corrupted test sets.
+    """
+
+    method: str
+    recipe: str
+    augmented: bool
+    clean: list[Mapping[str, Any]]
+    corrupted: list[list[Mapping[str, Any]]]
+
+    @property
+    def trainings(self) -> int:
+        """Networks that have to be trained for it."""
+        return parse(self.method).networks
+
+
+def rows(study: Study) -> list[Row]:
+    """Every row that was measured, as far as this page shows it: the paper's recipe first, then the strong one."""
+    paper = study.config("single").recipe
+    groups: dict[tuple[str, str], list[RunFolder]] = {}
+    for path in sorted((RUNS / study.data / study.model).iterdir()):
+        folder = RunFolder(path)
+        config = RunConfig.from_json(folder.read("config"))
+        recipe = "paper" if config.recipe == paper else "strong" if config.recipe.average == "swa" else ""
+        if config.method in TITLES and recipe and not config.holdout:
+            groups.setdefault((recipe, config.method), []).append(folder)
+    order = [(recipe, method) for recipe in ("paper", "strong") for method in TITLES]
+    return [
+        row
+        for recipe, method in order
+        if (recipe, method) in groups
+        for augmented in (False, True)
+        if (row := _row(method, recipe, augmented, groups[recipe, method])).clean
+    ]
+
+
+def _row(method: str, recipe: str, augmented: bool, folders: Iterable[RunFolder]) -> Row:
+    clean, corrupted = [], []
+    for folder in folders:
+        found = {key: one for key, one in folder.entries("results").items() if ("augment" in one) == augmented}
+        clean += list(found.values())[-1:]
+        sets = [one for one in (folder.read("shift") or {"rows": []})["rows"] if ("augment" in one) == augmented]
+        if len(sets) == len(CORRUPTIONS) * len(SEVERITIES):
+            corrupted.append(sets)
+    return Row(method, recipe, augmented, clean, corrupted)
+
+
+def _spread(values: list[float], digits: int, scale: float = 1.0) -> str:
+    """The mean, with the standard deviation where there are several."""
+    if not values:
+        return "–"
+    text = f"{scale * mean(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ± {scale * stdev(values):.{digits}f}"
+
+
+def table(study: Study) -> list[str]:
+    """Clean and corrupted test images; mean and standard deviation over seeds."""
+    heads = [
+        *("recipe", "network", "trainings", "passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³"),
+        *("corrupted: accuracy, %", "ECE", "NLL", "NLL under noise"),
+    ]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows(study):
+        noise = [[one for one in sets if one["corruption"].endswith("_noise")] for sets in row.corrupted]
+        title = TITLES[row.method]
+        cells = [
+            row.recipe,
+            f"**{title}**" if row.method == CHOSEN else title,
+            str(row.trainings),
+            "augmented" if row.augmented else "plain",
+            str(len(row.clean)),
+            _spread([one["accuracy"] for one in row.clean], 2, 100),
+            *(_spread([one[name] for one in row.clean], 4) for name in ("ece", "nll")),
+            _spread([one["aurc"] for one in row.clean], 2, 1000),
+            _spread([mean(one["accuracy"] for one in sets) for sets in row.corrupted], 1, 100),
+            *(_spread([mean(one[name] for one in sets) for sets in row.corrupted], 3) for name in ("ece", "nll")),
+            _spread([mean(one["nll"] for one in sets) for sets in noise], 2),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    for name, (accuracy, aurc) in PUBLISHED.items():
+        cells = ["published", name, "1", "plain", "", f"{accuracy:.2f}", "", "", f"{aurc:.2f}", *[""] * 4]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+NAMES = {
+    ("paper", "single"): ("Single", (0, 12), "center"),
+    ("paper", "mc-droprelu:0.95"): ("MC-DropReLU 0.95", (10, -3), "left"),
+    ("paper", "deep-ensemble:4"): ("Deep Ensemble of 4", (-16, 0), "right"),
+    ("strong", "single"): ("Single", (10, 2), "left"),
+    ("strong", CHOSEN): ("MC-DropReLU 0.98\nby channel", (-10, -2), "right"),
+    ("strong", "deep-ensemble:4"): ("Deep Ensemble of 4", (-16, 0), "right"),
+}
+"""What is written beside the plain passes of a row, where (in points) and on which side."""
+
+
+def picture(study: Study) -> Figure:
+    """Accuracy against NLL, on clean and on corrupted images; the size of a point is the trainings it needs."""
+    figure = new_figure(9.0, 4.1)
+    clean, corrupted = figure.subplots(1, 2)
+    found = rows(study)
+    _points(clean, {row: [(100 * one["accuracy"], one["nll"]) for one in row.clean] for row in found})
+    means = {
+        row: [(100 * mean(one["accuracy"] for one in sets), mean(one["nll"] for one in sets)) for sets in row.corrupted]
+        for row in found
+    }
+    _points(corrupted, {row: places for row, places in means.items() if places})
+    dress(clean, title="Clean test images", x="accuracy, %", y="negative log-likelihood", grid="both")
+    dress(corrupted, title="19 corruptions, 5 severities", x="accuracy, %", grid="both")
+    for text, face, count in (("paper's recipe", "white", 1), ("strong recipe", MUTED, 1), ("4 trainings", "white", 4)):
+        clean.scatter([], [], s=AREA * count, facecolors=face, edgecolors=MUTED, linewidths=1.3, label=text)
+    clean.plot([], [], color=MUTED, linewidth=1.0, marker=">", markersize=4, label="to augmented passes")
+    clean.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="upper right", labelspacing=0.9)
+    return figure
+
+
+def _points(axes: Axes, places: Mapping[Row, list[tuple[float, float]]]) -> None:
+    """A point for each row, in the middle of its runs, which are faint; an arrow from plain to augmented passes."""
+    plain: dict[tuple[str, str], tuple[float, ...]] = {}
+    for row, runs in places.items():
+        colour, key = METHOD_COLOURS[method_name(row.method)], (row.recipe, row.method)
+        centre = tuple(mean(values) for values in zip(*runs, strict=True))
+        if len(runs) > 1:
+            axes.scatter(*zip(*runs, strict=True), s=12, color=colour, alpha=0.3, linewidths=0, zorder=1)
+        face = colour if row.recipe == "strong" else "white"
+        axes.scatter(*centre, s=AREA * row.trainings, facecolors=face, edgecolors=colour, linewidths=1.3, zorder=3)
+        if row.augmented and key in plain:
+            arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.0, "shrinkA": 5, "shrinkB": 5}
+            axes.annotate("", centre, xytext=plain[key], arrowprops=arrow)
+            continue
+        plain[key] = centre
+        text, offset, side = NAMES[key]
+        axes.annotate(
+            text, centre, xytext=offset, textcoords="offset points", ha=side, va="center", color=colour, fontsize=TEXT
+        )
+    axes.margins(0.12)
+
+
+def by_corruption(study: Study) -> Figure:
+    """NLL under each corruption, mean over severities and seeds; the noises first."""
+    figure = new_figure(7.2, 5.4)
+    axes = figure.subplots()
+    shown = {(row.recipe, row.method): row for row in rows(study) if row.corrupted}  # augmented passes where measured
+    names = sorted(CORRUPTIONS, key=lambda name: (name.endswith("_noise"), name), reverse=True)
+    for (recipe, method), row in shown.items():
+        every = [one for sets in row.corrupted for one in sets]
+        nll = [mean(one["nll"] for one in every if one["corruption"] == name) for name in names]
+        colour = METHOD_COLOURS[method_name(method)]
+        face = colour if recipe == "strong" else "white"
+        label = f"{TITLES[method]}, {recipe} recipe{', augmented passes' if row.augmented else ''}"
+        axes.scatter(
+            nll, range(len(names)), s=34, facecolors=face, edgecolors=colour, linewidths=1.2, zorder=3, label=label
+        )
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xticks([0.2, 0.5, 1, 2, 4], ["0.2", "0.5", "1", "2", "4"])
+    axes.minorticks_off()
+    dress(axes, x="negative log-likelihood, mean of five severities (log scale)", grid="both")
+    figure.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="outside upper left", ncols=2)
+    return figure
+
+
+def search() -> list[str]:
+    """The trials on held-out images, long trainings first, then by their NLL."""
+    heads = ["trial", "epochs", "clean", "augmented passes", "corrupted", "corrupted, augmented passes", "noise, NLL"]
+    trials = read_json(ROOT / "results" / "search.json")
+    ordered = sorted(
+        trials, key=lambda one: (-one["config"]["recipe"]["epochs"], min(e["nll"] for e in one["held_out"].values()))
+    )
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *map(_trial, ordered)]
+
+
+def _trial(one: Mapping[str, Any]) -> str:
+    """A row: accuracy in percent, ECE and NLL in each cell; the last is of augmented passes, or of plain ones."""
+    recipe = one["config"]["recipe"]
+    names = {"augmix": "AugMix", "mixup": "mixup", "cutout": "cutout", "noise": "noise"}
+    present = [(name, recipe[key]) for key, name in names.items() if key in recipe]
+    extra = [name if value is True else f"{name} {value}" for name, value in present]
+
+    def cell(scores: Mapping[str, float] | None) -> str:
+        return "" if scores is None else f"{100 * scores['accuracy']:.2f} / {scores['ece']:.3f} / {scores['nll']:.3f}"
+
+    def of(measured: Mapping[str, Any], augmented: bool) -> Any:
+        return next((found for key, found in measured.items() if ("augment" in key) == augmented), None)
+
+    damaged = [of(one["corrupted"], augmented) for augmented in (False, True)]
+    noise = [f"{found['noise']['nll']:.2f}" for found in damaged if found]
+    cells = [
+        ", ".join([f"`{one['config']['method']}`", *extra]),
+        str(recipe["epochs"]),
+        *(cell(of(one["held_out"], augmented)) for augmented in (False, True)),
+        *(cell(found and found["mean"]) for found in damaged),
+        ", ".join(noise),
+    ]
+    return f"| {' | '.join(cells)} |"
