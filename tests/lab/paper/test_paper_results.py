@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from faked_work import FakeWork, place
@@ -260,8 +262,11 @@ def test_illustrations(name, tmp_path, monkeypatch):
         for exact, seen, error in zip(content["exact"], content["simulated"], content["error"], strict=True):
             assert abs(exact - seen) < 5 * error
     if name == "fig-shot-noise":
-        assert len(content["images"][0]) == 6
-        assert content["images"][0][0] != content["images"][0][1]
+        count, versions, *_, channels = content["images"]["shape"]
+        assert (count, versions, channels) == (3, 6, 3)
+        pixels = np.frombuffer(base64.b64decode(content["images"]["base64"]), dtype=np.uint8)
+        pixels = pixels.reshape(content["images"]["shape"])
+        assert all((pixels[:, 0] != pixels[:, noisy]).any() for noisy in range(1, versions))
 
 
 def test_the_framework_is_drawn_from_a_real_prediction(tmp_path):
@@ -273,7 +278,7 @@ def test_the_framework_is_drawn_from_a_real_prediction(tmp_path):
     samples = torch.tensor(content["samples"])
     assert samples.shape == (10, 10)
     assert torch.allclose(samples.mean(0), torch.tensor(content["mean"]), atol=1e-5)
-    assert len(content["image"]) == 16
+    assert content["image"]["shape"][:2] == [16, 16]
     assert content["truth"] in content["classes"]
     for other in (replace(settings, epochs=2), replace(settings, samples=11)):
         assert gather(experiment, other, tmp_path).illustration is None

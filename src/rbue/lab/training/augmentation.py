@@ -75,14 +75,14 @@ def augmix(images: Tensor, rng: np.random.Generator, part: float = 1.0) -> Tenso
     out = torch.empty_like(images)
     size = _images_at_once(images)
     for start in range(0, count, size):
-        part = slice(start, start + size)
-        mixed = images[part] * (1 - weights[part].sum(1))
+        piece = slice(start, start + size)
+        mixed = images[piece] * (1 - weights[piece].sum(1))
         for chain in range(CHAINS):
-            x = images[part].clone()
+            x = images[piece].clone()
             for step in range(DEPTH):
-                _apply_(x, operations[part, chain, step], strengths[part, chain, step])
-            mixed += weights[part, chain] * x
-        out[part] = _to_bytes(mixed)
+                _apply_(x, operations[piece, chain, step], strengths[piece, chain, step])
+            mixed += weights[piece, chain] * x
+        out[piece] = _to_bytes(mixed)
     return out
 
 
