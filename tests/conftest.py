@@ -19,6 +19,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    gc.unfreeze()  # or libraries say at exit that objects of theirs leak
+
+
 @pytest.fixture
 def make_keys():
     """Keys of independent draws for an odd number of rows; for an even one balanced, with a third lane of turns."""
