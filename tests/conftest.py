@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,16 @@ from torch import Tensor
 from rbue import random_stream
 from rbue.activations import RandomSlope, RReLU
 from rbue.kernels import native
+
+
+def pytest_collection_finish():
+    """What was imported stays: a full collection, of which tracing makes many, need not look at all of it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # or libraries say at exit that objects of theirs leak
 
 
 @pytest.fixture

@@ -120,9 +120,10 @@ def test_plain_and_mean_modes_and_revert_give_the_plain_network_back():
         assert torch.equal(rbue.revert(net)(X), plain)
 
 
-def test_compiled_masks_are_the_eager_ones():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_masks_are_the_eager_ones(backend):
     net = rbue.convert(network(), rbue.Dropout(0.5), where="last", example=X)
-    compiled = torch.compile(copy.deepcopy(net), fullgraph=True)
+    compiled = torch.compile(copy.deepcopy(net), fullgraph=True, backend=backend)
     for model in (net, compiled):
         rbue.seed(model, 1)
     with torch.no_grad():

@@ -45,25 +45,32 @@ def outputs_and_gradients(function, inputs, *numbers):
     return outs, torch.autograd.grad([out.nan_to_num(0, 1, -1).sum() for out in outs], leaves)
 
 
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
 class TestCompiled:
-    @pytest.mark.parametrize("mask", ["element", "channel"])
-    def test_masks_are_equal_in_every_shape(self, mask, make_x, make_keys):
+    def test_masks_are_equal_in_every_shape(self, make_x, make_keys):
         inputs = [make_x(*shape) for shape in SHAPES]
         inputs += [x.contiguous(memory_format=torch.channels_last) for x in inputs if x.dim() == 4]
         keys = [make_keys(len(x)) for x in inputs]
 
         def function(inputs, keys):
-            return [random_relu(x, DropReLU(0.5, mask), k) for x, k in zip(inputs, keys, strict=True)]
+            return [
+                random_relu(x, DropReLU(0.5, mask), k)
+                for mask in ("element", "channel")
+                for x, k in zip(inputs, keys, strict=True)
+            ]
 
         compiled = torch.compile(function, fullgraph=True)
         for out, expected in zip(compiled(inputs, keys), function(inputs, keys), strict=True):
             assert out.equal(expected)
 
-    def test_samples_are_absorbed_alike(self, make_x):
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_samples_are_absorbed_alike(self, backend, make_x):
         def function(x, sample):
             return functional.drop_relu(x, 0.5, seed=2**63, sample=sample)
 
-        x, compiled = make_x(3, 37), torch.compile(function, fullgraph=True)
+        x, compiled = make_x(3, 37), torch.compile(function, fullgraph=True, backend=backend)
         for sample in (0, 77, 2**31 - 1, -5):
             assert compiled(x, torch.tensor(sample)).equal(function(x, sample))
 
@@ -97,7 +104,7 @@ class TestCompiled:
                 if isinstance(kind, DropReLU):
                     assert torch.equal(out.nan_to_num(), reference.nan_to_num())
 
-    @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("backend", BACKENDS)
     def test_new_numbers_and_sizes_need_no_new_graph(self, backend, make_x):
         counter = CompileCounterWithBackend(backend)
 

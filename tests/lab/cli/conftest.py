@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 
 import numpy as np
 import pytest
+import typer.testing
 from PIL import Image
 from tiny_runs import TINY
 from typer.testing import CliRunner
 
 from rbue.lab import data
 from rbue.lab.cli import app
+
+# Once for all calls of this process: to build the verbs takes longer than most of them run.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 @pytest.fixture(autouse=True)

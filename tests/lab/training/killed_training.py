@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-import torch._dynamo  # (what is slow happens once, before the first fork)
-from torch.utils import tensorboard  # noqa: F401
 
 from rbue.lab import data, environment
 from rbue.lab.runs.folders import RunConfig, RunFolder
@@ -63,6 +61,10 @@ def checksum(config, root):
 
 
 def main():
+    # What takes long to import comes once, before the first fork; not where tests are collected.
+    import torch._dynamo  # noqa: F401
+    from torch.utils import tensorboard  # noqa: F401
+
     folder, method, (kills, seed, count) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:6])
     recipe = recipe_for("digits", epochs=count, batch=128)
     config = RunConfig(data="digits", model="small_cnn", method=method, width=0.25, recipe=recipe)

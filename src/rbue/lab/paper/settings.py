@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +117,7 @@ class Settings:
 
         Repetitions of an ensemble share no member: the second of four members begins at seed 4.
         """
-        recipe = self.scale.recipe or recipe_for(data)
-        epochs = self.epochs or (None if self.quick else epochs) or recipe.epochs
-        return RunConfig(
-            data=self.data_of(data),
-            model=model,
-            method=method,
-            seed=repetition * parse(method).networks,
-            width=self.scale.width,
-            recipe=Recipe(**{**asdict(recipe), "epochs": epochs}),
-        )
+        return _config(self.scale, data, model, method, repetition, self.epochs or (None if self.quick else epochs))
 
     def models_of(self, grid: Grid) -> tuple[str, ...]:
         """The networks of a grid that were asked for; where any will do, the first one asked for."""
@@ -235,3 +227,16 @@ def spread(values: list[float]) -> tuple[float, float | None]:
     if len(values) < 2:
         return mean, None
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+@cache  # a page asks for each of its few hundred runs many times, and checking one takes milliseconds
+def _config(scale: Scale, data: str, model: str, method: str, repetition: int, epochs: int | None) -> RunConfig:
+    recipe = scale.recipe or recipe_for(data)
+    return RunConfig(
+        data=scale.data or data,
+        model=model,
+        method=method,
+        seed=repetition * parse(method).networks,
+        width=scale.width,
+        recipe=replace(recipe, epochs=epochs or recipe.epochs),
+    )

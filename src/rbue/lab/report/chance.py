@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from rbue.metrics.calibration_error import top_label
 from rbue.metrics.classification import log_losses, squared_errors
+from rbue.metrics.sets import binomial_interval
 
 Floats = NDArray[np.float64]
 
@@ -123,19 +124,10 @@ def resample(
     for place, (measure, higher) in enumerate((("accuracy", True), ("ece", False), ("nll", False), ("brier", False))):
         intervals = (values[:, place] + spread[:, :, place]).T.clip(0, 1 if measure in ("accuracy", "ece") else None)
         if measure == "accuracy" and len(runs) == len(names):
-            intervals = np.stack(share_interval((values[:, place] * images).round(), images), 1)
+            right = torch.from_numpy((values[:, place] * images).round())
+            intervals = torch.stack(binomial_interval(right, torch.full_like(right, images), CONFIDENCE), 1).numpy()
         result[measure] = Resampled(names, values[:, place], drawn[:, :, place], intervals, images, higher)
     return result
-
-
-def share_interval(part: ArrayLike, whole: ArrayLike) -> tuple[Floats, Floats]:
-    """The exact 95 % interval of a share: :func:`rbue.metrics.binomial_interval` by SciPy, which takes no time."""
-    from scipy.special import betaincinv  # type: ignore[import-untyped]
-
-    k, n, tail = np.asarray(part, dtype=float), np.asarray(whole, dtype=float), (1 - CONFIDENCE) / 2
-    low = np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, tail), 0.0)
-    high = np.where(k < n, betaincinv(k + 1, np.maximum(n - k, 1), 1 - tail), 1.0)
-    return low, high
 
 
 def _run_scores(probs: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rbue.lab.methods.mc_droprelu import MCDropReLU
 from rbue.lab.report import figures
-from rbue.lab.report.chance import share_interval
+from rbue.lab.report.chance import CONFIDENCE
 from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, TableBlock, Text
 from rbue.lab.report.run_answers import Answers, image_cards
 from rbue.lab.report.run_compared import Compared, column_figure, stored
@@ -30,6 +31,7 @@ from rbue.lab.runs.networks import NoWeights
 from rbue.lab.runs.temperatures import FILE as CALIBRATION
 from rbue.lab.runs.temperatures import at_a_bound, is_calibration_of
 from rbue.lab.training.trainer import read_log
+from rbue.metrics.sets import binomial_interval
 
 
 def interval_blocks(this: Compared, table: Table) -> list[Block]:
@@ -85,7 +87,7 @@ def calibration_blocks(this: Compared) -> list[Block]:
             *(diagram.edges, diagram.counts, diagram.confidence, diagram.accuracy),
             label=one.method,
             note=f"ECE {ece:.4f}",
-            intervals=share_interval(right, diagram.counts),
+            intervals=binomial_interval(right, diagram.counts, CONFIDENCE),
         )
         alt = (
             f"Reliability diagram of {one.method}: mean confidence {one.confidence.mean():.3f}, accuracy "
@@ -172,7 +174,7 @@ def _errors(one: Answers) -> list[Block]:
 
 def _class_table(counts: NDArray[np.int_], classes: Sequence[str]) -> Table:
     of_class, right, answered = counts.sum(1), counts.diagonal(), counts.sum(0)
-    lows, highs = share_interval(right, of_class)
+    lows, highs = binomial_interval(torch.from_numpy(right), torch.from_numpy(of_class), CONFIDENCE)
     rows: list[tuple[float, Row]] = []
     for place, name in enumerate(classes):
         images, hits = int(of_class[place]), int(right[place])

@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rbue.decisions import abstaining
 from rbue.errors import RbueWarning
 from rbue.lab.report import figures
-from rbue.lab.report.chance import CONFIDENCE, share_interval
+from rbue.lab.report.chance import CONFIDENCE
 from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, Fold, TableBlock, Text
 from rbue.lab.report.run_compared import Compared, column_figure, entropy_pair
 from rbue.lab.report.run_tables import METHOD
 from rbue.lab.report.tables import Cell, Column, Row, Table, percent
+from rbue.metrics.sets import binomial_interval
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _rule_table(rules: Mapping[str, Rule]) -> Table:
         silent = Cell(None, why="nothing is answered")
         wrong = silent
         if rule.answered:
-            low, high = share_interval(rule.wrong, rule.answered)
+            low, high = binomial_interval(torch.tensor(rule.wrong), torch.tensor(rule.answered), CONFIDENCE)
             wrong = Cell(rule.risk, interval=(float(low), float(high)))
         fitted = rule.fitted.threshold
         threshold = "everything" if fitted == -math.inf else Cell(fitted) if fitted < math.inf else silent
