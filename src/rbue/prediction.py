@@ -45,6 +45,11 @@ class Sampled:
         """The shape of an image's mean output."""
         return tuple(getattr(self, self._main).shape[1:])
 
+    def to(self: _Kind, device: torch.device | str) -> _Kind:
+        """The same prediction with its tensors on another device."""
+        tensors = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(self, **{name: x.to(device) for name, x in tensors.items() if isinstance(x, Tensor)})
+
     def _described(self, what: str, *numbers: str) -> str:
         drawn = self.samples_used
         count = f"{int(drawn.min())}" if drawn.min() == drawn.max() else f"{int(drawn.min())} to {int(drawn.max())}"
