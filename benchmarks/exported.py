@@ -6,12 +6,14 @@
 Each network is exported as ONNX and as pt2. A fresh process that cannot import torch and rbue runs the ONNX file, one
 that cannot import rbue the pt2 file. Their outputs are compared with those of ``predict``, those of another seed with
 the first, and those of an image alone with its row in a batch. Milliseconds are medians of calls that take turns, with
-one thread each. Weights are random, with BatchNorm statistics from a few batches.
+one thread each. Weights are random, with BatchNorm statistics from a few batches. Networks that the file has already,
+from the same machine, versions and settings, stay in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -117,6 +119,7 @@ def measured(name: str, samples: int, trials: int) -> dict[str, Any]:
             start = time.process_time()
             rbue.export(model, folder / f"net.{kind}", x, samples=samples)
             seconds = time.process_time() - start
+            print(f"{name}: {kind} in {seconds:.0f} processor seconds", flush=True)
             in_fresh_process(code, folder)
             expected = rbue.predict(model, x, samples=samples, seed=SEED)
             found[kind] = agreement(folder, kind, expected) | {
@@ -147,6 +150,13 @@ def measured(name: str, samples: int, trials: int) -> dict[str, Any]:
     return found
 
 
+def _settings(result: dict[str, Any]) -> dict[str, Any]:
+    """What two runs have to have in common to stand in one file; a ratio is within a network, so of one run."""
+    varying = ("commit", "date")
+    known = {key: value for key, value in result["facts"].items() if key not in varying}
+    return {**result, "facts": known, "networks": None}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=["resnet18", "vgg13", "densenet121", "vit"])
@@ -164,6 +174,10 @@ def main() -> None:
         "images": "32x32",
         "networks": {},
     }
+    if arguments.out is not None and arguments.out.exists():
+        before = json.loads(arguments.out.read_text())
+        if _settings(before) == _settings(result):
+            result["networks"] = before["networks"]
     for name in arguments.networks:
         result["networks"][name] = measured(name, arguments.samples, arguments.trials)
         print(name, result["networks"][name], flush=True)

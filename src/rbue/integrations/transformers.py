@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rbue import metrics
+from rbue.call_sites import innermost
+from rbue.call_sites.following import plain_class
 from rbue.errors import InvalidInput, whole_number
 from rbue.integrations.outputs import as_outputs
 from rbue.sampling import predict
@@ -48,7 +50,7 @@ class Sampled:
         samples: number of passes.
         seed: seed of the draws.
         outputs: what the model returns: ``"logits"`` ``(B, C)``, ``"tokens"`` ``(B, T, C)``, ``"multilabel"`` ``(B, K)``
-            or ``"values"``. By default the model's configuration and its name say.
+            or ``"values"``. By default the model's configuration, its name and the labels say which.
         draws: ``"balanced"`` or ``"independent"``.
         **kwargs: passed on to the Trainer.
     """
@@ -65,9 +67,9 @@ class Sampled:
         super().__init__(*args, **kwargs)
         if outputs is not None and outputs not in _LOSSES:
             raise InvalidInput(f"outputs must be one of {', '.join(map(repr, _LOSSES))}, not {outputs!r}.")
-        self.outputs = outputs or _outputs_of(self.model)  # type: ignore[attr-defined]
-        self.sampling = {"samples": whole_number(samples, "samples"), "seed": seed, "draws": draws}
-        self._steps = 0
+        self._given_outputs = self._outputs = outputs
+        self._settings: dict[str, Any] = {"samples": whole_number(samples, "samples"), "seed": seed, "draws": draws}
+        self._seen = 0
 
     def evaluation_loop(
         self,
@@ -77,11 +79,14 @@ class Sampled:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """As that of the Trainer, with all predictions and their scores."""
-        self._steps = 0
-        found = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)  # type: ignore[misc]
+        """That of the Trainer, with the scores of all predictions."""
+        self._seen = 0
+        loop = super().evaluation_loop  # type: ignore[misc]
+        found = loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         for name, value in self._scores(found.predictions, found.label_ids).items():
             found.metrics.setdefault(f"{metric_key_prefix}_{name}", value)
+            if name == "nll":  # the mean over batches depends on their size
+                found.metrics[f"{metric_key_prefix}_loss"] = value
         return found
 
     def prediction_step(
@@ -90,12 +95,40 @@ class Sampled:
         """The loss, the outputs and the labels of one batch."""
         trainer: Any = self
         inputs = trainer._prepare_inputs(inputs)
-        found = tuple(inputs.get(name) for name in trainer.label_names)
-        labels = None if not found or None in map(type, found) else found[0] if len(found) == 1 else found
+        found = [inputs.get(name) for name in trainer.label_names]
+        labels = found[0] if len(found) == 1 else None
         given = {name: value for name, value in inputs.items() if name not in trainer.label_names}
-        rows = len(next(value for value in given.values() if isinstance(value, Tensor) and value.dim()))
-        # accelerate deals whole batches to the processes in turn, and all but the last have this size.
-        size = rows if trainer.args.world_size == 1 else trainer.args.eval_batch_size
-        first = (self._steps * trainer.args.world_size + trainer.args.process_index) * size
-        ...
-        return None, None, None
+        rows = next(len(value) for value in given.values() if isinstance(value, Tensor) and value.dim())
+        # accelerate deals whole batches to the processes in turn, so numbers do not depend on how many there are.
+        first = self._seen * trainer.args.world_size + trainer.args.process_index * rows
+        self._seen += rows
+        self._outputs = self._given_outputs or _kind_of(model, labels)
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            index = torch.arange(first, first + rows)
+            prediction = predict(model, given, index=index, outputs=self._outputs, **self._settings)
+        scores = as_outputs(prediction)
+        loss = None if labels is None else _LOSSES[self._outputs](scores, labels)
+        return (loss, None, None) if prediction_loss_only else (loss, scores, labels)
+
+    def _scores(self, predictions: Any, labels: Any) -> dict[str, float]:
+        """Those of classes, where the predictions are still what they were."""
+        if self._outputs not in ("logits", "tokens") or getattr(predictions, "ndim", 0) != 1 + getattr(labels, "ndim", 0):
+            return {}
+        there = labels != IGNORED
+        probs, truth = torch.from_numpy(predictions[there]).double().softmax(1), torch.from_numpy(labels[there])
+        return {name: getattr(metrics, name)(probs, truth).item() for name in ("accuracy", "nll", "ece")}
+
+
+def _kind_of(model: Any, labels: Tensor | None) -> str:
+    """What a model of transformers returns."""
+    network = innermost(model)
+    config = getattr(network, "config", None)
+    known = {"regression": "values", "multi_label_classification": "multilabel"}
+    problem = getattr(config, "problem_type", None)
+    if problem in known:
+        return known[problem]
+    if getattr(config, "num_labels", None) == 1:
+        return "values"
+    if plain_class(network).__name__.endswith("ForTokenClassification"):
+        return "tokens"
+    return "multilabel" if labels is not None and labels.is_floating_point() else "logits"
