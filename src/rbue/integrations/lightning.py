@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rbue import metrics as rbue_metrics
 from rbue.call_sites import conversion_of, innermost
 from rbue.call_sites.draws import STEP
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import Batch, batches_of
 from rbue.errors import ConversionError, InvalidInput, RbueError, whole_number
 from rbue.integrations.outputs import as_outputs
-from rbue.metrics import collection
 from rbue.prediction import AnyPrediction
 from rbue.sampling import predict
 
@@ -67,7 +67,7 @@ class Sampling(Callback):
     ) -> None:
         self.settings = {"samples": whole_number(samples, "samples"), "seed": seed, **settings}
         self.network = network
-        self.metrics = collection() if metrics is None else metrics
+        self.metrics = rbue_metrics.collection() if metrics is None else metrics
         self.names = names
         self._at_end: list[Callable[[], object]] = []
         self._sampling = False
