@@ -47,8 +47,9 @@ class Sampled:
 
     def to(self: _Kind, device: torch.device | str) -> _Kind:
         """The same prediction with its tensors on another device."""
-        tensors = {one.name: getattr(self, one.name) for one in fields(self)}
-        return replace(self, **{name: x.to(device) for name, x in tensors.items() if isinstance(x, Tensor)})
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        moved: dict[str, Any] = {name: x.to(device) for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
 
     def _described(self, what: str, *numbers: str) -> str:
         drawn = self.samples_used

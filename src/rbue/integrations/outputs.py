@@ -11,7 +11,7 @@ from rbue.prediction import AnyPrediction, MultiLabel, Prediction
 def as_outputs(prediction: AnyPrediction) -> Tensor:
     """What a network would return in one pass that says what all samples say.
 
-    For logits it is ``log p`` of the mean probabilities ``p``: its softmax is ``p``, its argmax the label, and its cross
+    For logits it is ``log p`` of the mean probabilities ``p``: its softmax is ``p``, its argmax the label, its cross
     entropy their negative log-likelihood. For ``"binary"`` and ``"multilabel"`` it is ``log p - log (1 - p)``, whose
     sigmoid is ``p``. Probabilities and numbers stay as they are; of ``"gaussian"`` come mean and total variance.
 

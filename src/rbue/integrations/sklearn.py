@@ -15,7 +15,6 @@ from rbue.activations import DropReLU, Randomness
 from rbue.call_sites import convert, seed
 from rbue.call_sites.following import CONVERSION
 from rbue.errors import InvalidInput, RbueError, whole_number
-from rbue.prediction import AnyPrediction
 from rbue.sampling import predict
 from rbue.sampling.tasks import mean_and_variance
 
@@ -90,31 +89,28 @@ class _Estimator(BaseEstimator):
         network = self._mlp(features, outputs) if self.module is None else self.module(features, outputs)
         if not isinstance(network, nn.Module):
             raise InvalidInput(
-                "module must be a torch.nn.Module, or a function of the numbers of features and outputs that makes one, "
-                f"but made {type(network).__name__}."
+                "module must be a torch.nn.Module, or make one of the numbers of features and outputs, but it made "
+                f"{type(network).__name__}."
             )
         return network
 
     @staticmethod
     def _mlp(features: int, outputs: int) -> nn.Module:
-        """Small, and in the precision of scikit-learn, so that a row's prediction does not depend on other rows."""
-        sizes = nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs)
-        return nn.Sequential(*sizes).double()
+        """Small, and in scikit-learn's precision: in a shorter one, a row's answer varies a little with the batch."""
+        layers = nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs)
+        return nn.Sequential(*layers).double()
 
     @staticmethod
     def _tensor(x: np.ndarray, network: nn.Module) -> Tensor:
         parameter = next(network.parameters())
         return torch.as_tensor(x, dtype=parameter.dtype, device=parameter.device)
 
-    def _sampled(self, X: Any, outputs: Any) -> AnyPrediction:
+    def _sampled(self, X: Any, outputs: str | None) -> Any:
         """The prediction; each row draws the bits of image 0, so that its answer is its own in whatever company."""
         check_is_fitted(self)
         x = self._tensor(validate_data(self, X, reset=False, dtype=np.float64), self.network_)
         index = torch.zeros(len(x), dtype=torch.int64)
-        found: AnyPrediction = predict(
-            self.network_, x, samples=self.samples, seed=self.seed_, index=index, outputs=outputs
-        )
-        return found
+        return predict(self.network_, x, self.samples, self.seed_, index, outputs=outputs)
 
 
 class RbueClassifier(ClassifierMixin, _Estimator):
@@ -180,9 +176,9 @@ class RbueRegressor(RegressorMixin, _Estimator):
     deviation holds the noise of the data and what the samples disagree about. Targets are standardised inside.
 
     Args:
-        module: a ``torch.nn.Module`` of which a copy is trained, or a function that makes one of the numbers of features
-            and outputs. It returns one number a row, and is trained by squared errors; its standard deviation is then
-            what the samples disagree about alone. None is a network with two hidden layers of 64.
+        module: a ``torch.nn.Module`` of which a copy is trained, or a function that makes one of the numbers of
+            features and outputs. It returns one number a row and is trained by squared errors; its standard deviation
+            is then only what the samples disagree about. None is a network with two hidden layers of 64.
         outputs: ``"gaussian"`` for a module that returns a mean and a positive variance too, as :func:`rbue.predict`
             takes them. Default: ``"gaussian"`` without a module, else ``"values"``.
         q: probability that a ReLU stays one (:class:`rbue.DropReLU`).
@@ -263,7 +259,7 @@ class RbueRegressor(RegressorMixin, _Estimator):
     @staticmethod
     def _mlp(features: int, outputs: int) -> nn.Module:
         network = _Estimator._mlp(features, outputs)
-        return nn.Sequential(*network, _PositiveVariance()) if outputs == 2 else network
+        return nn.Sequential(network, _PositiveVariance()) if outputs == 2 else network
 
 
 class _PositiveVariance(nn.Module):
@@ -280,5 +276,7 @@ def _likelihood(outputs: Any, y: Tensor) -> Tensor:
 
 def _squares(outputs: Tensor, y: Tensor) -> Tensor:
     if outputs.numel() != y.numel():
-        raise InvalidInput(f"the module returned shape {tuple(outputs.shape)} for {len(y)} rows; one number each is due.")
+        raise InvalidInput(
+            f"the module returned shape {tuple(outputs.shape)} for {len(y)} rows; return one number each."
+        )
     return F.mse_loss(outputs.reshape(y.shape), y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -38,8 +39,8 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class Sampled:
     """Makes ``evaluate`` and ``predict`` of a ``transformers.Trainer`` those of :func:`rbue.predict`.
 
-    ``class SampledTrainer(Sampled, Trainer): pass``. The model is a converted one. ``trainer.predict(data).predictions``
-    are the logarithms of the mean probabilities: their argmax is the label, their softmax the probabilities, and
+    ``class SampledTrainer(Sampled, Trainer): pass``, with a converted model. ``trainer.predict(data).predictions`` are
+    the logarithms of the mean probabilities: their argmax is the label, their softmax the probabilities, and
     ``compute_metrics`` gets them too. ``eval_loss`` is the negative log-likelihood of the mean; ``eval_nll``,
     ``eval_ece`` and ``eval_accuracy`` stand beside it, so ``metric_for_best_model="nll"`` works. Training is as ever.
 
@@ -49,8 +50,8 @@ class Sampled:
         *args: passed on to the Trainer.
         samples: number of passes.
         seed: seed of the draws.
-        outputs: what the model returns: ``"logits"`` ``(B, C)``, ``"tokens"`` ``(B, T, C)``, ``"multilabel"`` ``(B, K)``
-            or ``"values"``. By default the model's configuration, its name and the labels say which.
+        outputs: what the model returns, ``"logits"`` ``(B, C)``, ``"tokens"`` ``(B, T, C)``, ``"multilabel"``
+            ``(B, K)`` or ``"values"``. By default the model's configuration, its name and the labels say which.
         draws: ``"balanced"`` or ``"independent"``.
         **kwargs: passed on to the Trainer.
     """
@@ -112,7 +113,8 @@ class Sampled:
 
     def _scores(self, predictions: Any, labels: Any) -> dict[str, float]:
         """Those of classes, where the predictions are still what they were."""
-        if self._outputs not in ("logits", "tokens") or getattr(predictions, "ndim", 0) != 1 + getattr(labels, "ndim", 0):
+        arrays = isinstance(predictions, np.ndarray) and isinstance(labels, np.ndarray)
+        if self._outputs not in ("logits", "tokens") or not arrays or predictions.ndim != labels.ndim + 1:
             return {}
         there = labels != IGNORED
         probs, truth = torch.from_numpy(predictions[there]).double().softmax(1), torch.from_numpy(labels[there])

@@ -405,7 +405,7 @@ class CoverageAtRisk(AURC):
 class _LabelAURC(AURC):
     """``AURC`` of the predicted labels: how well their confidence ranks them."""
 
-    def update(self, probs: Tensor, labels: Tensor) -> None:  # type: ignore[override]
+    def update(self, probs: Tensor, labels: Tensor) -> None:
         """Take in one batch."""
         self._append(*top_label(probs, labels))
 
