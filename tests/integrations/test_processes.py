@@ -1,4 +1,4 @@
-"""Two processes evaluate to what one does; slow, as each imports the tools."""
+"""Two processes evaluate to what one does, in mixed precision too; slow, as each imports the tools."""
 
 import subprocess
 import sys
@@ -59,10 +59,15 @@ net = BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=3, **si
 x, y = torch.randint(0, 50, (22, 9)), torch.randint(0, 3, (22,))
 rbue.convert(net, rbue.DropActivation(0.8), example={"input_ids": x})
 rows = [{"input_ids": one, "labels": other} for one, other in zip(x, y)]
-arguments = TrainingArguments("out", use_cpu=True, report_to=[], per_device_eval_batch_size=4, disable_tqdm=True)
+net.classifier.weight.data *= 20
+plain = rbue.predict(net, {"input_ids": x}, samples=9, seed=2).probs
+with torch.autocast("cpu", torch.bfloat16):
+    expected = rbue.predict(net, {"input_ids": x}, samples=9, seed=2).probs
+assert not torch.allclose(plain, expected, atol=1e-5)
+options = dict(use_cpu=True, report_to=[], disable_tqdm=True, bf16=True)  # a process keeps its first precision
+arguments = TrainingArguments("out", per_device_eval_batch_size=4, **options)
 trainer = SampledTrainer(model=net, args=arguments, eval_dataset=rows, samples=9, seed=2)
 found = trainer.predict(rows)
-expected = rbue.predict(net, {"input_ids": x}, samples=9, seed=2).probs
 assert arguments.world_size == 2
 assert torch.allclose(torch.from_numpy(found.predictions).exp(), expected, atol=1e-6)
 assert abs(found.metrics["test_nll"] - rbue.metrics.nll(expected, y)) < 1e-6
