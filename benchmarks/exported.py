@@ -1,21 +1,24 @@
 """What an exported file says and costs, against `rbue.predict` in one run on this CPU.
 
     python benchmarks/exported.py [--networks resnet18 vgg13 densenet121 vit] [--samples 10] [--trials 5]
-        [--out results/exported.json]
+        [--compare onnx pt2] [--out results/exported.json]
 
 Each network is exported as ONNX and as pt2. A fresh process that cannot import torch and rbue runs the ONNX file, one
 that cannot import rbue the pt2 file. Their outputs are compared with those of ``predict``, those of another seed with
 the first, and those of an image alone with its row in a batch. Milliseconds are medians of calls that take turns, with
-one thread each. Weights are random, with BatchNorm statistics from a few batches.
+one thread each. Weights are random, with BatchNorm statistics from a few batches. What the file has already, from the
+same machine, versions and settings, stays in it unless it is measured anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -78,6 +81,11 @@ def network(name: str) -> tuple[nn.Module, torch.Tensor]:
             model.classifier.weight.mul_(20)  # type: ignore[union-attr, operator]
         return rbue.convert(model, rbue.DropActivation(q=0.9), example=x), x
     model = create(name, classes=10).train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            # The mean of all batches. A moving one is still near its start, and the scores of a deep network explode:
+            # probabilities of 0 and 1 agree whatever the file does.
+            module.momentum = None
     with torch.no_grad():
         for _ in range(4):
             model(torch.randn(32, 3, 32, 32))
@@ -93,6 +101,7 @@ def agreement(folder: Path, kind: str, expected: Any) -> dict[str, Any]:
     first, again, other, alone = ([np.load(folder / f"{kind}{k}.npz")[f"arr_{n}"] for n in range(3)] for k in range(4))
     wanted = [one.numpy() for one in (expected.probs, expected.entropy, expected.mutual_information)]
     return {
+        "mean confidence": float(expected.confidence.mean()),
         "labels equal": bool((first[0].argmax(1) == expected.label.numpy()).all()),
         "largest differences": {
             name: float(np.abs(one - two).max())
@@ -104,29 +113,33 @@ def agreement(folder: Path, kind: str, expected: Any) -> dict[str, Any]:
     }
 
 
-def measured(name: str, samples: int, trials: int) -> dict[str, Any]:
+def compared(model: nn.Module, x: torch.Tensor, samples: int, kinds: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Write the files and run them elsewhere."""
+    found: dict[str, Any] = {}
+    np.save(folder / "x.npy", x.numpy())
+    expected = rbue.predict(model, x, samples=samples, seed=SEED)
+    for kind in kinds:
+        start = time.process_time()
+        rbue.export(model, folder / f"net.{kind}", x, samples=samples)
+        seconds = time.process_time() - start
+        print(f"{kind} file in {seconds:.0f} processor seconds", flush=True)
+        in_fresh_process(IN_ONNXRUNTIME if kind == "onnx" else IN_TORCH, folder)
+        found[kind] = agreement(folder, kind, expected) | {
+            "processor seconds to export": round(seconds, 1),
+            "megabytes": round((folder / f"net.{kind}").stat().st_size / 1e6, 1),
+        }
+    return found
+
+
+def timed(model: nn.Module, x: torch.Tensor, samples: int, trials: int, folder: Path) -> dict[str, Any]:
+    """Milliseconds of both files and of ``predict``, in turns."""
     import onnxruntime
 
-    model, x = network(name)
-    rbue.set_temperature(model, 1.3)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(folder / "net.onnx"), options, providers=["CPUExecutionProvider"])
+    run = torch.export.load(folder / "net.pt2").module()
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        np.save(folder / "x.npy", x.numpy())
-        for kind, code in (("onnx", IN_ONNXRUNTIME), ("pt2", IN_TORCH)):
-            start = time.process_time()
-            rbue.export(model, folder / f"net.{kind}", x, samples=samples)
-            seconds = time.process_time() - start
-            in_fresh_process(code, folder)
-            expected = rbue.predict(model, x, samples=samples, seed=SEED)
-            found[kind] = agreement(folder, kind, expected) | {
-                "processor seconds to export": round(seconds, 1),
-                "megabytes": round((folder / f"net.{kind}").stat().st_size / 1e6, 1),
-            }
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(str(folder / "net.onnx"), options, providers=["CPUExecutionProvider"])
-        run = torch.export.load(folder / "net.pt2").module()
     for batch in (1, BATCH):
         part, images = x[:batch], x[:batch].numpy()
         numbers = {"seed": np.array(SEED), "offset": np.array(0)}
@@ -147,11 +160,19 @@ def measured(name: str, samples: int, trials: int) -> dict[str, Any]:
     return found
 
 
+def _settings(result: dict[str, Any]) -> dict[str, Any]:
+    """What two runs have to have in common to stand in one file; a ratio is within a network, so of one run."""
+    varying = ("commit", "date")
+    known = {key: value for key, value in result["facts"].items() if key not in varying}
+    return {**result, "facts": known, "networks": None}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=["resnet18", "vgg13", "densenet121", "vit"])
     parser.add_argument("--samples", type=int, default=10)
     parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--compare", nargs="+", choices=["onnx", "pt2"], help="compare the outputs of these, time none")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     from onnxruntime import __version__ as version
@@ -165,8 +186,18 @@ def main() -> None:
         "networks": {},
     }
     for name in arguments.networks:
-        result["networks"][name] = measured(name, arguments.samples, arguments.trials)
-        print(name, result["networks"][name], flush=True)
+        model, x = network(name)
+        rbue.set_temperature(model, 1.3)
+        with tempfile.TemporaryDirectory() as place:
+            found = compared(model, x, arguments.samples, arguments.compare or ["onnx", "pt2"], Path(place))
+            if not arguments.compare:
+                found |= timed(model, x, arguments.samples, arguments.trials, Path(place))
+        print(name, found, flush=True)
+        if arguments.out is not None and arguments.out.exists():
+            before = json.loads(arguments.out.read_text())
+            if _settings(before) == _settings(result):
+                result["networks"] = before["networks"]
+        result["networks"].setdefault(name, {}).update(found)
         if arguments.out is not None:
             write_json(arguments.out, result)
 

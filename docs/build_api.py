@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import rbue
-from rbue import activations, lab
+from rbue import activations, integrations, lab
+from rbue.integrations import sklearn, transformers
 from rbue.lab import data, methods, models
 
 PAGE = Path(__file__).with_name("api.md")
@@ -29,6 +30,9 @@ SECTIONS: list[tuple[str, ModuleType, list[str]]] = [
         list(rbue.decisions.out_of_distribution.__all__),
     ),
     ("rbue.decisions.acquiring", rbue.decisions.acquiring, list(rbue.decisions.acquiring.__all__)),
+    ("rbue.integrations", integrations, list(integrations.__all__)),
+    ("rbue.integrations.sklearn", sklearn, list(sklearn.__all__)),
+    ("rbue.integrations.transformers", transformers, list(transformers.__all__)),
     ("rbue.variance", rbue.variance, list(rbue.variance.__all__)),
     ("rbue.lab", lab, list(lab.__all__)),
     ("rbue.lab.models", models, list(models.__all__)),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rbue import Site, functional, random_stream
+from rbue import Prediction, Site, functional, random_stream
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -26,6 +26,7 @@ PAGES = [
     "docs/paper.md",
 ]
 TUTORIALS = {name: f"docs/tutorials/{name}.md" for name in ("trained-network", "regression", "text", "segmentation")}
+SLOW_PAGES = ["docs/export.md", "docs/integrations.md"]
 SLOW = {"trained-network", "text", "segmentation"}
 
 
@@ -50,6 +51,17 @@ def test_exported_files_run_as_written(tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)
     run_blocks("docs/export.md")
+
+
+@pytest.mark.slow
+def test_integrations_run_as_written(tmp_path, monkeypatch):
+    for package in ("lightning", "transformers", "accelerate", "sklearn", "torchmetrics"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks("docs/integrations.md")
+    assert all(isinstance(one, Prediction) for one in names["predictions"])
+    assert {"eval_loss", "eval_nll", "eval_ece", "eval_accuracy"} <= names["scores"].keys()
+    assert set(names["metrics"].compute()) == {f"val_{name}" for name in ("accuracy", "nll", "ece", "brier", "aurc")}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +134,7 @@ def test_the_constants_on_the_page_are_the_librarys(written_stream):
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, *TUTORIALS.values(), "docs/export.md", "docs/results.md", "benchmarks/README.md", "CONTRIBUTING.md"],
+    [*PAGES, *TUTORIALS.values(), *SLOW_PAGES, "docs/results.md", "benchmarks/README.md", "CONTRIBUTING.md"],
 )
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
@@ -146,7 +158,7 @@ def test_sentences_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/results.md", "docs/decisions.md", "docs/export.md", *TUTORIALS.values()]
+    "page", ["README.md", "docs/results.md", "docs/decisions.md", *SLOW_PAGES, *TUTORIALS.values()]
 )
 def test_no_sentence_has_more_than_30_words(page):
     long = [one for one in sentences((ROOT / page).read_text()) if len(re.findall(r"\w[^\s]*", one)) > 30]

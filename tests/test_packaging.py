@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 
 ALONE = """
 import sys
-for name in "PIL cv2 matplotlib rich scipy sklearn skimage torchmetrics typer".split():
+missing = "PIL accelerate cv2 lightning matplotlib rich scipy sklearn skimage torchmetrics transformers typer"
+for name in missing.split():
     sys.modules[name] = None  # not installed
 import torch, rbue
 assert "torch._dynamo" not in sys.modules, "the compiler takes longer to import than torch"

@@ -45,6 +45,12 @@ class Sampled:
         """The shape of an image's mean output."""
         return tuple(getattr(self, self._main).shape[1:])
 
+    def to(self: _Kind, device: torch.device | str) -> _Kind:
+        """The same prediction with its tensors on another device."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        moved: dict[str, Any] = {name: x.to(device) for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
+
     def _described(self, what: str, *numbers: str) -> str:
         drawn = self.samples_used
         count = f"{int(drawn.min())}" if drawn.min() == drawn.max() else f"{int(drawn.min())} to {int(drawn.max())}"

@@ -131,6 +131,17 @@ def test_float32_batches_are_summed_in_float64(make_batch):
     assert metric.compute().item() == pytest.approx(metrics.nll(probs.float(), labels).item(), rel=1e-12)
 
 
+def test_a_collection_gives_what_the_functions_give(make_batch):
+    probs, labels = make_batch(100)
+    scores = metrics.collection(bins=7, prefix="val_")
+    for part, truth in zip(probs.split(SPLIT), labels.split(SPLIT), strict=True):
+        scores.update(part, truth)
+    expected = {name: getattr(metrics, name)(probs, labels) for name in ("accuracy", "nll", "brier")}
+    expected |= {"ece": metrics.ece(probs, labels, bins=7)}
+    expected |= {"aurc": metrics.aurc(probs.amax(1), probs.argmax(1) == labels)}
+    assert scores.compute() == {f"val_{name}": pytest.approx(value.item()) for name, value in expected.items()}
+
+
 def test_a_collection_does_not_merge_what_only_starts_out_equal(make_samples):
     sure = torch.eye(3)
     collection = MetricCollection([metrics.Accuracy(), metrics.TopKAccuracy(k=2), metrics.NLL(), metrics.Brier()])

@@ -1,10 +1,10 @@
 """Accuracy, calibration, proper scores, uncertainty, diversity, detection and sets; scores of regression.
 
 Lower-case names are pure functions of whole tensors; capitalised names are torchmetrics classes that take
-the data in batches and give the same values. ``probs`` are mean class probabilities, ``(B, C)`` or
-``(B, C, ...)``; ``samples`` are ``(S, B, C)`` or ``(S, B, C, ...)``, samples first. Numbers of regression have any
-shape ``(B, ...)``. Everything is computed in
-float64 on the device of the input and returned as a tensor there; logarithms are natural.
+the data in batches and give the same values, and ``collection()`` is several of them at once. ``probs`` are mean
+class probabilities, ``(B, C)`` or ``(B, C, ...)``; ``samples`` are ``(S, B, C)`` or ``(S, B, C, ...)``, samples first.
+Numbers of regression have any shape ``(B, ...)``. Everything is computed in float64 on the device of the input and
+returned as a tensor there; logarithms are natural.
 
 torchmetrics is imported when the first class is asked for, so the functions also work where it cannot be
 imported (it fails, for instance, beside a torchvision that does not fit the installed torch).
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         MutualInformation,
         PredictiveEntropy,
         TopKAccuracy,
+        collection,
     )
     from rbue.metrics.streaming_regression import (
         GaussianCRPS,
@@ -76,9 +77,9 @@ __all__ = [
     "Coverage", "CoverageAtRisk", "Disagreement", "GaussianCRPS", "GaussianNLL", "IntervalCoverage",
     "MutualInformation", "PredictiveEntropy", "QuantileCalibrationError", "Reliability", "RiskCoverage", "SampleCRPS",
     "TopKAccuracy",
-    "accuracy", "adaptive_ece", "augrc", "aupr", "aurc", "auroc", "binomial_interval", "brier", "coverage_at_risk",
-    "coverage_by_class", "coverage_by_size", "disagreement", "ece", "entropy", "expected_entropy", "fpr95",
-    "gaussian_crps", "gaussian_nll", "interval_coverage", "jsd", "max_pairwise", "mce", "mean_pairwise",
+    "accuracy", "adaptive_ece", "augrc", "aupr", "aurc", "auroc", "binomial_interval", "brier", "collection",
+    "coverage_at_risk", "coverage_by_class", "coverage_by_size", "disagreement", "ece", "entropy", "expected_entropy",
+    "fpr95", "gaussian_crps", "gaussian_nll", "interval_coverage", "jsd", "max_pairwise", "mce", "mean_pairwise",
     "mutual_information", "nll", "quantile_calibration_error", "reliability", "risk_coverage", "sample_crps",
     "set_coverage", "set_size", "top_k_accuracy",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from rbue.errors import InvalidInput, whole_number
 from rbue.metrics import _checks
@@ -400,3 +400,30 @@ class CoverageAtRisk(AURC):
     def compute(self) -> Tensor:
         """Return the coverage at that error rate of all images seen since the last ``reset``."""
         return coverage_at_risk(*self._joined(), self.risk)
+
+
+class _LabelAURC(AURC):
+    """``AURC`` of the predicted labels: how well their confidence ranks them."""
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Take in one batch."""
+        self._append(*top_label(probs, labels))
+
+
+def collection(bins: int = 30, **settings: Any) -> MetricCollection:
+    """The scores of a classifier as one ``torchmetrics.MetricCollection``, updated with ``(probs, labels)``.
+
+    It holds ``accuracy``, ``nll``, ``ece``, ``brier`` and ``aurc``; the last ranks by the probability of the label.
+
+    Args:
+        bins: number of bins of the ECE.
+        **settings: passed on to ``MetricCollection``, such as ``prefix="val_"``.
+
+    Example:
+        >>> scores = collection(prefix="val_")
+        >>> scores.update(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0]))
+        >>> {name: round(value.item(), 3) for name, value in scores.compute().items()}
+        {'val_accuracy': 0.5, 'val_aurc': 0.25, 'val_brier': 0.37, 'val_ece': 0.35, 'val_nll': 0.511}
+    """
+    metrics = {"accuracy": Accuracy(), "nll": NLL(), "ece": ECE(bins), "brier": Brier(), "aurc": _LabelAURC()}
+    return MetricCollection(metrics, **settings)

@@ -1,0 +1,231 @@
+"""A Lightning callback: validation, test and prediction by many samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbue import metrics as rbue_metrics
+from rbue.call_sites import conversion_of, innermost
+from rbue.call_sites.draws import STEP
+from rbue.call_sites.following import CONVERSION
+from rbue.call_sites.inputs import Batch, batches_of
+from rbue.errors import ConversionError, InvalidInput, RbueError, whole_number
+from rbue.integrations.outputs import as_outputs
+from rbue.prediction import AnyPrediction
+from rbue.sampling import predict
+
+try:
+    from lightning.pytorch import Callback, LightningModule
+except ImportError:
+    try:  # the same code under its older name
+        from pytorch_lightning import Callback, LightningModule
+    except ImportError as error:
+        raise RbueError("rbue.integrations.lightning needs lightning; run pip install 'rbue[lightning]'.") from error
+
+__all__ = ["Sampling"]
+
+
+class Sampling(Callback):
+    """Evaluate a converted network by :func:`rbue.predict` wherever Lightning evaluates it.
+
+    In your own ``validation_step``, ``test_step`` and ``predict_step``, a call of the network returns what all samples
+    say (:func:`rbue.integrations.as_outputs`): the loss and the metrics there are those of the mean. Besides,
+    ``val_nll``, ``val_ece``, ``val_accuracy``, ``val_brier`` and ``val_aurc`` are logged at the end of an epoch, and
+    ``test_nll`` and so on. ``ModelCheckpoint(monitor="val_nll")`` finds them. Without a ``predict_step`` of your own,
+    ``trainer.predict`` returns a :class:`rbue.Prediction` for each batch.
+
+    The images of a loader are numbered from 0, so two evaluations are equal, whatever the batch size. Training goes on
+    with the random bits that it would have had without them.
+
+    A batch is what :func:`rbue.predict` takes of a loader: a tuple with the targets last, or a dict with ``labels``.
+    Further loaders add their number to the names: ``val_nll_1``.
+
+    Args:
+        samples: number of passes.
+        seed: seed of the draws.
+        network: path of the converted network in the module, such as ``"net"``. It need not be given if there is one,
+            and all parameters are in it.
+        metrics: a ``torchmetrics.MetricCollection`` in place of :func:`rbue.metrics.collection`. It gets the mean
+            probabilities, or the mean of numbers, and the targets.
+        names: what a logged score is called.
+        **settings: passed on to :func:`rbue.predict`, such as ``draws``, ``outputs`` or ``adaptive``.
+    """
+
+    def __init__(
+        self,
+        samples: int = 30,
+        seed: int = 0,
+        *,
+        network: str | None = None,
+        metrics: Any = None,
+        names: str = "{stage}_{metric}",
+        **settings: Any,
+    ) -> None:
+        self.settings = {"samples": whole_number(samples, "samples"), "seed": seed, **settings}
+        self.network = network
+        self.metrics = rbue_metrics.collection() if metrics is None else metrics
+        self.names = names
+        self._at_end: list[Callable[[], object]] = []
+        self._sampling = False
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Sample from here on."""
+        self._finish()
+        self._trainer = trainer
+        self._net = self._find(pl_module)
+        self._seen: dict[int, int] = {}  # images of each loader before this batch
+        self._scores: dict[int, Any] = {}
+        inner = innermost(self._net)
+        calls = inner.get_buffer(STEP).clone()  # an evaluation is not to change what training draws
+        self._at_end.append(lambda: inner.get_buffer(STEP).copy_(calls))
+        # A wrapped module that is converted itself is called once more around a step, with the step's arguments.
+        if inner is not pl_module or trainer.strategy.model is pl_module:
+            self._at_end.append(inner.register_forward_hook(self._in_place_of_one_pass, with_kwargs=True).remove)
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Go on with the numbers of this loader's images."""
+        self._loader = dataloader_idx
+        self._seen.setdefault(dataloader_idx, 0)
+        self._calls: list[AnyPrediction] = []
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Take the batch into the scores."""
+        prediction, targets = self._of_batch(batch), _targets(batch)
+        if dataloader_idx not in self._scores:
+            self._scores[dataloader_idx] = self.metrics.clone().to(pl_module.device)
+            self._scores[dataloader_idx].reset()
+        self._scores[dataloader_idx].update(getattr(prediction, prediction._main), targets)
+        self._seen[dataloader_idx] += len(prediction)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the scores."""
+        stage = "test" if trainer.testing else "val"
+        for loader, scores in self._scores.items():
+            for metric, value in scores.compute().items():
+                name = self.names.format(stage=stage, metric=metric) + (f"_{loader}" if loader else "")
+                pl_module.log(name, value, sync_dist=True)  # equal on all ranks already: it only keeps Lightning calm
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave the network as it was."""
+        self._finish()
+
+    on_test_start = on_validation_start
+    on_test_batch_start = on_validation_batch_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
+    on_test_end = on_validation_end
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """Sample from here on; a module without a ``predict_step`` of its own gets one."""
+        self.on_validation_start(trainer, pl_module)
+        if type(pl_module).predict_step is LightningModule.predict_step:
+
+            def predict_step(batch: Any, batch_idx: int, dataloader_idx: int = 0) -> AnyPrediction:
+                self._calls.append(self._of_batch(batch))
+                return self._calls[0]
+
+            pl_module.predict_step = predict_step
+            self._at_end.append(lambda: delattr(pl_module, "predict_step"))
+
+    on_predict_batch_start = on_validation_batch_start
+
+    def on_predict_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Count the images."""
+        self._seen[dataloader_idx] += len(self._calls[0]) if self._calls else len(self._inputs(batch))
+
+    on_predict_end = on_validation_end
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave the network as it was."""
+        self._finish()
+
+    def _finish(self) -> None:
+        while self._at_end:
+            self._at_end.pop()()
+
+    def _find(self, pl_module: nn.Module) -> nn.Module:
+        """The converted network, in its compiled form if it has one."""
+        name = type(pl_module).__name__
+        if self.network is not None:
+            try:
+                given = pl_module.get_submodule(self.network)
+            except AttributeError as error:
+                raise InvalidInput(f"network is {self.network!r}, but {name} has no module of this name.") from error
+            conversion_of(innermost(given))
+            return given
+        paths: list[str] = []
+        for path, module in pl_module.named_modules():
+            inside = any(path.startswith(f"{outer}.") or not outer for outer in paths)
+            if CONVERSION in module.__dict__ and not inside:
+                paths.append(path)
+        if len(paths) != 1:
+            if paths:
+                raise InvalidInput(f"{name} holds several converted networks; give network={paths[0]!r} or another.")
+            raise ConversionError(
+                f"{name} holds no converted network; call rbue.convert(net, rbue.DropReLU(q=0.9), example=x) on it."
+            )
+        path = paths[0].removesuffix("_orig_mod").removesuffix(".")
+        network = pl_module.get_submodule(path)
+        own = set(network.parameters())
+        other = next((path for path, parameter in pl_module.named_parameters() if parameter not in own), None)
+        if other is not None:  # a head after a converted backbone: its features are no scores
+            raise InvalidInput(
+                f"{name} has parameters outside its converted network {path!r}, such as {other!r}; convert the whole "
+                f"module, or give Sampling(network={path!r}) if that network alone predicts."
+            )
+        return network
+
+    def _in_place_of_one_pass(self, network: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+        """The hook of the network's calls in a step: what all samples say, where one pass returned a tensor."""
+        if self._sampling or torch.compiler.is_compiling() or not isinstance(output, Tensor):
+            return None
+        prediction = self._predict(Batch(args, kwargs))
+        self._calls.append(prediction)
+        found = as_outputs(prediction)
+        return found.reshape(output.shape) if found.numel() == output.numel() else None
+
+    def _of_batch(self, batch: Any) -> AnyPrediction:
+        """What the step's only call of the network said, or else what the batch gives."""
+        return self._calls[0] if len(self._calls) == 1 else self._predict(self._inputs(batch))
+
+    def _inputs(self, batch: Any) -> Batch:
+        inner = innermost(self._net)
+        return next(batches_of([batch], inner, conversion_of(inner).inputs))
+
+    def _predict(self, inputs: Batch) -> AnyPrediction:
+        # Images are dealt to processes in turn, as DistributedSampler does, so their number does not depend on how many
+        # processes there are.
+        place = torch.arange(self._seen[self._loader], self._seen[self._loader] + len(inputs))
+        index = self._trainer.global_rank + self._trainer.world_size * place
+        self._sampling = True
+        try:
+            with self._trainer.precision_plugin.forward_context():
+                found: AnyPrediction = predict(self._net, inputs, index=index, **self.settings)
+                return found
+        finally:
+            self._sampling = False
+
+
+def _targets(batch: Any) -> Tensor:
+    """The last entry of a tuple, or what a dict calls labels."""
+    found = None
+    if isinstance(batch, Mapping):
+        found = next((batch[name] for name in ("labels", "label") if name in batch), None)
+    elif isinstance(batch, (tuple, list)) and len(batch) > 1:
+        found = batch[-1]
+    if not isinstance(found, Tensor):
+        raise InvalidInput(
+            f"a batch of {type(batch).__name__} has no targets to score; give tuples with the targets last, or dicts "
+            "with 'labels'."
+        )
+    return found

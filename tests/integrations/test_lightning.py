@@ -1,0 +1,255 @@
+"""The Lightning callback, with Lightning itself; importing that takes seconds."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import rbue
+from rbue import ConversionError, InvalidInput, RbueError
+
+SAMPLES = 9
+X = torch.randn(30, 20, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(30) % 3
+
+
+def test_without_lightning_the_error_says_what_to_install(monkeypatch):
+    for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "rbue.integrations.lightning", raising=False)
+    with pytest.raises(RbueError, match=r"pip install 'rbue\[lightning\]'"):
+        import rbue.integrations.lightning  # noqa: F401
+
+
+def network(outputs=3):
+    return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, outputs))
+
+
+@pytest.fixture(scope="module")
+def lit():
+    """A class of modules around one network, and the callback."""
+    pl = pytest.importorskip("lightning.pytorch")
+    from rbue.integrations import lightning
+
+    class Lit(pl.LightningModule):
+        Sampling = lightning.Sampling
+
+        def __init__(self, convert=True, **parts):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = network()
+            if convert:
+                rbue.convert(self.net, rbue.DropReLU(0.7), example=X[:2])
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, batch):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            loss = F.cross_entropy(self(batch[0]), batch[1])
+            self.log("own_loss", loss, batch_size=len(batch[0]))
+
+        test_step = validation_step
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    return Lit
+
+
+def loader(batch_size=8):
+    return DataLoader(TensorDataset(X, Y), batch_size)
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    from lightning.pytorch import Trainer
+
+    def make(*callbacks, **settings):
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        checkpoints = {"enable_checkpointing": any("Checkpoint" in type(one).__name__ for one in callbacks)}
+        given = {"accelerator": "cpu", "default_root_dir": tmp_path, **quiet, **checkpoints, **settings}
+        return Trainer(callbacks=list(callbacks), **given)
+
+    return make
+
+
+def expected_scores(net, x=X, y=Y, stage="val", **settings):
+    probs = rbue.predict(net, x, samples=SAMPLES, seed=2, **settings).probs
+    functions = {name: getattr(rbue.metrics, name) for name in ("accuracy", "nll", "ece", "brier")}
+    scores = {f"{stage}_{name}": function(probs, y).item() for name, function in functions.items()}
+    scores[f"{stage}_aurc"] = rbue.metrics.aurc(probs.amax(1), probs.argmax(1) == y).item()
+    return {name: pytest.approx(value, rel=1e-5) for name, value in scores.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [8, 30])
+def test_validation_and_test_are_predict(lit, trainer, batch_size):
+    module, fit = lit(), trainer(lit.Sampling(SAMPLES, seed=2))
+    (found,) = fit.validate(module, loader(batch_size), verbose=False)
+    expected = expected_scores(module.net)
+    assert found == expected | {"own_loss": expected["val_nll"]}  # a step of one's own sees the mean
+    assert fit.validate(module, loader(batch_size), verbose=False) == [found]
+    (found,) = fit.test(module, loader(batch_size), verbose=False)
+    assert found == expected_scores(module.net, stage="test") | {"own_loss": expected["val_nll"]}
+    assert not module.net._forward_hooks
+
+
+@pytest.mark.slow
+def test_prediction_is_predict(lit, trainer):
+    module, fit = lit(), trainer(lit.Sampling(SAMPLES, seed=2))
+    found = fit.predict(module, loader(8))
+    expected = rbue.predict(module.net, X, samples=SAMPLES, seed=2)
+    assert [len(one) for one in found] == [8, 8, 8, 6]
+    assert all(isinstance(one, rbue.Prediction) for one in found)
+    assert torch.allclose(torch.cat([one.probs for one in found]), expected.probs, atol=1e-6)
+    assert torch.equal(torch.cat([one.votes for one in found]), expected.votes)
+    assert "predict_step" not in vars(module)
+
+
+@pytest.mark.slow
+def test_a_predict_step_of_ones_own_sees_the_mean(lit, trainer):
+    class Own(lit):
+        def predict_step(self, batch):
+            return self(batch[0]).softmax(1)
+
+    module = Own()
+    found = trainer(lit.Sampling(SAMPLES, seed=2)).predict(module, loader(8))
+    assert torch.allclose(torch.cat(found), rbue.predict(module.net, X, samples=SAMPLES, seed=2).probs, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_training_goes_on_as_without_and_checkpoints_see_the_scores(lit, trainer, tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def trained(*callbacks, **settings):
+        module = lit()
+        rbue.seed(module.net, 5)
+        fit = trainer(*callbacks, max_epochs=3, **settings)
+        torch.manual_seed(7)
+        fit.fit(module, loader(8), loader(8))
+        return module, fit
+
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val_nll", save_top_k=3, filename="{epoch}")
+    module, fit = trained(lit.Sampling(SAMPLES, seed=2), checkpoint)
+    plain, _ = trained(limit_val_batches=0)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value), name
+    assert torch.equal(module.net(X), plain.net(X))  # the next bits are the same too
+    expected = expected_scores(module.net)
+    assert {name: fit.callback_metrics[name].item() for name in expected} == expected
+    values = {path.rpartition("/")[2]: float(value) for path, value in checkpoint.best_k_models.items()}
+    assert set(values) == {"epoch=0.ckpt", "epoch=1.ckpt", "epoch=2.ckpt"}
+    assert values["epoch=2.ckpt"] == expected["val_nll"]
+    assert float(checkpoint.best_model_score) == min(values.values())
+
+
+@pytest.mark.slow
+def test_several_loaders_are_numbered_apart(lit, trainer):
+    module, fit = lit(), trainer(lit.Sampling(SAMPLES, seed=2))
+    other = DataLoader(TensorDataset(X[:9], Y[:9]), 4)
+    fit.validate(module, [loader(8), other], verbose=False)
+    found = fit.callback_metrics
+    assert found["val_nll"].item() == expected_scores(module.net)["val_nll"]
+    assert found["val_nll_1"].item() == expected_scores(module.net, X[:9], Y[:9])["val_nll"]
+
+
+@pytest.mark.slow
+def test_names_metrics_and_settings(lit, trainer):
+    torchmetrics = pytest.importorskip("torchmetrics")
+    module = lit()
+    metrics = torchmetrics.MetricCollection({"error": torchmetrics.MeanSquaredError()})
+    callback = lit.Sampling(SAMPLES, 2, metrics=metrics, names="{stage}/{metric}", outputs="values", network="net")
+    targets = DataLoader(TensorDataset(X, torch.randn(30, 3)), 8)
+
+    class Regression(lit):
+        def validation_step(self, batch, batch_idx):
+            self.log("own", F.mse_loss(self(batch[0]), batch[1]), batch_size=len(batch[0]))
+
+    module = Regression()
+    (found,) = trainer(callback).validate(module, targets, verbose=False)
+    mean = rbue.predict(module.net, X, samples=SAMPLES, seed=2, outputs="values").mean
+    error = (mean - targets.dataset.tensors[1]).square().mean().item()
+    assert found == {"val/error": pytest.approx(error), "own": pytest.approx(error)}
+
+
+@pytest.mark.slow
+def test_a_step_that_does_not_call_the_network_once(lit, trainer):
+    class Twice(lit):
+        def validation_step(self, batch, batch_idx):
+            self(batch[0]), self(batch[0].flip(1))
+
+    class Never(lit):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+    for kind in (Twice, Never):
+        module = kind()
+        (found,) = trainer(lit.Sampling(SAMPLES, seed=2)).validate(module, loader(8), verbose=False)
+        assert found == expected_scores(module.net)
+
+
+@pytest.mark.slow
+def test_a_module_that_is_converted_itself(lit, trainer):
+    module = lit(convert=False)
+    rbue.convert(module, rbue.DropReLU(0.7), example=X[:2])
+    fit = trainer(lit.Sampling(SAMPLES, seed=2))
+    (found,) = fit.validate(module, loader(8), verbose=False)
+    expected = expected_scores(module)
+    assert found == expected | {"own_loss": expected["val_nll"]}
+    assert torch.allclose(fit.predict(module, loader(8))[1].probs, rbue.predict(module, X, SAMPLES, 2).probs[8:16])
+
+
+@pytest.mark.slow
+def test_mixed_precision_is_that_of_the_trainer(lit, trainer):
+    class Never(lit):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+    module = Never()
+    fit = trainer(lit.Sampling(SAMPLES, seed=2), precision="bf16-mixed")
+    (found,) = fit.validate(module, loader(30), verbose=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert found == expected_scores(module.net)
+    assert found["val_nll"] != expected_scores(module.net)["val_nll"]
+
+
+@pytest.mark.slow
+def test_what_cannot_be_is_said_and_leaves_no_trace(lit, trainer):
+    def validate(module, data=None, **settings):
+        trainer(lit.Sampling(SAMPLES, **settings)).validate(module, data or loader(8), verbose=False)
+
+    with pytest.raises(ConversionError, match="Lit holds no converted network"):
+        validate(lit(convert=False))
+    with pytest.raises(InvalidInput, match=r"outside its converted network 'net', such as 'head\.weight'"):
+        validate(lit(head=nn.Linear(3, 3)))
+    validate(lit(head=nn.Linear(3, 3)), network="net")
+    with pytest.raises(InvalidInput, match="several converted networks; give network='net'"):
+        validate(lit(other=rbue.convert(network(), rbue.DropReLU(0.7))))
+    with pytest.raises(InvalidInput, match="'nets', but Lit has no module"):
+        validate(lit(), network="nets")
+    with pytest.raises(InvalidInput, match="samples is 0"):
+        lit.Sampling(0)
+
+    class Never(lit):
+        def validation_step(self, batch, batch_idx):
+            self(batch[0])
+
+    module = Never()
+    with pytest.raises(InvalidInput, match="has no targets"):
+        validate(module, DataLoader(TensorDataset(X), 8))
+    assert not module.net._forward_hooks
+
+
+@pytest.mark.slow
+def test_a_compiled_network_is_found(lit):
+    module = lit()
+    module.net = torch.compile(module.net)
+    assert lit.Sampling(SAMPLES)._find(module) is module.net
