@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -19,19 +19,23 @@ from rbue.serving import Conformal, Inputs, Settings, create_app
 TOKEN = "a-token-of-tests"
 
 
+def opened(engine=None, **settings):
+    app = create_app(engine or MadeUp(), Settings(**{"max_wait": 0, **settings}))
+    return TestClient(app, raise_server_exceptions=False)
+
+
 @pytest.fixture
 def client():
     """Makes clients of servers that end with the test."""
-    opened = []
+    with ExitStack() as servers:
+        yield lambda *given, **settings: servers.enter_context(opened(*given, **settings))
 
-    def make(engine=None, **settings):
-        app = create_app(engine or MadeUp(), Settings(**{"max_wait": 0, **settings}))
-        opened.append(TestClient(app, raise_server_exceptions=False))
-        return opened[-1].__enter__()
 
-    yield make
-    for one in opened:
-        one.__exit__(None, None, None)
+@pytest.fixture(scope="module")
+def strict():
+    """A client of a server with low limits."""
+    with opened(max_images=3, max_bytes=60_000, max_samples=100, max_pixels=1_000_000) as client:
+        yield client
 
 
 def picture(size=(4, 4), mode="L", value=7, kind="PNG"):
@@ -109,8 +113,8 @@ def test_a_request_chooses_its_samples(client):
         (picture(value=POISON), "NaN or infinity"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_a_sentence(client, content, says):
-    answer = client(max_pixels=1_000_000).post("/predict", files=files(content))
+def test_what_cannot_be_used_is_refused_with_a_sentence(strict, content, says):
+    answer = strict.post("/predict", files=files(content))
     assert answer.status_code == 422
     assert list(answer.json()) == ["error"]
     assert says in answer.json()["error"]
@@ -146,8 +150,8 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(client, content, says):
         ({"files": files(picture(value=251))}, 500, "its log says why"),
     ],
 )
-def test_other_requests_get_their_code_and_a_sentence(client, request_, status, says):
-    answer = client(max_images=3, max_bytes=60_000, max_samples=100).post("/predict", **request_)
+def test_other_requests_get_their_code_and_a_sentence(strict, request_, status, says):
+    answer = strict.post("/predict", **request_)
     assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
     assert says in answer.json()["error"]
     assert "Traceback" not in answer.text
@@ -245,7 +249,8 @@ def test_numbers_as_the_network_takes_them(client):
     )
     answer = here.post("/predict", files=files(picture()))
     assert "--mean and --std" in answer.json()["error"]
-    large = here.post("/predict", content=json.dumps({"images": [[[[1e300] * 4] * 4] * 3]}), headers={"content-type": "application/json"})  # fmt: skip
+    large = {"images": [[[[1e300] * 4] * 4] * 3]}
+    large = here.post("/predict", json=large)
     assert "too large for float32" in large.json()["error"]
     for wrong in ({"mean": (0.5,)}, {"mean": (0.5,), "std": (0.0,)}, {"mean": (1.0,), "std": (1.0, 1.0)}):
         with pytest.raises(InvalidInput):

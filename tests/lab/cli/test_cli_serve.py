@@ -48,39 +48,6 @@ def test_a_saved_file_with_its_network(command, served, saved):
     assert np.array_equal(answers.probs, rbue.predict(saved, torch.from_numpy(x), samples=8).probs)
 
 
-def test_a_run_with_its_held_out_images(command, as_json, served):
-    from tiny_runs import TINY
-
-    run = as_json("train", *TINY, "--method", "mc-droprelu:0.8", "--holdout", 40)["run"]
-    command("serve", run, "--samples", 5, "--conformal", 0.8, "--port", 0)
-    ((engine, settings, _, port),) = served
-    assert (port, settings.conformal.images, settings.conformal.coverage) == (0, 40, 0.8)
-    images = rbue.lab.data.load("digits", "test").images[:3]
-    answers = engine.predict(images, np.array([0, 0, 7]), rbue.serving.Sampling(5))
-    again = engine.predict(images[2:], np.array([7]), rbue.serving.Sampling(5))
-    assert np.allclose(answers.probs[2:], again.probs, atol=1e-6)
-    direct = engine.run.predict(images[:1], samples=5)
-    alone = engine.predict(images[:1], np.array([0]), rbue.serving.Sampling(5))
-    assert np.array_equal(alone.probs, direct.probs)
-    assert not np.allclose(
-        again.probs, engine.predict(images[2:], np.array([0]), rbue.serving.Sampling(5)).probs, atol=1e-6
-    )
-
-
-@pytest.mark.slow
-def test_probabilities_that_were_kept_are_used(command, as_json, served, monkeypatch):
-    from tiny_runs import TINY
-
-    run = as_json("train", *TINY, "--method", "mc-droprelu:0.8", "--holdout", 40)["run"]
-    command("serve", run, "--samples", 5, "--conformal", 0.8)
-    as_json("evaluate", run, "--split", "validation", "--samples", 5, "--draws", "balanced")
-    ((engine, settings, *_),) = served
-    monkeypatch.setattr(engine, "_prediction", None)
-    assert engine.conformal(0.8).threshold == pytest.approx(settings.conformal.threshold, abs=1e-3)
-    with pytest.raises(TypeError):
-        engine.conformal(0.8, seed=1)  # that was not measured
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
