@@ -196,6 +196,20 @@ def test_a_network_answers_with_the_bits_of_predict():
         assert kept.samples.shape == (5, 20, 3)
 
 
+def test_arrays_lie_in_memory_as_tensors_do():
+    """Some convolutions sum in another order otherwise; NumPy takes any stride for that of a size of 1."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    rbue.convert(net, rbue.DropReLU(0.8), example=torch.zeros(1, 1, 6, 6))
+    engine = NetworkEngine(net, samples=2, mean=(0.5,), std=(0.5,))
+    strides = []
+    net[0].register_forward_pre_hook(lambda _, given: strides.append(given[0].stride()))
+    picture = engine.inputs.of_pixels(np.zeros((6, 6, 1), np.uint8))
+    for x in (picture, np.zeros((1, 6, 6, 1), np.float32).transpose(0, 3, 1, 2)):
+        engine.predict(x, np.arange(1), Sampling(2))
+    assert set(strides) == {(36, 36, 6, 1)}
+    assert picture.strides == (144, 144, 24, 4)
+
+
 def test_a_budget_stops_the_sampling():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))

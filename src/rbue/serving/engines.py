@@ -135,7 +135,9 @@ class Inputs:
         if self.bytes:
             return pixels[None]
         mean, std = (np.asarray(values, np.float32) for values in (self.mean, self.std))
-        return ((pixels.astype(np.float32) / np.float32(255) - mean) / std).transpose(2, 0, 1)[None]
+        out = np.empty((1, *self.shape), np.float32)
+        out[0] = ((pixels.astype(np.float32) / np.float32(255) - mean) / std).transpose(2, 0, 1)
+        return out
 
     def of_array(self, array: Numbers, name: str) -> Numbers:
         """Images ``(N, ...)`` from an array of them or of one.

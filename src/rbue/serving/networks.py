@@ -127,9 +127,11 @@ class NetworkEngine(Engine):
     def predict(self, x: Numbers, index: NDArray[np.int64], sampling: Sampling) -> Answers:
         """What :func:`rbue.predict` says."""
         rule = rule_of(sampling)
+        # Convolutions choose the order of their sums by the strides, and an array may have any for a size of 1.
+        rows = torch.empty(x.shape, dtype=self._type).copy_(torch.from_numpy(x))
         prediction = predict(
             self._network,
-            torch.from_numpy(np.ascontiguousarray(x)).to(self._device, self._type),
+            rows.to(self._device),
             samples=sampling.samples,
             seed=sampling.seed,
             index=torch.from_numpy(index),
