@@ -1,13 +1,14 @@
 """`rbue serve` under load: real HTTP, broken requests, a kill in the middle; answers, latencies, memory.
 
-    python benchmarks/serving.py [--requests 2000] [--clients 32] [--samples 50] [--epochs 8]
+    python benchmarks/serving.py [--requests 2000] [--more 10000] [--clients 32] [--samples 50] [--epochs 8]
         [--out results/serving.json] [--picture docs/images/serving-memory.svg]
 
 A small CNN is trained on digits and saved. `rbue serve` answers in a process of its own. 32 clients, threads of this
 one, send 2,000 requests of mixed kinds and sizes: image files from 8x8 to 640x480 pixels, .npy files of one to eight
 images, JSON arrays. Every tenth request is broken. Every good answer is compared with that of `rbue.predict` on the
-images of that request alone. Then the same again, while the server is killed (SIGKILL) after half of the requests and
-started again; clients ask again until they have an answer. At last the three ways of batching take turns.
+images of that request alone. 10,000 more follow, for the memory. Then 2,000 again, while the server is killed (SIGKILL)
+after half of them and started again; clients ask again until they have an answer. At last come the three ways of
+batching, 500 requests of one image each.
 """
 
 from __future__ import annotations
@@ -374,6 +375,7 @@ def picture(found: dict[str, Any], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--more", type=int, default=10_000, help="requests after those, for the memory alone")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=8)
@@ -413,6 +415,10 @@ def main() -> None:
                     for key in ("rbue_call_images_sum", "rbue_call_images_count")
                 }
                 found[name] = summary(seen, asks, took)
+                if kill_after is None:  # what grows slowly shows only in many
+                    more, _ = load(server, mixed(right, wrong, given.more), given.clients)
+                    found[name]["wrong_in_more"] = len(more.wrong) + sum(one > 0 for one in more.differences)
+                    seen.answered += more.answered
                 found[name]["images_a_call"] = round(calls["rbue_call_images_sum"] / calls["rbue_call_images_count"], 2)
                 found[name]["exit_code_after_sigterm"] = server.stop()
                 found[name]["memory"] = [{**flatness(row), **row} for row in memory_of(server, seen)]

@@ -64,6 +64,7 @@ def test_a_saved_file_with_its_network(command, served, saved):
         (("net.safetensors", "--model", "own_net:make", "--mean", "x"), "--mean"),
         (("net.safetensors", "--model", "own_net:make", "--mean", "0.5"), "std"),
         (("net.safetensors", "--model", "own_net:make", "--batching", "never"), "batching"),
+        (("net.safetensors", "--model", "own_net:make", "--max-mb", "inf"), "--max-mb"),
     ],
 )
 def test_mistakes_are_told_before_it_listens(fails, saved, served, tmp_path, words, says):

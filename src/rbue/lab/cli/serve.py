@@ -39,7 +39,7 @@ def serve(
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="RBUE_TOKEN", show_envvar=True, help="What clients have to send; others cannot see RBUE_TOKEN."
+            envvar="RBUE_TOKEN", show_envvar=True, help="What clients have to send; safer in the environment than here."
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Random passes for each image; fixed in an .onnx file.")] = 100,
@@ -109,14 +109,20 @@ def serve(
         max_wait=max_wait_ms / 1000,
         queue=queue,
         timeout=timeout,
-        max_bytes=int(max_mb * 1e6),
-        max_pixels=int(max_megapixels * 1e6),
+        max_bytes=_millions(max_mb, "--max-mb"),
+        max_pixels=_millions(max_megapixels, "--max-megapixels"),
         max_images=max_images,
         max_samples=max_samples,
         conformal=sets,
     )
     say(f"{engine.title}: {engine.inputs.words}, {len(engine.classes)} classes, {engine.samples} samples")
     run_server(engine, settings, host, port)
+
+
+def _millions(value: float, option: str) -> int:
+    if not 1e-6 <= value < 1e6:
+        raise InvalidInput(f"{option} must be a positive number below a million, not {value:g}.")
+    return int(value * 1e6)
 
 
 def _engine(
