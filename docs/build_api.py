@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import rbue
-from rbue import activations, lab
+from rbue import activations, lab, serving
 from rbue.lab import data, methods, models
 
 PAGE = Path(__file__).with_name("api.md")
@@ -30,6 +30,7 @@ SECTIONS: list[tuple[str, ModuleType, list[str]]] = [
     ),
     ("rbue.decisions.acquiring", rbue.decisions.acquiring, list(rbue.decisions.acquiring.__all__)),
     ("rbue.variance", rbue.variance, list(rbue.variance.__all__)),
+    ("rbue.serving", serving, list(serving.__all__)),
     ("rbue.lab", lab, list(lab.__all__)),
     ("rbue.lab.models", models, list(models.__all__)),
     ("rbue.lab.methods", methods, list(methods.__all__)),

@@ -52,6 +52,10 @@ def test_exported_files_run_as_written(tmp_path, monkeypatch):
     run_blocks("docs/export.md")
 
 
+def test_a_network_is_served_as_written():
+    assert run_blocks("docs/serving.md")["app"].routes
+
+
 @pytest.fixture(scope="module")
 def tutorials():
     """The script that runs the tutorials and fills in what they print."""
@@ -146,7 +150,8 @@ def test_sentences_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/results.md", "docs/decisions.md", "docs/export.md", *TUTORIALS.values()]
+    "page",
+    ["README.md", "docs/results.md", "docs/decisions.md", "docs/export.md", "docs/serving.md", *TUTORIALS.values()],
 )
 def test_no_sentence_has_more_than_30_words(page):
     long = [one for one in sentences((ROOT / page).read_text()) if len(re.findall(r"\w[^\s]*", one)) > 30]
