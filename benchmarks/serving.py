@@ -391,7 +391,11 @@ def picture(found: dict[str, Any], out: Path) -> None:
     for label, row in lines:
         done, mb = np.array(row["megabytes_by_requests"]).T
         axis.plot(done, mb, label=label, lw=1.5)
-    axis.set(xlabel="requests answered", ylabel="resident memory, MB", ylim=(0, None))
+    axis.set(
+        xlabel="requests answered",
+        ylabel="resident memory, MB",
+        ylim=(0, 1.2 * max(found["steady"]["memory"][0]["most"], 1)),
+    )
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, loc="lower right")

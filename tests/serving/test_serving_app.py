@@ -257,6 +257,13 @@ def test_numbers_as_the_network_takes_them(client):
             Inputs((3, 4, 4), **wrong)
 
 
+def test_classes_need_names_of_their_own():
+    engine = MadeUp()
+    engine.classes = ("cat", "dog", "cat")
+    with pytest.raises(InvalidInput, match="two classes have one name"):
+        create_app(engine)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"queue": 0}, {"timeout": 0}, {"batching": "never"}, {"token": "short"}, {"seed": -1}, {"max_wait": -1}]
 )

@@ -186,6 +186,8 @@ class _Service:
     """One engine with its queue, and what becomes of a request for a prediction."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
+        if len(set(engine.classes)) < len(engine.classes):
+            raise InvalidInput(f"two classes have one name among {', '.join(engine.classes)[:200]}; give each its own.")
         self.engine, self.settings = engine, settings
         self.metrics = _Metrics(lambda: self.batcher.waiting)
         self.batcher: Batcher = Batcher(
