@@ -2,13 +2,14 @@
 
     python benchmarks/serving.py [--requests 2000] [--more 10000] [--clients 32] [--samples 50] [--epochs 8]
         [--out results/serving.json] [--picture docs/images/serving-memory.svg]
+    python benchmarks/serving.py --sizes
 
 A small CNN is trained on digits and saved. `rbue serve` answers in a process of its own. 32 clients, threads of this
 one, send 2,000 requests of mixed kinds and sizes: image files from 8x8 to 640x480 pixels, .npy files of one to eight
 images, JSON arrays. Every tenth request is broken. Every good answer is compared with that of `rbue.predict` on the
 images of that request alone. 10,000 more follow, for the memory. Then 2,000 again, while the server is killed (SIGKILL)
 after half of them and started again; clients ask again until they have an answer. At last three servers, one a way of
-batching, take turns.
+batching, take turns. ``--sizes`` asks on what the last bits of an answer depend.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from PIL import Image
 from torch import nn
 
 import rbue
-from rbue.files import write_json
+from rbue.files import read_json, write_json
 from rbue.image_decoding import open_image, pixels_of
 from rbue.lab import data, load_run
 from rbue.lab.environment import facts
@@ -380,6 +381,40 @@ def mixed(right: Sequence[Ask], wrong: Sequence[Ask], count: int) -> list[Ask]:
     return [asks[k] for k in random.permutation(len(asks))]
 
 
+def sizes(images: int = 4, samples: int = 10) -> dict[str, Any]:
+    """Whether the bits of a row depend on its place, on the other rows, and on the size of the batch.
+
+    Random weights, the large networks half as wide as usual; the channels last too.
+    """
+    rows = {}
+    for name, shape in (
+        ("small_cnn", (1, 8, 8)),
+        *((name, (3, 32, 32)) for name in ("resnet18", "vgg13", "densenet121")),
+    ):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            torch.manual_seed(SEED)
+            net = create(name, 10, shape[0], 1.0 if name == "small_cnn" else 0.5).eval()
+            x = torch.randn(images, *shape)
+            rbue.convert(net, rbue.DropReLU(0.9), example=x)
+            if layout is torch.channels_last:  # as the bytes of a run lie, (N, H, W, C)
+                x = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
+
+            def drawn(x: torch.Tensor, net: nn.Module = net) -> torch.Tensor:
+                index = torch.zeros(len(x), dtype=torch.int64)
+                return rbue.predict(net, x, samples=samples, index=index, return_samples=True).samples
+
+            together, others = drawn(x), x.clone()
+            others[1:] = torch.randn_like(others[1:])
+            moved = drawn(x.roll(1, 0)).roll(-1, 1)
+            alone = torch.cat([drawn(x[k : k + 1]) for k in range(images)], 1)
+            rows[f"{name}, {str(layout).removeprefix('torch.')}"] = {
+                "same_at_another_place": torch.equal(moved, together),
+                "same_beside_others": torch.equal(drawn(others)[:, 0], together[:, 0]),
+                "largest_difference_alone": float((alone - together).abs().max()),
+            }
+    return rows
+
+
 def picture(found: dict[str, Any], out: Path) -> None:
     """Resident memory by requests answered, one line a process."""
     from matplotlib import pyplot
@@ -412,8 +447,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("results/serving.json"))
     parser.add_argument("--picture", type=Path, default=Path("docs/images/serving-memory.svg"))
+    parser.add_argument("--sizes", action="store_true", help="only compare sizes of batches, and add that to --out")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.sizes:
+        found = read_json(given.out, "run this without --sizes first")
+        write_json(given.out, {**found, "sizes_of_batches": sizes()})
+        return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         config = RunConfig(method="mc-droprelu:0.9", recipe=recipe_for("digits", epochs=given.epochs))
