@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import rbue
-from rbue import activations, integrations, lab
+from rbue import activations, integrations, lab, serving
 from rbue.integrations import sklearn, transformers
 from rbue.lab import data, methods, models
 
@@ -34,6 +34,7 @@ SECTIONS: list[tuple[str, ModuleType, list[str]]] = [
     ("rbue.integrations.sklearn", sklearn, list(sklearn.__all__)),
     ("rbue.integrations.transformers", transformers, list(transformers.__all__)),
     ("rbue.variance", rbue.variance, list(rbue.variance.__all__)),
+    ("rbue.serving", serving, list(serving.__all__)),
     ("rbue.lab", lab, list(lab.__all__)),
     ("rbue.lab.models", models, list(models.__all__)),
     ("rbue.lab.methods", methods, list(methods.__all__)),

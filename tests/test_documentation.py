@@ -64,6 +64,10 @@ def test_integrations_run_as_written(tmp_path, monkeypatch):
     assert set(names["metrics"].compute()) == {f"val_{name}" for name in ("accuracy", "nll", "ece", "brier", "aurc")}
 
 
+def test_a_network_is_served_as_written():
+    assert run_blocks("docs/serving.md")["app"].routes
+
+
 @pytest.fixture(scope="module")
 def tutorials():
     """The script that runs the tutorials and fills in what they print."""
@@ -158,7 +162,7 @@ def test_sentences_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/results.md", "docs/decisions.md", *SLOW_PAGES, *TUTORIALS.values()]
+    "page", ["README.md", "docs/results.md", "docs/decisions.md", "docs/serving.md", *SLOW_PAGES, *TUTORIALS.values()]
 )
 def test_no_sentence_has_more_than_30_words(page):
     long = [one for one in sentences((ROOT / page).read_text()) if len(re.findall(r"\w[^\s]*", one)) > 30]

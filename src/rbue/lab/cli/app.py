@@ -20,7 +20,7 @@ from PIL import Image
 
 from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.lab.cli import active, inventory, measure, ood, paper, runs, shift, train
+from rbue.lab.cli import active, inventory, measure, ood, paper, runs, serve, shift, train
 from rbue.lab.cli.options import takes_selection
 from rbue.lab.cli.output import Flowing, complain, remark
 
@@ -108,6 +108,13 @@ _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
         (
             "rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png",
             "rbue predict 4f9d2c1a photos more/one.png -o predictions.csv",
+        ),
+    ),
+    (
+        serve.serve,
+        (
+            "rbue serve runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a --conformal 0.9",
+            "rbue serve net.onnx --mean 0.49,0.48,0.45 --std 0.25,0.24,0.26 --port 9000",
         ),
     ),
     (runs.report, ("rbue report runs -o report.html", "rbue report runs/digits/small_cnn -o table.tex")),

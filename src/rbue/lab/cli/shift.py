@@ -14,6 +14,7 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError, warn
 from rbue.files import write_bytes
+from rbue.image_decoding import open_image
 from rbue.lab import data
 from rbue.lab.cli.options import (
     RUN_HELP,
@@ -43,7 +44,6 @@ from rbue.lab.cli.output import (
 from rbue.lab.cli.runs import write_page
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES, contact_sheet, severity_strip
 from rbue.lab.corruptions.corrupting import find
-from rbue.lab.data.image_files import open_image
 from rbue.lab.data.images import Bytes
 from rbue.lab.report.figure_style import svg
 from rbue.lab.report.run_records import read_records

@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from rbue.errors import InvalidInput, did_you_mean, warn
-from rbue.lab.data.image_files import ENDINGS, GREY, first_names, is_meant_as_image, left_out, open_image, pixels_of
+from rbue.image_decoding import GREY, open_image, pixels_of
+from rbue.lab.data.image_files import ENDINGS, first_names, is_meant_as_image, left_out
 from rbue.lab.data.images import Bytes, ImageSet, channel_statistics
 from rbue.lab.data.registry import FOLDER_PREFIX, DataError, check_split
 
@@ -127,7 +128,7 @@ def read_image(path: Path, like: ImageSet) -> Bytes:
                 f"{path} has {image.size[0]}x{image.size[1]} pixels, but the images of {like.name} have "
                 f"{width}x{height}; crop or resize it first."
             )
-        return pixels_of(image, mode, side)
+        return pixels_of(image, mode, None if side is None else (side, side))
 
 
 def _place(name: str) -> _Place:
@@ -252,7 +253,7 @@ def _decode(tree: _Tree, split: str, size: tuple[int, int] | int, mode: str) -> 
     for path, _ in items:
         try:
             with open_image(path) as image:
-                out[done] = pixels_of(image, mode, size if isinstance(size, int) else None)
+                out[done] = pixels_of(image, mode, (size, size) if isinstance(size, int) else None)
                 done += 1
         except InvalidInput as error:
             tree.broken[path] = str(error)

@@ -67,11 +67,13 @@ def predict_images(
     augment: str = "",
     keep: Sequence[str] = (),
     chosen: NDArray[np.int64] | None = None,
+    numbers: NDArray[np.int64] | None = None,
 ) -> Prediction:
     """Predict a set of images with the method of a run; a method with fewer samples draws all it has.
 
     What to ``keep`` is as in :func:`rbue.predict`. ``chosen`` are the numbers of those to predict, if not all: what is
-    said of an image does not depend on the others.
+    said of an image does not depend on the others. ``numbers`` are what all images count as in the random stream, if
+    not as their place.
     """
     count = usable_samples(config, samples, augment)
     rule = adaptive if usable_samples(config, samples + 1, augment) > samples else None
@@ -81,8 +83,8 @@ def predict_images(
     keeping = Keeping(keep, task_of("logits"))
     with _measuring(networks, device), keeping.beside_scores(networks):
         parts = [
-            collect(stream, x, numbers, count, keeping=keeping, **settings)  # type: ignore[arg-type]
-            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment, chosen)
+            collect(stream, x, index, count, keeping=keeping, **settings)  # type: ignore[arg-type]
+            for stream, x, index in _streams(config, networks, images, seed, device, draws, augment, chosen, numbers)
         ]
     return concatenate(parts)
 
@@ -144,6 +146,7 @@ def _streams(
     draws: str = "independent",
     augment: str = "",
     chosen: NDArray[np.int64] | None = None,
+    numbers: NDArray[np.int64] | None = None,
 ) -> Iterator[tuple[SampleStream, torch.Tensor, torch.Tensor]]:
     """For each batch of the images: what draws samples, the normalised batch, and the numbers of its images."""
     normalise = Normalise(images.mean, images.std, device)
@@ -153,13 +156,13 @@ def _streams(
     for start in range(0, len(which), rows):
         part = which[start : start + rows]
         x = normalise(torch.from_numpy(images.images[part]).to(device))
-        numbers = torch.from_numpy(part.astype(np.int32)).to(device)
+        index = torch.from_numpy((part if numbers is None else numbers[part]).astype(np.int32)).to(device)
         stream = config.parsed.stream(networks, x, seed, draws=draws)
         if augment:
             black = [-mean / std for mean, std in zip(images.mean, images.std, strict=True)]
             changing = Augmentation(parse_augment(augment, black), seed, device, draws)
             stream = augmented(stream, changing, config.parsed.limit)
-        yield stream, x, numbers
+        yield stream, x, index
 
 
 def measure(prediction: Prediction, labels: torch.Tensor) -> dict[str, float]:

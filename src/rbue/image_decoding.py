@@ -1,0 +1,70 @@
+"""Opening an image file without trusting it; needs Pillow.
+
+Only ``FORMATS`` are opened: others start a program (PostScript) or are recognised in almost anything. An image with too
+many pixels is refused before it is decoded, because a small file may unfold into all of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from rbue.errors import InvalidInput
+
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+GREY = ("L", "1")
+COLOUR = ("RGB", "P")
+
+
+@contextmanager
+def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None = None) -> Iterator[Image.Image]:
+    """An image file with 8 bits a channel and no transparency.
+
+    Args:
+        file: its path, or the open file.
+        name: what to call it in an error; its path if left out.
+        most: pixels that are decoded; left out: ``PIL.Image.MAX_IMAGE_PIXELS``.
+
+    Raises:
+        InvalidInput: what is wrong with it, in one sentence, also if decoding fails inside the block.
+    """
+    name, most = str(file) if name is None else name, Image.MAX_IMAGE_PIXELS if most is None else most
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            if most is not None and image.width * image.height > most:
+                raise Image.DecompressionBombError
+            if image.mode not in (*GREY, *COLOUR) or "transparency" in image.info:
+                kind = f"{image.mode} with transparency" if image.mode in (*GREY, *COLOUR) else image.mode
+                raise InvalidInput(
+                    f"{name} is an image of mode {kind}; save it as 8-bit grey or RGB without transparency."
+                )
+            yield image
+    except InvalidInput:
+        raise
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no file {name}.") from None
+    except Image.DecompressionBombError:
+        raise InvalidInput(f"{name} has more pixels than the {most:,} that are decoded; make it smaller.") from None
+    except Exception as error:  # a decoder may raise anything at damaged bytes
+        unknown = "cannot identify" in str(error)
+        reason = "unknown format" if unknown else getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InvalidInput(f"{name} is not an image that can be read ({reason}).") from error
+
+
+def pixels_of(image: Image.Image, mode: str, size: tuple[int, int] | None) -> NDArray[np.uint8]:
+    """The pixels ``(H, W, C)`` of an open image.
+
+    With a ``size``, width and height, they are those of its middle, the way up it was taken, scaled to that.
+    """
+    if size is None:
+        image = image.convert(mode)
+    else:
+        image = ImageOps.fit(ImageOps.exif_transpose(image).convert(mode), size, Image.Resampling.BICUBIC)
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels if pixels.ndim == 3 else pixels[..., None]

@@ -1,0 +1,198 @@
+"""``rbue serve``: a run or a file behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from zipfile import BadZipFile
+
+import numpy as np
+import typer
+from torch import nn
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.lab.cli.options import DRAWS, DeviceName, RunsFolder, device_named, find_run, fractions, was_typed
+from rbue.lab.cli.output import say, working
+
+if TYPE_CHECKING:
+    from rbue.serving import Conformal, Engine
+
+LIMITS = "Limits"
+FILES = "For a file that is no run"
+
+
+def _limit(help: str) -> typer.models.OptionInfo:
+    return typer.Option(help=help, rich_help_panel=LIMITS)
+
+
+def serve(
+    ctx: typer.Context,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE_OR_RUN",
+            help="An .onnx file of rbue.export, a .safetensors file of rbue.save, a run folder or the id at its end.",
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all, then set a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RBUE_TOKEN", show_envvar=True, help="What clients have to send; safer in the environment than here."
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Random passes for each image; fixed in an .onnx file.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random passes.")] = 0,
+    draws: Annotated[str | None, DRAWS] = None,
+    conformal: Annotated[
+        float | None, typer.Option(help="Coverage of sets of classes, such as 0.9; from the held-out images of a run.")
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option(help="Held-out images for --conformal instead: an .npz file with probs and labels.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The network of a .safetensors file: package:factory.", rich_help_panel=FILES),
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(help="Channel means of pixels from 0 to 1: 0.49,0.48,0.45.", rich_help_panel=FILES),
+    ] = None,
+    std: Annotated[
+        str | None,
+        typer.Option(help="Their standard deviations; without these two, arrays alone.", rich_help_panel=FILES),
+    ] = None,
+    batching: Annotated[str, _limit("How requests share calls of the network: auto, padded or off.")] = "auto",
+    max_batch: Annotated[int, _limit("Images in a call of several requests.")] = 8,
+    max_wait_ms: Annotated[float, _limit("How long a request waits for others to share its call.")] = 5.0,
+    queue: Annotated[int, _limit("Requests that may wait; more get 429.")] = 64,
+    timeout: Annotated[float, _limit("Seconds for a whole request.")] = 30.0,
+    max_mb: Annotated[float, _limit("Megabytes of a request.")] = 16.0,
+    max_megapixels: Annotated[float, _limit("Millions of pixels of an image file.")] = 25.0,
+    max_images: Annotated[int, _limit("Images of a request.")] = 32,
+    max_samples: Annotated[int, _limit("Samples that a request may ask for.")] = 1000,
+    threads: Annotated[int | None, _limit("Threads of torch or onnxruntime (left out: their choice).")] = None,
+    device: DeviceName = None,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """Answer requests for predictions, with a page at / to try it.
+
+    POST images to /predict; /health, /metrics (Prometheus) and /openapi.json say more. It listens to this machine alone
+    unless --host says otherwise. SIGTERM ends it after the requests that were accepted are answered.
+    """
+    try:
+        from rbue.serving import Settings
+        from rbue.serving import serve as run_server
+    except ImportError as error:
+        raise RbueError(f"rbue serve needs {error.name}; pip install 'rbue[serve]'.") from error
+    chosen = {
+        "samples": samples,
+        "draws": draws,
+        "model": model,
+        "mean": fractions(mean, "--mean", "0.49,0.48,0.45"),
+        "std": fractions(std, "--std", "0.25,0.24,0.26"),
+        "threads": threads,
+        "device": device,
+    }
+    typed = {f"--{name}": name for name in chosen if was_typed(ctx, name)}
+    with working(f"loading {what}"):
+        engine = _engine(what, runs, typed, **chosen)  # type: ignore[arg-type]
+        sets = None if conformal is None else _conformal(engine, conformal, held_out, seed)
+    if conformal is None and held_out is not None:
+        raise InvalidInput("--held-out is for --conformal; give a coverage such as --conformal 0.9.")
+    settings = Settings(
+        token=token,
+        seed=seed,
+        batching=batching,
+        max_batch=max_batch,
+        max_wait=max_wait_ms / 1000,
+        queue=queue,
+        timeout=timeout,
+        max_bytes=_millions(max_mb, "--max-mb"),
+        max_pixels=_millions(max_megapixels, "--max-megapixels"),
+        max_images=max_images,
+        max_samples=max_samples,
+        conformal=sets,
+    )
+    say(f"{engine.title}: {engine.inputs.words}, {len(engine.classes)} classes, {engine.samples} samples")
+    run_server(engine, settings, host, port)
+
+
+def _millions(value: float, option: str) -> int:
+    if not 1e-6 <= value < 1e6:
+        raise InvalidInput(f"{option} must be a positive number below a million, not {value:g}.")
+    return int(value * 1e6)
+
+
+def _engine(
+    what: str,
+    runs: Path,
+    typed: dict[str, str],
+    samples: int,
+    draws: str | None,
+    model: str | None,
+    mean: tuple[float, ...] | None,
+    std: tuple[float, ...] | None,
+    threads: int | None,
+    device: str | None,
+) -> Engine:
+    path = Path(what).expanduser()
+    if path.suffix == ".onnx":
+        from rbue.serving import OnnxEngine
+
+        _refuse(typed, ("samples", "draws", "model", "device"), "an .onnx file has its own, or runs on the CPU")
+        return OnnxEngine(path, mean, std, threads)
+    if path.suffix == ".safetensors":
+        from rbue.serving import NetworkEngine
+
+        network = _network(path, model, device)
+        return NetworkEngine(network, None, samples, draws or "balanced", None, mean, std, path.name, threads)
+    if path.is_file():
+        raise InvalidInput(f"{path} cannot be served; give an .onnx file, a .safetensors file or a run folder.")
+    from rbue.lab.runs.serving import RunEngine
+
+    _refuse(typed, ("model", "mean", "std"), "a run has its own")
+    return RunEngine(find_run(what, runs).path, device_named(device), samples, draws, threads)
+
+
+def _refuse(typed: dict[str, str], names: tuple[str, ...], why: str) -> None:
+    found = [option for option, name in typed.items() if name in names]
+    if found:
+        raise InvalidInput(f"{why}; leave out {', '.join(found)}.")
+
+
+def _network(path: Path, model: str | None, device: str | None) -> nn.Module:
+    """The network of a saved file, from a factory that takes no arguments."""
+    from rbue.lab.models.registry import find_own
+    from rbue.saving import load
+
+    place, _, attribute = (model or "").partition(":")
+    if not place or not attribute:
+        raise InvalidInput(f"{path} holds weights, not the code of its network; give --model package:factory.")
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path}.")
+    factory = find_own(place, attribute, str(model))
+    try:
+        network = factory()
+    except TypeError as error:
+        raise InvalidInput(f"{model} has to make the network without arguments ({error}).") from error
+    return load(path, network.to(device_named(device))).eval()
+
+
+def _conformal(engine: Engine, coverage: float, held_out: Path | None, seed: int) -> Conformal:
+    from rbue.lab.runs.serving import RunEngine, fitted
+
+    if held_out is None:
+        if isinstance(engine, RunEngine):
+            return engine.conformal(coverage, seed)
+        raise InvalidInput("--conformal needs held-out images; give --held-out an .npz file with probs and labels.")
+    try:
+        with np.load(held_out, allow_pickle=False) as found:
+            probs, labels = found["probs"], found["labels"]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{held_out} is no .npz file with probs and labels ({why}).") from error
+    if probs.ndim != 2 or probs.shape[1] != len(engine.classes):
+        raise InvalidInput(f"{held_out} has probs of shape {probs.shape}; there are {len(engine.classes)} classes.")
+    return fitted(probs, labels, coverage)

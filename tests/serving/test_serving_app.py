@@ -1,0 +1,272 @@
+"""What clients are told: answers, and one sentence for everything that cannot be answered."""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from made_up import POISON, MadeUp
+from PIL import Image
+from starlette.testclient import TestClient
+
+from rbue.errors import InvalidInput
+from rbue.serving import Conformal, Inputs, Settings, create_app
+
+TOKEN = "a-token-of-tests"
+
+
+def opened(engine=None, **settings):
+    app = create_app(engine or MadeUp(), Settings(**{"max_wait": 0, **settings}))
+    return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.fixture
+def client():
+    """Makes clients of servers that end with the test."""
+    with ExitStack() as servers:
+        yield lambda *given, **settings: servers.enter_context(opened(*given, **settings))
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """A client of a server with low limits."""
+    with opened(max_images=3, max_bytes=60_000, max_samples=100, max_pixels=1_000_000) as client:
+        yield client
+
+
+def picture(size=(4, 4), mode="L", value=7, kind="PNG"):
+    file = io.BytesIO()
+    Image.new(mode, size, value).save(file, kind)
+    return file.getvalue()
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def files(*contents):
+    return [("file", (f"image{k}.png", content)) for k, content in enumerate(contents)]
+
+
+def test_images_and_arrays_say_the_same(client):
+    here = client(conformal=Conformal(0.6, 0.9, 100))
+    sent = here.post("/predict", files=files(picture(), picture(value=9))).json()
+    pixels = np.stack([np.full((4, 4, 1), value, np.uint8) for value in (7, 9)])
+    assert here.post("/predict", json={"images": pixels.tolist()}).json() == sent
+    raw = {"content": npy(pixels.astype(float)), "headers": {"content-type": "application/octet-stream"}}
+    assert here.post("/predict", **raw).json() == sent
+    one = here.post("/predict", content=picture(), headers={"content-type": "image/png"}).json()
+    assert one["predictions"] == sent["predictions"][:1]
+    first, second = sent["predictions"]
+    assert first["label"] == "cat"
+    assert first["set"] == ["cat"]
+    assert second["confidence"] > first["confidence"] + 0.01  # it counts as image 1
+    assert list(first["probabilities"]) == list(MadeUp.classes)
+    assert (sent["coverage"], sent["seed"], sent["depends_on_time"]) == (0.9, 0, False)
+    assert "scaled_from" not in first
+
+
+def test_an_image_of_another_size_is_scaled_and_that_is_said(client):
+    sent = client().post("/predict", files=files(picture((40, 30), "RGB", (7, 7, 7), "JPEG"))).json()
+    assert sent["predictions"][0]["scaled_from"] == [40, 30]
+
+
+def test_a_request_chooses_its_samples(client):
+    engine = MadeUp()
+    here = client(engine)
+    sent = here.post("/predict?samples=6&seed=5&spread=2", files=files(picture())).json()
+    spread = sent["predictions"][0]["spread"]
+    assert list(spread) == ["cat", "<b>dog</b>"]
+    assert len(spread["cat"]) == 6
+    assert engine.calls[-1][2].samples == 6
+    assert engine.calls[-1][2].seed == 5
+    before = time.monotonic()
+    sent = here.post("/predict?budget_ms=900&tolerance=0.1", files=files(picture())).json()
+    assert sent["depends_on_time"]
+    assert engine.calls[-1][2].tolerance == 0.1
+    assert before < engine.calls[-1][2].deadline - 0.9 < time.monotonic()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"GIF? no", "not an image"),
+        (b"", "empty"),
+        (picture((300, 300))[:60], "not an image"),
+        (picture((300, 300), mode="RGB", value=(1, 2, 3))[:-40], "not an image"),
+        (picture((1000, 1001)), "more pixels than the 1,000,000"),
+        (picture(mode="RGBA", value=(1, 2, 3, 4)), "mode RGBA"),
+        (npy(np.zeros((2, 4, 4, 3))), "shape (2, 4, 4, 3)"),
+        (npy(np.full((4, 4, 1), np.nan)), "NaN"),
+        (npy(np.full((4, 4, 1), 0.5)), "no bytes"),
+        (npy(np.full((4, 4, 1), 256)), "no bytes"),
+        (npy(np.array(["x"])), "not numbers"),
+        (npy(np.zeros((4, 4, 1)))[:-8], "cut off"),
+        (npy(np.zeros((4, 4, 1))).replace(b"(4, 4, 1)", b"(9, 9, 9)"), "cut off"),
+        (b"\x93NUMPY\x09\x00", "npy"),
+        (picture(value=POISON), "NaN or infinity"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_a_sentence(strict, content, says):
+    answer = strict.post("/predict", files=files(content))
+    assert answer.status_code == 422
+    assert list(answer.json()) == ["error"]
+    assert says in answer.json()["error"]
+    assert answer.json()["error"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "says"),
+    [
+        ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, "JSON"),
+        ({"content": b"[" * 50_000, "headers": {"content-type": "application/json"}}, 400, "JSON"),
+        ({"json": {"image": []}}, 400, '{"images"'),
+        ({"json": {"images": [[1, 2], [3]]}}, 422, "different lengths"),
+        ({"json": {"images": []}}, 422, "shape (0,)"),
+        ({"json": {"images": [[[[None]] * 4] * 4]}}, 422, "not numbers"),
+        (
+            {"content": b'{"images": [[[[NaN]]]]}', "headers": {"content-type": "application/json"}},
+            422,
+            "shape (1, 1, 1, 1)",
+        ),
+        ({"content": b"x=1", "headers": {"content-type": "text/plain"}}, 415, "text/plain"),
+        ({"content": b"x=1"}, 415, "content type"),
+        ({"data": {"a": "b"}, "files": files(picture())}, 413, "other fields"),
+        ({"files": files(*[picture()] * 4)}, 413, "more than 3 files"),
+        ({"content": npy(np.zeros((4, 4, 4, 1))), "headers": {"content-type": "image/x"}}, 413, "more than 3 images"),
+        ({"content": b"--x\r\n", "headers": {"content-type": "multipart/form-data; boundary=x"}}, 400, "cut off"),
+        ({"content": b"", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
+        ({"content": bytes(60_001), "headers": {"content-type": "image/png"}}, 413, "60,000 bytes"),
+        ({"params": {"sample": 3}, "files": files(picture())}, 422, "did you mean 'samples'"),
+        ({"params": {"samples": "many"}, "files": files(picture())}, 422, "samples is 'many'"),
+        ({"params": {"samples": 101}, "files": files(picture())}, 422, "at most 100"),
+        ({"params": {"spread": 1, "budget_ms": 5}, "files": files(picture())}, 422, "spread needs"),
+        ({"files": files(picture(value=251))}, 500, "its log says why"),
+    ],
+)
+def test_other_requests_get_their_code_and_a_sentence(strict, request_, status, says):
+    answer = strict.post("/predict", **request_)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
+    assert says in answer.json()["error"]
+    assert "Traceback" not in answer.text
+    assert "secret" not in answer.text
+
+
+def test_an_upload_without_a_length_is_stopped_at_the_limit(client):
+    given = []
+
+    def chunks():
+        for _ in range(100):
+            given.append(1)
+            yield bytes(1000)
+
+    answer = client(max_bytes=5000).post("/predict", content=chunks(), headers={"content-type": "image/png"})
+    assert answer.status_code == 413
+
+
+def test_the_last_file_of_a_form_that_is_cut_off_is_not_left_out_silently(client):
+    body = b""
+    for content in (picture(), picture(value=9)):
+        body += b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' + content + b"\r\n"
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    here = client()
+    assert len(here.post("/predict", content=body + b"--x--\r\n", headers=kind).json()["predictions"]) == 2
+    answer = here.post("/predict", content=body[:-9], headers=kind)
+    assert (answer.status_code, answer.json()["error"]) == (
+        400,
+        "the upload was cut off before its end; send it again.",
+    )
+
+
+def test_a_token_is_asked_for_and_never_shown(client, caplog):
+    caplog.set_level(logging.DEBUG)
+    here = client(token=TOKEN)
+    for given in (None, "Bearer", "Bearer wrong-token", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer tökén"):
+        headers = {} if given is None else {"authorization": given.encode()}
+        answer = here.post("/predict", files=files(picture()), headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert here.get("/metrics", headers=headers).status_code == 401
+    good = {"authorization": f"Bearer {TOKEN}"}
+    assert here.post("/predict", files=files(picture()), headers=good).status_code == 200
+    assert here.get("/metrics", headers=good).status_code == 200
+    assert here.get("/health").json()["needs_token"]
+    shown = (
+        here.get("/health").text + here.get("/metrics", headers=good).text + repr(Settings(token=TOKEN)) + caplog.text
+    )
+    assert TOKEN not in shown
+
+
+def test_the_way_around(client):
+    here = client(conformal=Conformal(0.6, 0.9, 100))
+    health = here.get("/health").json()
+    assert (health["status"], health["model"], health["samples"]) == ("ok", "made up", 4)
+    assert health["conformal"]["coverage"] == 0.9
+    here.post("/predict", files=files(picture(), picture()))
+    here.get("/a/secret/path")
+    text = here.get("/metrics").text
+    assert 'rbue_requests_total{code="200",path="/predict"} 1.0' in text
+    assert 'rbue_requests_total{code="404",path="other"} 1.0' in text
+    assert "rbue_samples_count 2.0" in text
+    assert "rbue_call_images_sum 2.0" in text
+    assert "process_resident_memory_bytes" in text
+    schema = here.get("/openapi.json").json()
+    assert set(schema["paths"]) == {"/predict", "/health", "/metrics"}
+    post = schema["paths"]["/predict"]["post"]
+    assert {"multipart/form-data", "application/json"} <= set(post["requestBody"]["content"])
+    assert {one["name"] for one in post["parameters"]} == {"samples", "seed", "tolerance", "budget_ms", "spread"}
+    assert {"200", "401", "429"} <= set(post["responses"])
+    wrong = here.get("/predict")
+    assert (wrong.status_code, wrong.json()["error"][:17]) == (405, "GET does not work")
+
+
+def test_the_page_runs_nothing_that_is_not_its_own(client):
+    here = client()
+    for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
+        answer = here.get(path)
+        assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, kind)
+        assert "'unsafe-inline'" not in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "http" not in answer.text.replace("http://www.w3.org/2000/svg", "")
+        assert "innerHTML" not in answer.text
+    assert "style=" not in here.get("/").text
+
+
+def test_numbers_as_the_network_takes_them(client):
+    inputs = Inputs((3, 4, 4), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    pixels[..., 2] = 255
+    assert inputs.of_pixels(pixels)[0, :, 0, 0].tolist() == [-2, -2, 2]
+    here = client(MadeUp(Inputs((3, 4, 4))))
+    assert (
+        here.post("/predict", content=npy(np.zeros((3, 4, 4))), headers={"content-type": "image/x"}).status_code == 200
+    )
+    answer = here.post("/predict", files=files(picture()))
+    assert "--mean and --std" in answer.json()["error"]
+    large = {"images": [[[[1e300] * 4] * 4] * 3]}
+    large = here.post("/predict", json=large)
+    assert "too large for float32" in large.json()["error"]
+    for wrong in ({"mean": (0.5,)}, {"mean": (0.5,), "std": (0.0,)}, {"mean": (1.0,), "std": (1.0, 1.0)}):
+        with pytest.raises(InvalidInput):
+            Inputs((3, 4, 4), **wrong)
+
+
+def test_classes_need_names_of_their_own():
+    engine = MadeUp()
+    engine.classes = ("cat", "dog", "cat")
+    with pytest.raises(InvalidInput, match="two classes have one name"):
+        create_app(engine)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"queue": 0}, {"timeout": 0}, {"batching": "never"}, {"token": "short"}, {"seed": -1}, {"max_wait": -1}]
+)
+def test_settings_that_cannot_work(wrong):
+    with pytest.raises(InvalidInput):
+        Settings(**wrong)
