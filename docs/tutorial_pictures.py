@@ -1,25 +1,12 @@
-"""Run the pages in ``docs/tutorials``, write what they print into them, and draw their pictures.
-
-    python docs/tutorial_pictures.py [trained-network] [text] [regression] [segmentation]
-
-A block that prints is followed by a ``text`` block with what it printed. Pictures are drawn from the names that the
-blocks of a page define, so that they show what the page shows.
-"""
+"""The pictures of ``docs/tutorials``, each drawn from what the blocks of its page computed."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import io
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image
 
-from rbue.files import write_bytes
 from rbue.lab.report.figure_style import (
     BAD,
     GOOD,
@@ -40,36 +27,10 @@ from rbue.lab.report.figure_style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HERE = Path(__file__).parent
-BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", flags=re.DOTALL)
-"""A block of code, and what it prints if that is shown."""
-
 Names = dict[str, Any]
 
 
-def run(page: Path) -> tuple[Names, list[str]]:
-    """The names that the blocks of a page define, run in order, and what each block printed."""
-    names: Names = {"__name__": "tutorial"}
-    printed = []
-    for block in BLOCK.finditer(page.read_text()):
-        with contextlib.redirect_stdout(io.StringIO()) as output:
-            exec(compile(block[1], str(page), "exec"), names)
-        printed.append("".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines()))
-    return names, printed
-
-
-def with_output(text: str, printed: list[str]) -> str:
-    """The text of a page with what its blocks printed."""
-    outputs = iter(printed)
-
-    def filled(block: re.Match[str]) -> str:
-        output = next(outputs)
-        return f"```python\n{block[1]}```\n" + (f"\n```text\n{output}```\n" if output else "")
-
-    return BLOCK.sub(filled, text)
-
-
-def digits(names: Names) -> Figure:
+def trained_network(names: Names) -> Figure:
     """The least sure test images, and accuracy against the share answered."""
     pred, plain, y, images = (names[name] for name in ("pred", "plain", "y_test", "x_test"))
     figure = new_figure(8.6, 3.0)
@@ -179,29 +140,10 @@ def segmentation(names: Names) -> Figure:
     return figure
 
 
-PICTURES: dict[str, tuple[str, Callable[[Names], Figure]]] = {
-    "trained-network": ("digits", digits),
-    "text": ("text", text),
-    "regression": ("regression", regression),
-    "segmentation": ("segmentation", segmentation),
+PICTURES: dict[str, Callable[[Names], Figure]] = {
+    "trained-network": trained_network,
+    "text": text,
+    "regression": regression,
+    "segmentation": segmentation,
 }
-"""The page, the end of its picture's name, and what draws it."""
-
-
-def main() -> None:
-    """Run pages, fill in what they print, and draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("page", nargs="*", help="the pages to run; all if none is named")
-    for name in parser.parse_args().page or PICTURES:
-        page = HERE / "tutorials" / f"{name}.md"
-        names, printed = run(page)
-        page.write_text(with_output(page.read_text(), printed))
-        picture, draw = PICTURES[name]
-        buffer, packed = io.BytesIO(), io.BytesIO()
-        draw(names).savefig(buffer, format="png", dpi=160, facecolor="white", bbox_inches="tight", pad_inches=0.15)
-        Image.open(buffer).convert("RGB").save(packed, format="webp", lossless=True, method=6)
-        write_bytes(HERE / "images" / f"tutorial-{picture}.webp", packed.getvalue())
-
-
-if __name__ == "__main__":
-    main()
+"""What draws the picture of a tutorial from the names that its blocks define."""

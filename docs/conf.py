@@ -1,0 +1,58 @@
+"""The site: Sphinx reads the Markdown of this folder and the docstrings. ``make docs`` builds it, with no network.
+
+A new page is a file here and one line in the ``toctree`` of the page above it; a page in none fails the build.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # executed_pages
+
+from rbue import __version__
+
+project = "rbue"
+author = "The rbue developers"
+copyright = "the rbue developers"
+release = version = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+    "executed_pages",
+]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!rbue\.).*")]  # other projects are not looked up: no network
+exclude_patterns = ["_static"]
+
+autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "groupwise"
+autoclass_content = "class"
+python_maximum_signature_line_length = 90
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+add_module_names = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "rbue"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "logo": {"text": "rbue"},
+    "navbar_end": ["theme-switcher"],
+    "show_toc_level": 2,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+    "show_prev_next": True,
+    "back_to_top_button": False,
+}
