@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))  # executed_pages
 
 from rbue import __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = "rbue"
 author = "The rbue developers"
@@ -27,10 +31,11 @@ extensions = [
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!rbue\.).*")]  # other projects are not looked up: no network
+# Roles in docstrings must lead somewhere; types and modules may be private or of other projects.
+nitpick_ignore_regex = [("py:(class|data|mod|obj)", ".*"), ("py:.*", r"(?!rbue\.).*")]
 exclude_patterns = ["_static"]
 
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "groupwise"
@@ -44,6 +49,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "rbue"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_sidebars = {page: [] for page in ("index", "quickstart", "contributing", "search")}
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
@@ -56,3 +62,15 @@ html_theme_options = {
     "show_prev_next": True,
     "back_to_top_button": False,
 }
+
+
+def setup(app: Sphinx) -> None:
+    """Docstrings of attributes are sentences; napoleon would take what stands before a colon for a type."""
+
+    def begin_with_blank_line(
+        app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
+    ) -> None:
+        if what == "attribute":
+            lines.insert(0, "")
+
+    app.connect("autodoc-process-docstring", begin_with_blank_line, priority=400)

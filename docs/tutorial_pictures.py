@@ -23,6 +23,7 @@ from rbue.lab.report.figure_style import (
     percent_ticks,
     undress,
 )
+from rbue.lab.report.figures import Measured, interval_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,10 +141,75 @@ def segmentation(names: Names) -> Figure:
     return figure
 
 
+def comparison(names: Names) -> Figure:
+    """Accuracy and NLL of each method with their intervals."""
+    panels = {
+        title: [
+            Measured(method, float(one.values[place]), one.interval(method)) for place, method in enumerate(one.methods)
+        ]
+        for title, one in (("accuracy", names["chance"]["accuracy"]), ("NLL", names["chance"]["nll"]))
+    }
+    return interval_panels(panels, percent=["accuracy"])
+
+
+def damaged_images(names: Names) -> Figure:
+    """One image under each kind of damage, and accuracy beside mean confidence."""
+    figure = new_figure(8.6, 3.2)
+    left, right = figure.subfigures(1, 2, width_ratios=[1.2, 1])
+    left.suptitle("severity 3", color=INK, fontsize=TITLE)
+    for axes, kind in zip(left.subplots(2, 4).flat, names["KINDS"], strict=True):
+        undress(axes, kind.replace("_", " "))
+        axes.imshow(names["damaged"][kind, 3][4])
+    axes = right.subplots()
+    axes.plot([0, 1], [0, 1], color=MUTED, lw=0.8, ls=(0, (4, 2)))
+    axes.text(0.52, 0.55, "as sure as right", color=MUTED, fontsize=SMALL, ha="center", rotation=35)
+    for net, colour, marker in (("plain", MUTED, "D"), ("random", BAD, "o")):
+        pairs = {place: names["scores"](probs[net])[:2].tolist() for place, probs in names["found"].items()}
+        rights, sures = zip(*pairs.values(), strict=True)
+        axes.scatter(sures, rights, s=18, color=colour, marker=marker, alpha=0.75, lw=0, label=f"{net} network")
+    for kind in ("fog", "contrast"):
+        accuracy, sure = names["scores"](names["found"][kind, 5]["random"])[:2].tolist()
+        axes.annotate(f"{kind}, 5", (sure, accuracy), xytext=(0, 7), textcoords="offset points", fontsize=SMALL)
+    dress(axes, x="mean confidence", y="accuracy", grid="both")
+    axes.set(xlim=(0.3, 1.01), ylim=(0.3, 1.02))
+    percent_ticks(axes.xaxis)
+    percent_ticks(axes.yaxis)
+    legend(axes, loc="lower right")
+    return figure
+
+
+def decisions(names: Names) -> Figure:
+    """Images with their conformal sets, and distances to the training images."""
+    figure = new_figure(8.6, 3.0)
+    left, right = figure.subfigures(1, 2, width_ratios=[1.1, 1])
+    left.suptitle("new images and their sets", color=INK, fontsize=TITLE)
+    sets, truth, images = names["sets"], names["y_new"], names["x_new"]
+    sizes = sets.sum(1)
+    order = [place for size in (1, 2, 3) for place in (sizes == size).nonzero().flatten()[:3].tolist()][:8]
+    for axes, one in zip(left.subplots(2, 4).flat, order, strict=False):
+        undress(axes)
+        axes.imshow(images[one, 0], cmap="gray_r", vmin=-0.3, vmax=1.3)
+        shown = "{" + ", ".join(map(str, sets[one].nonzero().flatten().tolist())) + "}"
+        held = bool(sets[one, truth[one]])
+        axes.set_title(f"{shown}\nis {int(truth[one])}", color=GOOD if held else BAD, fontsize=SMALL)
+    axes = right.subplots()
+    groups = {"known digits": names["inside_scores"], **names["outside_scores"]}
+    for (name, scores), colour in zip(groups.items(), (GOOD, BAD, MUTED), strict=True):
+        axes.hist(scores["nearest"].numpy(), bins=30, density=True, histtype="step", color=colour, lw=1.4, label=name)
+    dress(axes, x="distance to the training images (features)", y="share of images", grid="y")
+    axes.set_yticks([])
+    axes.margins(y=0.3)
+    legend(axes, loc="upper left")
+    return figure
+
+
 PICTURES: dict[str, Callable[[Names], Figure]] = {
     "trained-network": trained_network,
     "text": text,
     "regression": regression,
+    "comparison": comparison,
+    "damaged-images": damaged_images,
+    "decisions": decisions,
     "segmentation": segmentation,
 }
 """What draws the picture of a tutorial from the names that its blocks define."""
