@@ -30,6 +30,7 @@ extensions = [
 ]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
+highlight_language = "text"  # blocks without a language are commands
 nitpicky = True
 # Roles in docstrings must lead somewhere; types and modules may be private or of other projects.
 nitpick_ignore_regex = [("py:(class|data|mod|obj)", ".*"), ("py:.*", r"(?!rbue\.).*")]
@@ -50,8 +51,10 @@ html_title = "rbue"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_sidebars = {page: [] for page in ("index", "quickstart", "contributing", "search")}
+html_domain_indices = html_use_index = False
 html_show_sourcelink = False
 html_copy_source = False
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "logo": {"text": "rbue"},
     "navbar_end": ["theme-switcher"],
