@@ -25,10 +25,8 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx_design",
     "executed_pages",
 ]
-myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 highlight_language = "text"  # blocks without a language are commands
 nitpicky = True

@@ -12,11 +12,9 @@ import argparse
 import contextlib
 import io
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
 from tutorial_pictures import PICTURES
 
@@ -51,14 +49,14 @@ def with_output(text: str, printed: list[str]) -> str:
     return BLOCK.sub(filled, text)
 
 
-def executed(text: str, name: str) -> tuple[str, dict[str, bytes]]:
-    """A tutorial as it came out now: its text, and its picture as the bytes of a WebP file by the file's name."""
+def executed(text: str, name: str) -> tuple[str, bytes]:
+    """A tutorial as it came out now: its text, and its picture as the bytes of a WebP file."""
     names, printed = run(text, name)
     buffer, packed = io.BytesIO(), io.BytesIO()
     figure = PICTURES[name](names)
     figure.savefig(buffer, format="png", dpi=160, facecolor="white", bbox_inches="tight", pad_inches=0.15)
     Image.open(buffer).convert("RGB").save(packed, format="webp", lossless=True, method=6)
-    return with_output(text, printed), {f"tutorial-{name}.webp": packed.getvalue()}
+    return with_output(text, printed), packed.getvalue()
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -67,16 +65,15 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
     def read(app: Sphinx, page: str, source: list[str]) -> None:
         folder, _, name = page.rpartition("/")
-        if folder == "tutorials" and name in PICTURES and not __import__("os").environ.get("SKIP"):
-            torch.manual_seed(0)
-            source[0], pictures = executed(source[0], name)
-            drawn.update(pictures)
+        if folder == "tutorials" and name in PICTURES and app.config.run_tutorials:
+            source[0], drawn[f"tutorial-{name}.webp"] = executed(source[0], name)
 
     def replace_pictures(app: Sphinx, error: Exception | None) -> None:
         if error is None and app.builder.format == "html":
             for file, packed in drawn.items():  # over the copies of those that are kept beside the pages
                 Path(app.outdir, "_images", file).write_bytes(packed)
 
+    app.add_config_value("run_tutorials", True, "env", bool)  # -D run_tutorials=0 shows them as they were kept
     app.connect("source-read", read)
     app.connect("build-finished", replace_pictures)
     return {"parallel_read_safe": False, "parallel_write_safe": True}
@@ -88,11 +85,10 @@ def main() -> None:
     parser.add_argument("page", nargs="*", help="the tutorials to run; all if none is named")
     for name in parser.parse_args().page or PICTURES:
         page = HERE / "tutorials" / f"{name}.md"
-        text, pictures = executed(page.read_text(encoding="utf-8"), name)
+        text, picture = executed(page.read_text(encoding="utf-8"), name)
         page.write_text(text, encoding="utf-8")
-        for file, packed in pictures.items():
-            (HERE / "images" / file).write_bytes(packed)
+        (HERE / "images" / f"tutorial-{name}.webp").write_bytes(picture)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
