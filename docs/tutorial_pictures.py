@@ -162,7 +162,7 @@ def damaged_images(names: Names) -> Figure:
         axes.imshow(names["damaged"][kind, 3][4])
     axes = right.subplots()
     axes.plot([0, 1], [0, 1], color=MUTED, lw=0.8, ls=(0, (4, 2)))
-    axes.text(0.52, 0.55, "as sure as right", color=MUTED, fontsize=SMALL, ha="center", rotation=35)
+    axes.text(0.61, 0.55, "as sure as right", color=MUTED, fontsize=SMALL, ha="center", rotation=35)
     for net, colour, marker in (("plain", MUTED, "D"), ("random", BAD, "o")):
         pairs = {place: names["scores"](probs[net])[:2].tolist() for place, probs in names["found"].items()}
         rights, sures = zip(*pairs.values(), strict=True)
