@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import io
 import re
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +62,19 @@ def executed(text: str, name: str) -> tuple[str, bytes]:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx: pages of ``tutorials/`` are executed as they are read."""
+    from sphinx.errors import ExtensionError
+
     drawn: dict[str, bytes] = {}
 
     def read(app: Sphinx, page: str, source: list[str]) -> None:
         folder, _, name = page.rpartition("/")
         if folder == "tutorials" and name in PICTURES and app.config.run_tutorials:
-            source[0], drawn[f"tutorial-{name}.webp"] = executed(source[0], name)
+            try:
+                source[0], drawn[f"tutorial-{name}.webp"] = executed(source[0], name)
+            except Exception as error:
+                lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == name]
+                where = f"{page}.md, line {lines[0]}" if lines else f"the picture of {page}.md"
+                raise ExtensionError(f"{where}: {type(error).__name__}: {error}") from error
 
     def replace_pictures(app: Sphinx, error: Exception | None) -> None:
         if error is None and app.builder.format == "html":
