@@ -3,10 +3,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-all test-oldest test-gpu lint format bench bench-gpu clean
+.PHONY: demo docs test-docs test test-all test-oldest test-gpu lint format bench bench-gpu clean
 
 demo: $(VENV)/.ready  ## all six methods on digits, trained and measured on the spot
 	$(BIN)/rbue demo
+
+docs: $(VENV)/.ready  ## the site, into build/site; the tutorials run, warnings are errors, links lead somewhere
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/site
+	$(PYTEST) -q -k links tests/test_site.py
+
+test-docs: docs  ## every page of the site in Chromium, light and dark, on a desktop and a phone
+	$(PYTEST) tests/test_site.py
 
 test: $(VENV)/.ready lint  ## everything that runs on a CPU in a few minutes
 	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu" --doctest-modules --doctest-ignore-import-errors src tests

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import one_training
-from result_picture import picture
+from result_picture import against_q, picture
 from result_tables import ROOT, RUNS, SAMPLES, Study
 
 from rbue.files import read_json, write_bytes
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
 ONE_TRAINING = ROOT / "docs" / "one-training.md"
 DECISIONS = ROOT / "docs" / "decisions.md"
+CHOOSING_Q = ROOT / "docs" / "choosing-q.md"
 
 MAIN = Study("cifar10", "resnet18")
 OTHERS = {
@@ -73,6 +74,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         DECISIONS: {"ood": MAIN.outside()},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {"one-training": one_training.table(MAIN), "search": one_training.search()},
+        CHOOSING_Q: {"q-cifar10": MAIN.by_q(), "q-cifar100": OTHERS["cifar100-resnet18"].by_q(), "q-tuned": _tuned()},
     }
 
 
@@ -126,6 +128,16 @@ def _other(study: Study) -> list[str]:
     return [f"{study.origin()}{study.other_seeds()}", "", *study.comparison(), *scaled]
 
 
+def _tuned() -> list[str]:
+    """What ``rbue.tune`` tried on networks that were trained plainly, by their held-out images."""
+    lines = ["| network | where | `q` | accuracy, % | NLL | NLL with temperature |", "|---|---|---|---|---|---|"]
+    for run in read_json(ROOT / "results" / "tuning.json")["runs"][:2]:
+        for one in run["searches"]["random ReLUs"]["tried"]:
+            scores = f"{100 * one['accuracy']:.2f} | {one['nll']:.3f} | {one['scaled_nll']:.4f}"
+            lines.append(f"| `{run['config']['model']}` | {one['where']} | {one['q']:g} | {scores} |")
+    return lines
+
+
 def draw() -> None:
     """The figures of the page."""
     measured = Measured(RUNS, Settings())
@@ -143,6 +155,7 @@ def draw() -> None:
         "accuracy-nll": picture(MAIN),
         "one-training": one_training.picture(MAIN),
         "by-corruption": one_training.by_corruption(MAIN),
+        "choosing-q": against_q({"CIFAR-10": MAIN, "CIFAR-100": OTHERS["cifar100-resnet18"]}),
         "shift-ece": severity_figures.severity_boxes(corrupted(SIX, "ece"), "ECE"),
         "shift-accuracy": severity_figures.severity_boxes(corrupted(SIX, "accuracy"), "accuracy", percent=True),
         "shift-medians": severity_figures.severity_medians(corrupted(METHODS, "ece"), "ECE"),

@@ -1,10 +1,10 @@
-"""The picture of README: accuracy against negative log-likelihood, the trainings that a row needs as its size."""
+"""Pictures of the rows: accuracy against negative log-likelihood (in README), and both against ``q``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from result_tables import KEY, RERUNS, RUNS, SEEDS, Study
+from result_tables import KEY, RERUNS, RUNS, SEEDS, Study, kept_with
 
 from rbue.lab.report.figure_style import INK, METHOD_COLOURS, MUTED, SMALL, TEXT, dress, method_name, new_figure
 from rbue.lab.runs.folders import RunFolder
@@ -66,4 +66,25 @@ def picture(study: Study) -> Figure:
     for name, count, marker in (("1 training", 1, 1.0), ("4 trainings", 4, 1.0), ("trained again", 1, 0.35)):
         axes.scatter([], [], s=AREA * count * marker, color=MUTED, alpha=0.3 if marker < 1 else 1, lw=0, label=name)
     axes.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="upper right", labelspacing=1.1)
+    return figure
+
+
+def against_q(studies: dict[str, Study]) -> Figure:
+    """Accuracy and NLL of MC-DropReLU by ``q``, a row of two panels for each study; faint points are trained again."""
+    figure = new_figure(7.6, 2.4 * len(studies))
+    grid = figure.subplots(len(studies), 2, squeeze=False)
+    for line, (title, study) in zip(grid, studies.items(), strict=True):
+        found = {method: one for method, one in study.measured().items() if kept_with(method) is not None}
+        ordered = sorted(found, key=lambda method: kept_with(method) or 0)
+        for axes, what, first in zip(line, ("accuracy, %", "negative log-likelihood"), (True, False), strict=True):
+            values = [100 * found[m][1]["accuracy"] if first else found[m][1]["nll"] for m in ordered]
+            places = [kept_with(method) for method in ordered]
+            colour = METHOD_COLOURS["mc-droprelu"]
+            axes.plot(places, values, color=colour, marker="o", ms=5, lw=1.2)
+            axes.scatter(places[-1:], values[-1:], s=40, color=METHOD_COLOURS["single"], zorder=3)
+            for method in ordered:
+                others = [pair[0 if first else 1] for pair in again(study, method)]
+                axes.scatter([kept_with(method)] * len(others), others, s=16, color=colour, alpha=0.3, lw=0)
+            dress(axes, title=title, x="q (1 is the plain network)", y=what, grid="y")
+            axes.set_xticks(places, [f"{one:g}" for one in places])
     return figure

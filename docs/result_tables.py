@@ -171,6 +171,30 @@ class Study:
             lines.append(f"| {' | '.join(cells)} |")
         return lines
 
+    def by_q(self) -> list[str]:
+        """MC-DropReLU from many random ReLUs to none: clean, after a temperature, and corrupted where that is there."""
+        found = {method: one for method, one in self.measured().items() if kept_with(method) is not None}
+        sets = {method: _corrupted_sets(config) for method, (config, _) in found.items()}
+        common = set.intersection(*(set(one) for one in sets.values()))
+        noise = {one for one in common if one[0].endswith("_noise")}
+        heads = ["`q`", "accuracy, %", "ECE", "NLL", "NLL with temperature", "disagreement of two samples"]
+        heads += ["corrupted: ECE", "NLL, noise", "NLL, others"] if common else []
+        lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        for method, (config, result) in sorted(found.items(), key=lambda one: kept_with(one[0]) or 0):
+            scaled = RunFolder.of(config, RUNS).read("calibration")[KEY]["after"]
+            cells = [
+                "1, plain" if method == "single" else f"{kept_with(method)}",
+                f"{100 * result['accuracy']:.2f}",
+                *(f"{value:.3f}" for value in (result["ece"], result["nll"], scaled["nll"])),
+                "–" if result["mean_dis"] is None else f"{100 * result['mean_dis']:.1f} %",
+            ]
+            if common:
+                ours = sets[method]
+                cells += [f"{_mean(ours, common, 'ece'):.3f}"]
+                cells += [f"{_mean(ours, some, 'nll'):.2f}" for some in (noise, common - noise)]
+            lines.append(f"| {' | '.join(cells)} |")
+        return lines
+
     def samples_on_corrupted(self) -> str:
         """How many samples each corrupted image got."""
         rows = [row for config, _ in self.measured().values() for row in _corrupted_sets(config).values()]
@@ -267,6 +291,12 @@ class Study:
         """How many networks shared the GPU while these were trained."""
         entries = [folder.read("training") for folder in self._members()]
         return " or ".join(map(str, sorted({entry["side_by_side"] for entry in entries if entry is not None})))
+
+
+def kept_with(method: str) -> float | None:
+    """The ``q`` of MC-DropReLU at every ReLU, 1 for a plain network; None for another method."""
+    name, _, q = method.partition(":")
+    return 1.0 if name == "single" else float(q) if name == "mc-droprelu" else None
 
 
 def _with_paper(measure: str, value: float, paper: float | None) -> str:

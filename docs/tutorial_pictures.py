@@ -1,25 +1,12 @@
-"""Run the pages in ``docs/tutorials``, write what they print into them, and draw their pictures.
-
-    python docs/tutorial_pictures.py [trained-network] [text] [regression] [segmentation]
-
-A block that prints is followed by a ``text`` block with what it printed. Pictures are drawn from the names that the
-blocks of a page define, so that they show what the page shows.
-"""
+"""The pictures of ``docs/tutorials``, each drawn from what the blocks of its page computed."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import io
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image
 
-from rbue.files import write_bytes
 from rbue.lab.report.figure_style import (
     BAD,
     GOOD,
@@ -36,40 +23,15 @@ from rbue.lab.report.figure_style import (
     percent_ticks,
     undress,
 )
+from rbue.lab.report.figures import Measured, interval_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HERE = Path(__file__).parent
-BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", flags=re.DOTALL)
-"""A block of code, and what it prints if that is shown."""
-
 Names = dict[str, Any]
 
 
-def run(page: Path) -> tuple[Names, list[str]]:
-    """The names that the blocks of a page define, run in order, and what each block printed."""
-    names: Names = {"__name__": "tutorial"}
-    printed = []
-    for block in BLOCK.finditer(page.read_text()):
-        with contextlib.redirect_stdout(io.StringIO()) as output:
-            exec(compile(block[1], str(page), "exec"), names)
-        printed.append("".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines()))
-    return names, printed
-
-
-def with_output(text: str, printed: list[str]) -> str:
-    """The text of a page with what its blocks printed."""
-    outputs = iter(printed)
-
-    def filled(block: re.Match[str]) -> str:
-        output = next(outputs)
-        return f"```python\n{block[1]}```\n" + (f"\n```text\n{output}```\n" if output else "")
-
-    return BLOCK.sub(filled, text)
-
-
-def digits(names: Names) -> Figure:
+def trained_network(names: Names) -> Figure:
     """The least sure test images, and accuracy against the share answered."""
     pred, plain, y, images = (names[name] for name in ("pred", "plain", "y_test", "x_test"))
     figure = new_figure(8.6, 3.0)
@@ -179,29 +141,75 @@ def segmentation(names: Names) -> Figure:
     return figure
 
 
-PICTURES: dict[str, tuple[str, Callable[[Names], Figure]]] = {
-    "trained-network": ("digits", digits),
-    "text": ("text", text),
-    "regression": ("regression", regression),
-    "segmentation": ("segmentation", segmentation),
+def comparison(names: Names) -> Figure:
+    """Accuracy and NLL of each method with their intervals."""
+    panels = {
+        title: [
+            Measured(method, float(one.values[place]), one.interval(method)) for place, method in enumerate(one.methods)
+        ]
+        for title, one in (("accuracy", names["chance"]["accuracy"]), ("NLL", names["chance"]["nll"]))
+    }
+    return interval_panels(panels, percent=["accuracy"])
+
+
+def damaged_images(names: Names) -> Figure:
+    """One image under each kind of damage, and accuracy beside mean confidence."""
+    figure = new_figure(8.6, 3.2)
+    left, right = figure.subfigures(1, 2, width_ratios=[1.2, 1])
+    left.suptitle("severity 3", color=INK, fontsize=TITLE)
+    for axes, kind in zip(left.subplots(2, 4).flat, names["KINDS"], strict=True):
+        undress(axes, kind.replace("_", " "))
+        axes.imshow(names["damaged"][kind, 3][4])
+    axes = right.subplots()
+    axes.plot([0, 1], [0, 1], color=MUTED, lw=0.8, ls=(0, (4, 2)))
+    axes.text(0.61, 0.55, "as sure as right", color=MUTED, fontsize=SMALL, ha="center", rotation=35)
+    for net, colour, marker in (("plain", MUTED, "D"), ("random", BAD, "o")):
+        pairs = {place: names["scores"](probs[net])[:2].tolist() for place, probs in names["found"].items()}
+        rights, sures = zip(*pairs.values(), strict=True)
+        axes.scatter(sures, rights, s=18, color=colour, marker=marker, alpha=0.75, lw=0, label=f"{net} network")
+    for kind in ("fog", "contrast"):
+        accuracy, sure = names["scores"](names["found"][kind, 5]["random"])[:2].tolist()
+        axes.annotate(f"{kind}, 5", (sure, accuracy), xytext=(0, 7), textcoords="offset points", fontsize=SMALL)
+    dress(axes, x="mean confidence", y="accuracy", grid="both")
+    axes.set(xlim=(0.3, 1.01), ylim=(0.3, 1.02))
+    percent_ticks(axes.xaxis)
+    percent_ticks(axes.yaxis)
+    legend(axes, loc="lower right")
+    return figure
+
+
+def decisions(names: Names) -> Figure:
+    """Images with their conformal sets, and distances to the training images."""
+    figure = new_figure(8.6, 3.0)
+    left, right = figure.subfigures(1, 2, width_ratios=[1.1, 1])
+    left.suptitle("new images and their sets", color=INK, fontsize=TITLE)
+    sets, truth, images = names["sets"], names["y_new"], names["x_new"]
+    sizes = sets.sum(1)
+    order = [place for size in (1, 2, 3) for place in (sizes == size).nonzero().flatten()[:3].tolist()][:8]
+    for axes, one in zip(left.subplots(2, 4).flat, order, strict=False):
+        undress(axes)
+        axes.imshow(images[one, 0], cmap="gray_r", vmin=-0.3, vmax=1.3)
+        shown = "{" + ", ".join(map(str, sets[one].nonzero().flatten().tolist())) + "}"
+        held = bool(sets[one, truth[one]])
+        axes.set_title(f"{shown}\nis {int(truth[one])}", color=GOOD if held else BAD, fontsize=SMALL)
+    axes = right.subplots()
+    groups = {"known digits": names["inside_scores"], **names["outside_scores"]}
+    for (name, scores), colour in zip(groups.items(), (GOOD, BAD, MUTED), strict=True):
+        axes.hist(scores["nearest"].numpy(), bins=30, density=True, histtype="step", color=colour, lw=1.4, label=name)
+    dress(axes, x="distance to the training images (features)", y="share of images", grid="y")
+    axes.set_yticks([])
+    axes.margins(y=0.3)
+    legend(axes, loc="upper left")
+    return figure
+
+
+PICTURES: dict[str, Callable[[Names], Figure]] = {
+    "trained-network": trained_network,
+    "text": text,
+    "regression": regression,
+    "comparison": comparison,
+    "damaged-images": damaged_images,
+    "decisions": decisions,
+    "segmentation": segmentation,
 }
-"""The page, the end of its picture's name, and what draws it."""
-
-
-def main() -> None:
-    """Run pages, fill in what they print, and draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("page", nargs="*", help="the pages to run; all if none is named")
-    for name in parser.parse_args().page or PICTURES:
-        page = HERE / "tutorials" / f"{name}.md"
-        names, printed = run(page)
-        page.write_text(with_output(page.read_text(), printed))
-        picture, draw = PICTURES[name]
-        buffer, packed = io.BytesIO(), io.BytesIO()
-        draw(names).savefig(buffer, format="png", dpi=160, facecolor="white", bbox_inches="tight", pad_inches=0.15)
-        Image.open(buffer).convert("RGB").save(packed, format="webp", lossless=True, method=6)
-        write_bytes(HERE / "images" / f"tutorial-{picture}.webp", packed.getvalue())
-
-
-if __name__ == "__main__":
-    main()
+"""What draws the picture of a tutorial from the names that its blocks define."""

@@ -14,10 +14,14 @@ import pytest
 
 CONTRAST = """
 const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const known = new Map(), backs = new Map();
 const rgba = (text) => {
-  canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
-  const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
-  return [r, g, b, a / 255];
+  if (!known.has(text)) {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    known.set(text, [r, g, b, a / 255]);
+  }
+  return known.get(text);
 };
 const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
 const luminance = (colour) => {
@@ -25,9 +29,10 @@ const luminance = (colour) => {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
 const behind = (element) => {
-  const layers = [];
-  for (let one = element; one; one = one.parentElement) layers.push(rgba(getComputedStyle(one).backgroundColor));
-  return layers.reverse().reduce((below, top) => over(top, below), rgba("Canvas"));
+  if (!element) return rgba("Canvas");
+  if (!backs.has(element))
+    backs.set(element, over(rgba(getComputedStyle(element).backgroundColor), behind(element.parentElement)));
+  return backs.get(element);
 };
 const poor = []; let seen = 0;
 for (const element of document.querySelectorAll("body *")) {
@@ -56,8 +61,8 @@ def chromium_or_skip(folder):
         pytest.skip(f"the page cannot be opened: {error}")
 
 
-def show(browser, address, width=1200, scheme="light"):
-    """Open a page as a screen of a width, in a colour scheme."""
+def set_screen(browser, width, scheme):
+    """Be a screen of a width, in a colour scheme."""
     features = [
         {"name": "prefers-color-scheme", "value": scheme},
         {"name": "prefers-reduced-motion", "value": "reduce"},
@@ -65,6 +70,11 @@ def show(browser, address, width=1200, scheme="light"):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+
+
+def show(browser, address, width=1200, scheme="light"):
+    """Open a page as a screen of a width, in a colour scheme."""
+    set_screen(browser, width, scheme)
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get(address)

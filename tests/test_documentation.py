@@ -25,9 +25,12 @@ PAGES = [
     "docs/shift.md",
     "docs/paper.md",
 ]
-TUTORIALS = {name: f"docs/tutorials/{name}.md" for name in ("trained-network", "regression", "text", "segmentation")}
-SLOW_PAGES = ["docs/export.md", "docs/integrations.md"]
-SLOW = {"trained-network", "text", "segmentation"}
+TUTORIALS = {
+    path.stem: str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+    if path.stem != "index"
+}
+SHORT = {"regression"}  # the others are slow: `make docs` runs them at each build
 
 
 def run_blocks(page, wanted=lambda block: True):
@@ -70,26 +73,42 @@ def test_a_network_is_served_as_written():
 
 @pytest.fixture(scope="module")
 def tutorials():
-    """The script that runs the tutorials and fills in what they print."""
-    return runpy.run_path(str(ROOT / "docs" / "tutorial_pictures.py"), run_name="tutorial_pictures")
+    """What runs the tutorials and fills in what they print."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs"))
+        return runpy.run_path(str(ROOT / "docs" / "executed_pages.py"), run_name="executed_pages")
 
 
 def without_numbers(text):
     return re.sub(r"-?\d+(\.\d+)?", "#", text).split()
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in TUTORIALS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in SHORT)) for name in TUTORIALS]
+)
 def test_a_tutorial_prints_what_it_shows(tutorials, name):
     """But for its numbers, which depend on the machine, and single rows of a table; a page asserts what it claims."""
     page = ROOT / TUTORIALS[name]
     shown = [block[2] or "" for block in tutorials["BLOCK"].finditer(page.read_text())]
-    names, printed = tutorials["run"](page)
+    names, printed = tutorials["run"](page.read_text(), name)
     assert any(shown)
     for one, other in zip(shown, printed, strict=True):
         assert bool(one) == bool(other), other
         match = difflib.SequenceMatcher(None, without_numbers(one), without_numbers(other), autojunk=False)
-        assert match.ratio() > 0.8, f"run docs/tutorial_pictures.py {name}: it prints {other}"
-    assert tutorials["PICTURES"][name][1](names).axes  # its picture can be drawn
+        assert match.ratio() > 0.8, f"run docs/executed_pages.py {name}: it prints {other}"
+    assert tutorials["PICTURES"][name](names).axes  # its picture can be drawn
+
+
+def test_every_tutorial_has_a_picture_and_a_card(tutorials):
+    assert tutorials["PICTURES"].keys() == TUTORIALS.keys()
+    gallery = (ROOT / "docs" / "tutorials" / "index.md").read_text()
+    assert all(f"]({name}.md)" in gallery and f"tutorial-{name}.webp" in gallery for name in TUTORIALS)
+
+
+def test_a_block_that_raises_names_its_line(tutorials):
+    with pytest.raises(ZeroDivisionError) as error:
+        tutorials["run"]("A\n\n```python\nx = 1\nx / 0\n```\n", "page")
+    assert error.traceback[-1].lineno + 1 == 5
 
 
 def test_what_a_tutorial_prints_is_written_into_it(tutorials):
@@ -136,10 +155,11 @@ def test_the_constants_on_the_page_are_the_librarys(written_stream):
         assert written_stream["site_number"](path, call) == Site(0, path, call, "F.relu", ()).number
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*PAGES, *TUTORIALS.values(), *SLOW_PAGES, "docs/results.md", "benchmarks/README.md", "CONTRIBUTING.md"],
-)
+EVERYWHERE = ("*.md", "docs/**/*.md", "benchmarks/*.md")
+MARKDOWN = [str(path.relative_to(ROOT)) for pattern in EVERYWHERE for path in sorted(ROOT.glob(pattern))]
+
+
+@pytest.mark.parametrize("page", MARKDOWN)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
         assert (ROOT / page).parent.joinpath(target).exists(), target
@@ -161,9 +181,12 @@ def test_sentences_are_told_apart():
     assert found == ["One code and [a link].", "(Two.", "Three lines?", "- four", "- five at 0.5."]
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/results.md", "docs/decisions.md", "docs/serving.md", *SLOW_PAGES, *TUTORIALS.values()]
+SHORT_SENTENCES = (
+    *("index", "when-not-to-use-it", "choosing-q", "results", "decisions", "export", "serving", "integrations"),
 )
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in SHORT_SENTENCES), *TUTORIALS.values()])
 def test_no_sentence_has_more_than_30_words(page):
     long = [one for one in sentences((ROOT / page).read_text()) if len(re.findall(r"\w[^\s]*", one)) > 30]
     assert not long
@@ -173,7 +196,7 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-SCRIPTS = ["docs/build_api.py", "docs/build_results.py", "benchmarks/readme_table.py", "benchmarks/goals.py"]
+SCRIPTS = ["docs/build_results.py", "benchmarks/readme_table.py", "benchmarks/goals.py"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -216,6 +239,7 @@ def test_every_calibrated_run_is_shown_apart_from_the_papers_rows():
 def test_every_public_name_is_in_the_api_reference():
     import rbue
 
-    text = (ROOT / "docs" / "api.md").read_text()
+    text = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
     for name in rbue.__all__:
-        assert f"rbue.{name}" in text or name == "__version__", name
+        shown = re.search(rf"auto\w+:: (rbue\.)?{name}\b", text)
+        assert shown or name == "__version__", name

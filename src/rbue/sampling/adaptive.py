@@ -40,7 +40,7 @@ class Adaptive:
     Balanced samples err less in the mean. What each element does alone cancels within a cycle: after ``n`` of its
     ``L`` samples ``(L - n) / (L - 1)`` of that variance is left, and nothing at its end. What elements do together
     does not cancel. One cycle cannot tell the two apart, so ``interactions`` says which part of the variance is taken
-    for the latter. The intervals shrink by the square root of :meth:`rbue.random_stream.Cycle.error`.
+    for the latter. The intervals shrink by the square root of ``random_stream.Cycle.error``.
     """
 
     tolerance: float = 0.02
