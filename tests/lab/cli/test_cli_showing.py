@@ -93,7 +93,7 @@ def test_sites(command, as_json, fails):
 def test_demo(command, monkeypatch, tmp_path):
     """Both parts, with less to train; the last line names the page that was written, here without its figures."""
     monkeypatch.setattr("rbue.lab.demo.main", lambda: print("shown"))
-    monkeypatch.setattr("rbue.lab.cli.runs.report_on", partial(report_on, pictures=False))
+    monkeypatch.setattr("rbue.lab.report.run_report.report_on", partial(report_on, pictures=False))
     monkeypatch.setattr("rbue.lab.cli.train.Selection", partial(Selection, epochs=1, batch=128, width=0.25))
     lines = command("demo", "--runs", tmp_path / "runs").stdout.splitlines()
     assert lines[0] == "shown"
