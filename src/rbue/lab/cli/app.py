@@ -18,7 +18,7 @@ import typer
 
 from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.lab.cli import active, inventory, measure, ood, paper, runs, shift, train
+from rbue.lab.cli import active, demo, inventory, measure, ood, paper, runs, shift, train
 from rbue.lab.cli.options import takes_selection
 from rbue.lab.cli.output import Flowing, complain, remark
 
@@ -62,7 +62,7 @@ app = typer.Typer(
     epilog="Example: rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4",
 )
 _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
-    (train.demo, ("rbue demo",)),
+    (demo.demo, ("rbue demo",)),
     (takes_selection(train.train), ("rbue train --data digits --model small_cnn --method mc-droprelu:0.9",)),
     (
         takes_selection(measure.evaluate),

@@ -268,8 +268,9 @@ def report(
     place = device_named(device)
     records = read_records(folders_named(where, runs))
     with working(f"reporting on {len(records)} run{'s' if len(records) != 1 else ''}"):
-        shown = {"pictures": chosen is Form.html, "answers": chosen is not Form.csv}
-        made = report_on(records, paper_value, **shown, device=place)
+        made = report_on(
+            records, paper_value, pictures=chosen is Form.html, answers=chosen is not Form.csv, device=place
+        )
         write_bytes(output, as_text(made, chosen).encode())
     if json:
         measured = [str(record.folder.path) for record in records if record.results]
@@ -280,13 +281,13 @@ def report(
     say(str(output))
 
 
-def write_page(records: Sequence[Record], path: Path, device: torch.device) -> None:
-    """The page of some runs, as ``rbue report`` writes it."""
+def write_page(records: Sequence[Record], path: Path, device: torch.device, lead: str = "") -> None:
+    """The page of some runs, as ``rbue report`` writes it, with other words at its top if there are any."""
     from rbue.lab.paper.numbers import paper_value
     from rbue.lab.report.run_report import report_on
 
     with working("writing the page"):
-        write_bytes(path, report_on(records, paper_value, device=device).page.html().encode())
+        write_bytes(path, report_on(records, paper_value, device=device, lead=lead).page.html().encode())
 
 
 def form_of(path: Path) -> Form:

@@ -1,4 +1,4 @@
-"""``rbue train``, ``compare`` and ``demo``: train a run, several methods for one table, or all of them on digits."""
+"""``rbue train`` and ``compare``: train a run, or several methods for one table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import ENGINES, MethodName, RunsFolder, Samples, Selection, check_engine, device_named
+from rbue.lab.cli.options import ENGINES, MethodName, Samples, Selection, check_engine, device_named
 from rbue.lab.cli.output import (
     AsJson,
     as_json,
@@ -317,16 +317,3 @@ def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:
     star = "* better than all others by more than chance; " if marks.best else ""
     console.print(f"[dim]{star}– a method with one sample has no diversity[/dim]", soft_wrap=True)
     console.print(as_markup(marks.verdict), soft_wrap=True)
-
-
-def demo(runs: RunsFolder = Path("runs/demo")) -> None:
-    """Show the library at work on the digits that come with it; needs no data and no network.
-
-    First what random ReLUs do to a network that was trained without them, then all six methods, trained and measured
-    alike. The last line is a page to look at, beside the runs.
-    """
-    from rbue.lab import demo as demonstration  # it imports what no other verb needs
-
-    demonstration.main()
-    say("")
-    compare(Selection(runs=runs), output=runs / "comparison.html")
