@@ -59,7 +59,7 @@ def test_a_loss_to_four_trainings_is_no_loss_to_one():
         (
             (0.8, 0.7),
             (0.9, 0.95),
-            "random ReLUs learn more slowly: it knows 90 % of its training images after 16 epochs",
+            "random ReLUs learn more slowly: after 16 epochs it is right on 90 % of its",
         ),
         ((0.8, 0.95), (0.9, 0.95), "it is too sure, 95 % where 80 % is right"),
         ((0.8, 0.8), (0.95, 0.95), "randomness costs more than it brings"),
@@ -69,7 +69,7 @@ def test_the_reason_follows_from_what_was_measured(ours, learnt, why):
     clean = {demo.OURS: ours, "single": (0.95, 0.95)}
     *_, third = demo.sentences(findings(clean, {demo.OURS: (0.6, 0.6)}, learnt))
     assert third.startswith(f"It loses in accuracy and NLL on clean digits because {why}")
-    assert third.endswith("a temperature alone takes its NLL on clean digits to 0.12.")
+    assert re.search(r"a temperature alone takes its NLL on clean digits from \d\.\d\d to 0\.12\.$", third)
 
 
 def test_what_wins_in_one_score_may_lose_in_another():
@@ -89,7 +89,7 @@ def test_every_comparison_in_a_sentence_is_one_beyond_chance(seed):
     )
     sentence, measures = demo.sentences(found)[0], resample(probs, LABELS)
     for measure, name in (("accuracy", "accuracy"), ("nll", "NLL")):
-        part = re.search(rf"(?:it is|, and) ((?:(?!, and ).)*?) in {name}", sentence)
+        part = re.search(rf"(?:it is|, and) ((?:behind|ahead)(?:(?!, and ).)*) in {name}", sentence)
         text = part[1] if part else ""
         told = measures[measure]
         for other in NAMES[:-1]:

@@ -29,6 +29,8 @@ EPOCHS, SAMPLES = 16, 20
 CORRUPTIONS = ("impulse_noise", "glass_blur", "snow", "contrast")
 """One of each family, such that digits of 16x16 pixels are harder to read; weaker noise hardly shows on them."""
 SEVERITIES = (1, 3, 5)
+SCORES = {"accuracy": "accuracy", "nll": "NLL"}
+"""What the sentences compare: how often an answer is right, and how good its probabilities are."""
 UNSURE = 0.02
 """From which difference of mean confidence and accuracy on answers are called too cautious or too sure."""
 
@@ -123,14 +125,15 @@ def sentences(found: Findings) -> list[str]:
 def _standing(answered: Answered) -> str:
     accuracy, nll = (answered.value(measure, OURS) for measure in ("accuracy", "nll"))
     said = f"is right on {100 * accuracy:.1f} % and has an NLL of {nll:.2f}"
-    parts = [_against(answered, measure, name) for measure, name in (("accuracy", "accuracy"), ("nll", "NLL"))]
-    if not any(parts):
+    against = {name: _against(answered, measure) for measure, name in SCORES.items()}
+    told = [f"{part} in {name}" for name, part in against.items() if part]
+    if not told:
         return f"{said}, and no other method differs from it by more than chance"
-    first, second = (part or "level with all others" for part in parts)
-    return f"{said}; beyond chance it is {first} in accuracy, and {second} in NLL"
+    level = [f"in {name} no method differs from it" for name, part in against.items() if not part]
+    return f"{said}; by more than chance it is {', and '.join([*told, *level])}"
 
 
-def _against(answered: Answered, measure: str, name: str) -> str:
+def _against(answered: Answered, measure: str) -> str:
     others = len(answered.scores[measure].methods) - 1
     better, worse = answered.better(measure), answered.worse(measure)
     parts = [
@@ -146,7 +149,7 @@ def _advice(found: Findings) -> str:
     lost = {
         (name, where): found_by
         for where, answered in (("clean", found.clean), ("damaged", found.damaged))
-        for measure, name in (("accuracy", "accuracy"), ("nll", "NLL"))
+        for measure, name in SCORES.items()
         if (found_by := answered.better(measure))
     }
     if not lost:
@@ -160,18 +163,21 @@ def _advice(found: Findings) -> str:
         )
     answered = found.clean if any(where == "clean" for _, where in by_one_training) else found.damaged
     confidence, accuracy = answered.confidence[OURS], answered.value("accuracy", OURS)
-    learnt = f"{100 * found.learnt[OURS]:.0f} % of its training images after {found.epochs} epochs"
-    plain = f"a plain network {100 * found.learnt[PLAIN]:.0f} %"
+    learnt = (
+        f"after {found.epochs} epochs it is right on {100 * found.learnt[OURS]:.0f} % of its training images, a plain "
+        f"network on {100 * found.learnt[PLAIN]:.0f} %"
+    )
     if confidence - accuracy > UNSURE:
         why = f"it is too sure, {100 * confidence:.0f} % where {100 * accuracy:.0f} % is right"
         what = "draw masks by channel (`mc-droprelu:0.98,all,channel`) and augment the passes (`--augment shift:1`)"
     elif found.learnt[OURS] < found.learnt[PLAIN]:
-        why = f"random ReLUs learn more slowly: it knows {learnt}, {plain}"
+        why = f"random ReLUs learn more slowly: {learnt}"
         what = "train longer (`--epochs`), or make fewer ReLUs random (`mc-droprelu:0.98`)"
     else:
-        why = f"randomness costs more than it brings, though it knows {learnt}, {plain}"
+        why = f"randomness costs more than it brings, though {learnt}"
         what = "make fewer ReLUs random (`mc-droprelu:0.98`) and average the weights (`--recipe strong`)"
-    scale = f"a temperature alone takes its NLL on clean digits to {found.scaled[OURS]:.2f}"
+    before, after = found.clean.value("nll", OURS), found.scaled[OURS]
+    scale = f"a temperature alone takes its NLL on clean digits from {before:.2f} to {after:.2f}"
     return f"It loses {_places(by_one_training)} because {why}; {what}; {scale}."
 
 

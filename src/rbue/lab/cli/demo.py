@@ -52,7 +52,7 @@ def demo(
     found = demonstration.find(configs, runs)
     said = demonstration.sentences(found)
     page = runs / "comparison.html"
-    write_page(read_records(RunFolder.of(config, runs) for config in configs), page, place, lead=" ".join(said))
+    write_page(read_records(RunFolder.of(config, runs) for config in configs), page, place, lead="\n\n".join(said))
     if json:
         print_json({"sentences": said, "page": page, "runs": [RunFolder.of(config, runs).path for config in configs]})
         return
