@@ -5,7 +5,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo test test-all test-oldest test-gpu lint format bench bench-gpu clean
 
-demo: $(VENV)/.ready  ## all six methods on digits, trained and measured on the spot
+demo: $(VENV)/.ready  ## all six methods on clean and damaged digits: a page and three sentences
 	$(BIN)/rbue demo
 
 test: $(VENV)/.ready lint  ## everything that runs on a CPU in a few minutes

@@ -46,7 +46,7 @@ def shift_blocks(this: Compared) -> list[Block]:
     listed = ", ".join(name.replace("_", " ") for name in names)
     kinds = f"{len(names)} corruption{'s' if len(names) != 1 else ''} ({listed})"
     absent = [f"`{method}`" for method in this.group.methods if method not in rows]
-    caption = f"Clean and damaged test images: means over {kinds}"
+    caption = f"Clean test images and severities of damage: means over {kinds}"
     figure_of = {
         key: FigureBlock(
             column_figure(severity_figures.severity_medians(measured[key], name, percent=key == "accuracy")),
@@ -95,7 +95,7 @@ def _shift_table(measured: Mapping[str, Mapping[str, Mapping[int, Sequence[float
         if key not in measured:
             continue
         columns += [
-            Column(f"{key}{level}", f"{name}, {f'severity {level}' if level else 'clean'}", text=text)
+            Column(f"{key}{level}", f"{name}, {level or 'clean'}", text=text)
             for level in severities
         ]
     rows: list[Row] = [
