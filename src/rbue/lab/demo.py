@@ -24,6 +24,8 @@ from rbue.lab.shift.measuring import members_of
 
 DATA, MODEL = "colour-digits", "small_cnn"
 OURS, PLAIN, ENSEMBLE = "mc-droprelu:0.9", "single", "deep-ensemble"
+OTHERWISE = {ENSEMBLE: "four trainings in place of one", "mc-rrelu": "the other random ReLU (`mc-rrelu`)"}
+"""What may beat ours although it learns as a plain network does: more networks, or other slopes."""
 METHODS = (PLAIN, "mc-dropout", ENSEMBLE, "svi", "mc-rrelu", OURS)
 EPOCHS, SAMPLES = 16, 20
 CORRUPTIONS = ("impulse_noise", "glass_blur", "snow", "contrast")
@@ -154,14 +156,16 @@ def _advice(found: Findings) -> str:
     }
     if not lost:
         return "No method beats it on either by more than chance, not even four trainings: nothing is to be mended."
-    by_one_training = [place for place, names in lost.items() if any(not name.startswith(ENSEMBLE) for name in names)]
-    if not by_one_training:
+    by_plain = [place for place, names in lost.items() if any(not name.startswith(tuple(OTHERWISE)) for name in names)]
+    if not by_plain:
+        winners = [name for names in lost.values() for name in names]
+        kinds = [words for start, words in OTHERWISE.items() if any(name.startswith(start) for name in winners)]
         return (
-            f"What beats it {_places([*lost])} is four trainings in place of one; to come nearer with one, average "
+            f"What beats it {_places([*lost])} is {' and '.join(kinds)}; to come nearer with one training, average "
             "its weights (`--recipe strong`), draw masks by channel (`mc-droprelu:0.98,all,channel`) and augment the "
             "passes (`--augment shift:1`)."
         )
-    answered = found.clean if any(where == "clean" for _, where in by_one_training) else found.damaged
+    answered = found.clean if any(where == "clean" for _, where in by_plain) else found.damaged
     confidence, accuracy = answered.confidence[OURS], answered.value("accuracy", OURS)
     learnt = (
         f"after {found.epochs} epochs it is right on {100 * found.learnt[OURS]:.0f} % of its training images, a plain "
@@ -172,19 +176,19 @@ def _advice(found: Findings) -> str:
         what = "draw masks by channel (`mc-droprelu:0.98,all,channel`) and augment the passes (`--augment shift:1`)"
     elif found.learnt[OURS] < found.learnt[PLAIN]:
         why = f"random ReLUs learn more slowly: {learnt}"
-        what = "train longer (`--epochs`), or make fewer ReLUs random (`mc-droprelu:0.98`)"
+        what = "train longer (`rbue train --epochs 60`), or make fewer ReLUs random (`mc-droprelu:0.98`)"
     else:
         why = f"randomness costs more than it brings, though {learnt}"
         what = "make fewer ReLUs random (`mc-droprelu:0.98`) and average the weights (`--recipe strong`)"
     before, after = found.clean.value("nll", OURS), found.scaled[OURS]
     scale = f"a temperature alone takes its NLL on clean digits from {before:.2f} to {after:.2f}"
-    return f"It loses {_places(by_one_training)} because {why}; {what}; {scale}."
+    return f"It loses {_places(by_plain)} because {why}; {what}; {scale}."
 
 
 def _places(lost: Sequence[tuple[str, str]]) -> str:
     """Where something was lost: ``in accuracy and NLL on clean digits and in NLL on damaged ones``."""
-    parts: list[str] = []
-    for where in dict.fromkeys(where for _, where in lost):
-        names = " and ".join(name for name, its_place in lost if its_place == where)
-        parts.append(f"in {names} on {where} {'ones' if parts else 'digits'}")
-    return " and ".join(parts)
+    names = {where: " and ".join(name for name, place in lost if place == where) for _, where in lost}
+    if len(names) > 1 and len({*names.values()}) == 1:
+        return f"in {next(iter(names.values()))} on {' and '.join(names)} digits"
+    first, *second = (f"in {name} on {where}" for where, name in names.items())
+    return " and ".join([f"{first} digits", *(f"{part} ones" for part in second)])

@@ -103,7 +103,7 @@ def test_demo(command, as_json, monkeypatch, tmp_path):
     assert len(said) == 3
     text = html.unescape(re.sub("<.*?>", "", Path(lines[-1]).read_text())).replace("\u00a0", " ")
     top = text[: text.index("Comparison")]
-    assert " ".join(said).replace("`", "") in " ".join(top.split())
+    assert all(sentence.replace("`", "") in " ".join(top.split()) for sentence in said)
     table = "\n".join(lines[:-8])
     assert all(method in table for method in demo.METHODS)
     assert all(heading in table for heading in ("accuracy, clean", "accuracy, damaged", "NLL, clean", "NLL, damaged"))

@@ -94,10 +94,7 @@ def _shift_table(measured: Mapping[str, Mapping[str, Mapping[int, Sequence[float
     for key, (name, text) in forms.items():
         if key not in measured:
             continue
-        columns += [
-            Column(f"{key}{level}", f"{name}, {level or 'clean'}", text=text)
-            for level in severities
-        ]
+        columns += [Column(f"{key}{level}", f"{name}, {level or 'clean'}", text=text) for level in severities]
     rows: list[Row] = [
         {
             "method": method,
