@@ -5,7 +5,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo docs test-docs test test-all test-oldest test-gpu lint format bench bench-gpu clean
 
-demo: $(VENV)/.ready  ## all six methods on digits, trained and measured on the spot
+demo: $(VENV)/.ready  ## all six methods on clean and damaged digits: a page and three sentences
 	$(BIN)/rbue demo
 
 docs: $(VENV)/.ready  ## the site, into build/site; the tutorials run, warnings are errors, links lead somewhere

@@ -15,9 +15,9 @@ from tiny_runs import TINY
 from typer.testing import CliRunner
 
 from rbue.lab.cli import app
-from rbue.lab.cli import shift as shifting
 from rbue.lab.cli.options import labels_for
 from rbue.lab.corruptions import corrupt, frost
+from rbue.lab.report import severity_figures
 from rbue.lab.runs.folders import RunConfig
 
 FEW = ("--corruptions", "fog,contrast", "--severities", "1,5", "--samples", 4)
@@ -66,9 +66,9 @@ def no_figures(monkeypatch):
 def test_table_figures_and_progress(shifted, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     drawn = {}
-    usual = shifting.severity_medians
+    usual = severity_figures.severity_medians
     monkeypatch.setattr(
-        shifting,
+        severity_figures,
         "severity_medians",
         lambda values, *words, **more: drawn.update(values) or usual(values, *words, **more),
     )
@@ -201,7 +201,7 @@ def test_stopping_says_that_it_goes_on(shifted, command, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shifting, "shift_runs", stop)
+    monkeypatch.setattr("rbue.lab.shift.shift_runs", stop)
     assert "the same command continues" in command("shift", shifted["single"], *FEW, code=130).stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import importlib
 import io
 import json
@@ -22,9 +23,9 @@ from tiny_runs import TINY
 
 import rbue
 from rbue._version import __version__
+from rbue.lab import demo
 from rbue.lab.cli import output
 from rbue.lab.cli.app import main
-from rbue.lab.cli.options import Selection
 from rbue.lab.cli.train import PAPER_METHODS
 from rbue.lab.data import names, registry
 from rbue.lab.data.images import checksums
@@ -90,19 +91,26 @@ def test_sites(command, as_json, fails):
     assert "did you mean 'vgg13'" in fails("sites", "vgg31", code=2)
 
 
-def test_demo(command, monkeypatch, tmp_path):
-    """Both parts, with less to train; the last line names the page that was written, here without its figures."""
-    monkeypatch.setattr("rbue.lab.demo.main", lambda: print("shown"))
-    monkeypatch.setattr("rbue.lab.cli.runs.report_on", partial(report_on, pictures=False))
-    monkeypatch.setattr("rbue.lab.cli.train.Selection", partial(Selection, epochs=1, batch=128, width=0.25))
+def test_demo(command, as_json, monkeypatch, tmp_path):
+    """With less to train and to damage; the page, here without its figures, opens with the sentences that are shown."""
+    small = {"DATA": "colour-digits-few", "EPOCHS": 1, "SAMPLES": 2, "CORRUPTIONS": ("contrast",), "SEVERITIES": (1,)}
+    for name, value in small.items():
+        monkeypatch.setattr(demo, name, value)
+    monkeypatch.setattr("rbue.lab.report.run_report.report_on", partial(report_on, pictures=False))
     lines = command("demo", "--runs", tmp_path / "runs").stdout.splitlines()
-    assert lines[0] == "shown"
     assert Path(lines[-1]) == tmp_path / "runs" / "comparison.html"
-    table = Path(lines[-1]).read_text()
-    assert all(method in table for method in PAPER_METHODS)
-    assert all(heading in table for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters"))
-    assert lines[-2].replace("`", "")[:20] in re.sub("<.*?>", "", table)  # the verdict opens the page
-    assert "Example: rbue demo" in command("demo", "--help").stdout
+    said = [line for line in lines[-8:-1] if line]
+    assert len(said) == 3
+    text = html.unescape(re.sub("<.*?>", "", Path(lines[-1]).read_text())).replace("\u00a0", " ")
+    top = text[: text.index("Comparison")]
+    assert all(sentence.replace("`", "") in " ".join(top.split()) for sentence in said)
+    table = "\n".join(lines[:-8])
+    assert all(method in table for method in demo.METHODS)
+    assert all(heading in table for heading in ("accuracy, clean", "accuracy, damaged", "NLL, clean", "NLL, damaged"))
+    again = as_json("demo", "--runs", tmp_path / "runs")
+    assert again["sentences"] == said
+    assert len(again["runs"]) == 6
+    assert {one.partition(":")[0] for one in demo.METHODS} == {*PAPER_METHODS}
 
 
 def test_env(command, as_json):

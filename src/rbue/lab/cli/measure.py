@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from rbue.errors import InvalidInput
 from rbue.files import write_bytes
-from rbue.lab import data
 from rbue.lab.cli.options import (
     DRAWS,
     RUN_HELP,
@@ -42,15 +40,10 @@ from rbue.lab.cli.output import (
     table,
     working,
 )
-from rbue.lab.data.folder import read_image
-from rbue.lab.data.image_files import image_files, left_out
-from rbue.lab.data.images import Bytes
-from rbue.lab.report.tables import csv_rows
-from rbue.lab.runs.augmented import canonical
-from rbue.lab.runs.folders import RunFolder, settings_and_root
-from rbue.lab.runs.measuring import evaluate_run, predict_images, usable_draws
-from rbue.lab.runs.networks import load_networks, trained_on
-from rbue.lab.runs.temperatures import at_a_bound, calibrate_run
+
+if TYPE_CHECKING:
+    from rbue.lab import data
+    from rbue.lab.data.images import Bytes
 
 SCORES = {"ECE": "ece", "NLL": "nll", "Brier": "brier"}
 
@@ -70,6 +63,9 @@ def evaluate(
     json: AsJson = False,
 ) -> None:
     """Measure a trained run: accuracy, calibration, proper scores, diversity. The result is kept in its folder."""
+    from rbue.lab.runs.folders import RunFolder, settings_and_root
+    from rbue.lab.runs.measuring import evaluate_run
+
     device = device_named(selection.device)
     if run is None:
         config, root = selection.config(method), selection.runs
@@ -120,6 +116,9 @@ def calibrate(
     that fits the other half best (a two-fold cross-fit), so accuracy stays as it is and no image is scaled by its own
     label. Scores before and after are kept in the run folder.
     """
+    from rbue.lab.runs.folders import RunFolder
+    from rbue.lab.runs.temperatures import at_a_bound, calibrate_run
+
     found = find_all(where, runs)
     made: list[tuple[str, dict[str, Any]]] = []
     for config, root in found:
@@ -179,6 +178,13 @@ def predict(
     Of a folder, all images in it and in the folders below are taken, sorted by path; other files are left out. An image
     that cannot be read is named at the end, and the exit code is 1 then; the others are predicted all the same.
     """
+    import numpy as np
+
+    from rbue.lab.runs.augmented import canonical
+    from rbue.lab.runs.folders import settings_and_root
+    from rbue.lab.runs.measuring import predict_images, usable_draws
+    from rbue.lab.runs.networks import load_networks, trained_on
+
     if output is not None and output.suffix.lower() != ".csv":
         raise InvalidInput(f"predictions cannot be written to {output}; its name must end in .csv.")
     config, root = settings_and_root(find_run(run, runs))
@@ -232,6 +238,9 @@ def read_images(paths: Sequence[Path], like: data.ImageSet) -> tuple[dict[Path, 
     Raises:
         InvalidInput: there is no image among them.
     """
+    from rbue.lab.data.folder import read_image
+    from rbue.lab.data.image_files import image_files, left_out
+
     read: dict[Path, Bytes] = {}
     unreadable: dict[Path, str] = {}
     for given in paths:
@@ -256,6 +265,8 @@ def read_images(paths: Sequence[Path], like: data.ImageSet) -> tuple[dict[Path, 
 
 def _comma_separated(rows: Sequence[dict[str, Any]]) -> str:
     """The predictions for a spreadsheet, a column for each class at the end."""
+    from rbue.lab.report.tables import csv_rows
+
     names, classes = [name for name in rows[0] if name != "probabilities"], rows[0]["probabilities"]
     values = ([*(row[name] for name in names), *row["probabilities"].values()] for row in rows)
     return csv_rows([*names, *(f"p({name})" for name in classes)], values)

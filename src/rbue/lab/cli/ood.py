@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,9 +32,10 @@ from rbue.lab.cli.output import (
     say,
     stdout,
 )
-from rbue.lab.data.outside import Outside, short_name
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.out_of_distribution import OodSetting, means, measure_outside, sets_for
+
+if TYPE_CHECKING:
+    from rbue.lab.data.outside import Outside
+    from rbue.lab.runs.folders import RunConfig
 
 _MEASURES = {"AUROC": number, "AUPR": number, "FPR95": percent}
 _SETS = "with commas: registered names, or folder:PATH."
@@ -82,6 +83,9 @@ def ood(
     out. The distances of the last two scores are those to training images, in the features before the classifier, for
     methods whose samples share one. Results are kept in the run folders.
     """
+    from rbue.lab.runs.folders import RunFolder
+    from rbue.lab.runs.out_of_distribution import OodSetting, measure_outside, sets_for
+
     setting = OodSetting(samples, sample_seed, draws, augment, images, training_images, k)
     place = device_named(device)
     found = find_all(where, runs)
@@ -107,6 +111,8 @@ def _names(text: str) -> list[str]:
 
 
 def _document(run: Measured) -> dict[str, Any]:
+    from rbue.lab.runs.out_of_distribution import means
+
     return {
         "run": run.folder,
         "label": run.label,
@@ -118,6 +124,9 @@ def _document(run: Measured) -> dict[str, Any]:
 
 
 def _show(runs: Sequence[Measured]) -> None:
+    from rbue.lab.data.outside import short_name
+    from rbue.lab.runs.out_of_distribution import means
+
     console = stdout()
     shown = methods_table(console)
     shown.add_column("score", no_wrap=True)

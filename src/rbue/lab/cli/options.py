@@ -1,4 +1,8 @@
-"""What users type: the settings of a run or the run itself, a device."""
+"""What users type: the settings of a run or the run itself, a device.
+
+The modules of the command import torch, and what of the laboratory needs it, only inside functions: ``--help`` and the
+completion of a shell read declarations alone, and torch would take longer than all the rest.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,19 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import torch
 import typer
 
 from rbue.errors import InvalidInput
-from rbue.lab.environment import default_device
-from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, settings_and_root
-from rbue.lab.training import Recipe, recipe_for
-from rbue.lab.training.engines import ENGINES
 
+if TYPE_CHECKING:
+    import torch
+
+    from rbue.lab.runs.folders import RunConfig, RunFolder
+
+ENGINES = "auto, plain, captured, compiled"
+"""What ``--engine`` can be, for help texts; a test compares it with the engines there are."""
 RUN_HELP = "A run folder, or the eight-digit id at its end."
 RECIPE = "Recipe (what is left out follows its name and the data set)"
 DATA = "Data"
@@ -102,6 +108,9 @@ class Selection:
 
     def config(self, method: str) -> RunConfig:
         """The run of a method with these settings."""
+        from rbue.lab.runs.folders import RunConfig
+        from rbue.lab.training import Recipe, recipe_for
+
         named = {"learning_rate": self.rate, "average_learning_rate": self.average_rate}
         other = {"learning_rate", "average_learning_rate", "milestones"}
         changes = {part.name: getattr(self, part.name) for part in fields(Recipe) if part.name not in other}
@@ -159,12 +168,18 @@ def was_typed(ctx: typer.Context, name: str) -> bool:
 
 def check_engine(name: str) -> None:
     """Refuse an unknown engine, also where nothing is left to train."""
+    from rbue.lab.training.engines import ENGINES
+
     if name not in ENGINES:
         raise InvalidInput(f"--engine must be one of {', '.join(ENGINES)}, not {name!r}.")
 
 
 def device_named(name: str | None) -> torch.device:
     """The device to compute on, or why it cannot be used."""
+    import torch
+
+    from rbue.lab.environment import default_device
+
     if name is None:
         return default_device()
     try:
@@ -190,6 +205,8 @@ def fractions(text: str | None, option: str, example: str) -> tuple[float, ...] 
 
 def find_run(text: str, root: Path) -> RunFolder:
     """The one run that a text names."""
+    from rbue.lab.runs.folders import RunFolder, find_runs
+
     path = Path(text).expanduser()
     if (path / "config.json").is_file():
         return RunFolder(path)
@@ -203,6 +220,8 @@ def find_run(text: str, root: Path) -> RunFolder:
 
 def find_all(texts: Sequence[str], runs: Path) -> list[tuple[RunConfig, Path]]:
     """The settings and roots of the runs that some texts name, each once; a root is as it was typed first."""
+    from rbue.lab.runs.folders import settings_and_root
+
     named = [settings_and_root(find_run(text, runs)) for text in texts]
     roots = {root.resolve(): root for _, root in reversed(named)}
     return list(dict.fromkeys((config, roots[root.resolve()]) for config, root in named))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -26,10 +26,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
-from rbue.lab import data
-from rbue.lab.runs.folders import RunConfig
-from rbue.lab.runs.training import Report
-from rbue.lab.training import EpochReport
+if TYPE_CHECKING:
+    from rbue.lab import data
+    from rbue.lab.runs.folders import RunConfig
+    from rbue.lab.runs.training import Report
+    from rbue.lab.training import EpochReport
 
 PIPE_WIDTH = 200
 """Width of tables that go into a file or a pipe, so that no cell is cut."""

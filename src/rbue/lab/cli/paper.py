@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rbue.errors import InvalidInput
-from rbue.lab.cli.options import DeviceName, RunsFolder, check_engine, device_named, was_typed
+from rbue.lab.cli.options import ENGINES, DeviceName, RunsFolder, check_engine, device_named, was_typed
 from rbue.lab.cli.output import (
     AsJson,
     Flowing,
@@ -26,26 +26,13 @@ from rbue.lab.cli.output import (
     working,
 )
 from rbue.lab.cli.train import split_methods
-from rbue.lab.paper.claims import judge_all
-from rbue.lab.paper.experiments import EXPERIMENTS, MODELS, Experiment, chosen
-from rbue.lab.paper.illustrations import is_illustrated
-from rbue.lab.paper.judging import CASES, single_runs_note
-from rbue.lab.paper.page import HTML, page_files
-from rbue.lab.paper.planning import (
-    RECORDED_GPU,
-    RECORDED_SOURCE,
-    Estimator,
-    RecordedGpu,
-    data_is_here,
-    jobs_for,
-    planned,
-)
-from rbue.lab.paper.reporting import plain_files, write_report
-from rbue.lab.paper.results import Measured, gather
-from rbue.lab.paper.runner import KINDS, Outcome, Place, TimeBudget, Watch, parse_duration, run_experiments
-from rbue.lab.paper.settings import Settings, last_settings, parse_seeds
-from rbue.lab.training.engines import ENGINES
 
+if TYPE_CHECKING:
+    from rbue.lab.paper.experiments import Experiment
+    from rbue.lab.paper.runner import Outcome, TimeBudget
+    from rbue.lab.paper.settings import Settings
+
+KINDS = "train, clean, shift, draw"
 _ROOM_FOR_SENTENCES = 110  # columns of a terminal
 
 app = typer.Typer(
@@ -76,7 +63,7 @@ Shift = Annotated[
 Together = Annotated[int, typer.Option("--together", min=1, help="Networks trained side by side on a GPU.")]
 Only = Annotated[
     str | None,
-    typer.Option("--only", help=f"Only these ids or patterns, or these steps: {', '.join(KINDS)}. With commas."),
+    typer.Option("--only", help=f"Only these ids or patterns, or these steps: {KINDS}. With commas."),
 ]
 
 
@@ -86,6 +73,10 @@ def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = Fa
 
     Judged by the settings of the last `rbue paper run` in the folder of runs.
     """
+    from rbue.lab.paper.experiments import EXPERIMENTS
+    from rbue.lab.paper.results import gather
+    from rbue.lab.paper.settings import Settings, last_settings
+
     _check_runs(ctx, runs)
     settings = last_settings(runs, Settings())
     gathered = [gather(one, settings, runs) for one in EXPERIMENTS]
@@ -127,6 +118,9 @@ def plan(
     json: AsJson = False,
 ) -> None:
     """Show what would run, what is there already, and about how long the rest takes here and on one GPU."""
+    from rbue.lab.paper.illustrations import is_illustrated
+    from rbue.lab.paper.planning import RECORDED_GPU, RECORDED_SOURCE, Estimator, RecordedGpu, jobs_for, planned
+
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
@@ -192,7 +186,7 @@ def run(
     ] = None,
     shift: Shift = None,
     together: Together = 1,
-    engine: Annotated[str, typer.Option(help=f"How training steps run: {', '.join(ENGINES)}.")] = "auto",
+    engine: Annotated[str, typer.Option(help=f"How training steps run: {ENGINES}.")] = "auto",
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     json: AsJson = False,
@@ -202,6 +196,8 @@ def run(
     Every run is trained once, however many tables and figures use it, and measured right after its training. After an
     error the rest is done, and the exit code is 1.
     """
+    from rbue.lab.paper.runner import Place, TimeBudget, Watch, parse_duration, run_experiments
+
     check_engine(engine)
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
     if not (ids or all_ or only):
@@ -241,6 +237,12 @@ def report(
 
     Without settings, those of the last `rbue paper run` in the folder of runs.
     """
+    from rbue.lab.paper.experiments import chosen
+    from rbue.lab.paper.page import HTML, page_files
+    from rbue.lab.paper.reporting import plain_files, write_report
+    from rbue.lab.paper.results import gather
+    from rbue.lab.paper.settings import last_settings
+
     _check_runs(ctx, runs)
     settings = last_settings(runs, _settings(quick, models, methods, seeds, epochs, samples, None))
     gathered = [gather(one, settings, runs) for one in chosen(ids or ())]
@@ -277,6 +279,11 @@ def claims(
     json: AsJson = False,
 ) -> None:
     """Check the sentences of §3.4 and §4 against the paper's own tables and against what was measured here."""
+    from rbue.lab.paper.claims import judge_all
+    from rbue.lab.paper.judging import CASES, single_runs_note
+    from rbue.lab.paper.results import Measured
+    from rbue.lab.paper.settings import last_settings
+
     _check_runs(ctx, runs)
     settings = last_settings(runs, _settings(quick, models, None, seeds, epochs, samples, None))
     judged = judge_all(Measured(runs, settings))
@@ -321,6 +328,8 @@ def _settings(
     samples: int | None,
     shift: bool | None,
 ) -> Settings:
+    from rbue.lab.paper.settings import Settings, parse_seeds
+
     return Settings(
         quick=quick,
         models=None if models is None else _known_models(models),
@@ -333,6 +342,8 @@ def _settings(
 
 
 def _known_models(text: str) -> tuple[str, ...]:
+    from rbue.lab.paper.experiments import MODELS
+
     names = tuple(name for name in text.replace(",", " ").split())
     for name in names:
         if name not in MODELS:
@@ -342,6 +353,9 @@ def _known_models(text: str) -> tuple[str, ...]:
 
 def _selected(ids: list[str] | None, only: str | None) -> tuple[tuple[Experiment, ...], frozenset[str]]:
     """The experiments and the kinds of steps that ids and ``--only`` leave."""
+    from rbue.lab.paper.experiments import chosen
+    from rbue.lab.paper.runner import KINDS
+
     words = [word.strip() for word in (only or "").split(",") if word.strip()]
     words = ["clean" if word == "diversity" else word for word in words]  # the two are measured in one go
     kinds = frozenset(word for word in words if word in KINDS)
@@ -364,6 +378,8 @@ def _check_methods(experiments: tuple[Experiment, ...], settings: Settings) -> N
 
 
 def _tell_absent(names: set[str]) -> None:
+    from rbue.lab.paper.planning import data_is_here
+
     for name in sorted(names):
         if not data_is_here(name):
             remark(f"{name} is not on this machine and would be left out; `rbue data fetch {name}` brings it.")

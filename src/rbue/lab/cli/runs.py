@@ -7,9 +7,8 @@ import sys
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
 from rbue.errors import InvalidInput, RbueError
@@ -28,12 +27,13 @@ from rbue.lab.cli.output import (
     visible,
     working,
 )
-from rbue.lab.paper.numbers import paper_value
-from rbue.lab.report.run_records import Record, read_records
-from rbue.lab.report.run_report import Report, report_on
-from rbue.lab.report.tables import csv_table
-from rbue.lab.runs.folders import RunFolder, find_runs, settings_and_root
-from rbue.lab.training.trainer import read_log
+
+if TYPE_CHECKING:
+    import torch
+
+    from rbue.lab.report.run_records import Record
+    from rbue.lab.report.run_report import Report
+    from rbue.lab.runs.folders import RunFolder
 
 app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs.", epilog="Example: rbue runs list")
 
@@ -47,6 +47,8 @@ _SHOWN_APART = ("data", "environment", "by_samples")
 @app.command("list", epilog="Example: rbue runs list --runs runs")
 def list_(runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
     """List all runs with their settings, state and accuracy."""
+    from rbue.lab.runs.folders import find_runs
+
     rows = [_summary(run) for run in find_runs(runs)]
     if json:
         print_json({"runs": rows})
@@ -109,6 +111,8 @@ def remove(
     json: AsJson = False,
 ) -> None:
     """Remove a run folder with its weights and results."""
+    from rbue.lab.runs.folders import settings_and_root
+
     folder = find_run(run, runs)
     _, root = settings_and_root(folder)  # refuses a folder that is not a run of ours
     if not yes:
@@ -179,6 +183,8 @@ def _state(run: RunFolder) -> str:
 
 def _has_weights(run: RunFolder, state: str) -> bool | None:
     """Whether all networks of a run that had them are here; None while there is nothing to expect."""
+    from rbue.lab.runs.folders import RunFolder
+
     if state not in (MEASURED, TRAINED):
         return None
     config = run.config()
@@ -194,6 +200,8 @@ def _marked(state: str, weights: bool | None) -> str:
 
 def _epochs_done(run: RunFolder) -> int:
     """How far an unfinished training has come, by its log; a repeated epoch counts once."""
+    from rbue.lab.training.trainer import read_log
+
     if not run.log.is_file():
         return 0
     return len(read_log(run.log))
@@ -252,12 +260,17 @@ def report(
 
     What is not finished or not measured is named in the report. Nothing is trained or measured.
     """
+    from rbue.lab.paper.numbers import paper_value
+    from rbue.lab.report.run_records import read_records
+    from rbue.lab.report.run_report import report_on
+
     chosen = form or form_of(output)
     place = device_named(device)
     records = read_records(folders_named(where, runs))
     with working(f"reporting on {len(records)} run{'s' if len(records) != 1 else ''}"):
-        shown = {"pictures": chosen is Form.html, "answers": chosen is not Form.csv}
-        made = report_on(records, paper_value, **shown, device=place)
+        made = report_on(
+            records, paper_value, pictures=chosen is Form.html, answers=chosen is not Form.csv, device=place
+        )
         write_bytes(output, as_text(made, chosen).encode())
     if json:
         measured = [str(record.folder.path) for record in records if record.results]
@@ -268,10 +281,13 @@ def report(
     say(str(output))
 
 
-def write_page(records: Sequence[Record], path: Path, device: torch.device) -> None:
-    """The page of some runs, as ``rbue report`` writes it."""
+def write_page(records: Sequence[Record], path: Path, device: torch.device, lead: str = "") -> None:
+    """The page of some runs, as ``rbue report`` writes it, with other words at its top if there are any."""
+    from rbue.lab.paper.numbers import paper_value
+    from rbue.lab.report.run_report import report_on
+
     with working("writing the page"):
-        write_bytes(path, report_on(records, paper_value, device=device).page.html().encode())
+        write_bytes(path, report_on(records, paper_value, device=device, lead=lead).page.html().encode())
 
 
 def form_of(path: Path) -> Form:
@@ -285,6 +301,8 @@ def form_of(path: Path) -> Form:
 
 def as_text(report: Report, form: Form) -> str:
     """The content of the file."""
+    from rbue.lab.report.tables import csv_table
+
     if form is Form.csv:
         return csv_table(report.runs)
     return {Form.html: report.page.html, Form.md: report.page.markdown, Form.latex: report.page.latex}[form]()
@@ -292,6 +310,8 @@ def as_text(report: Report, form: Form) -> str:
 
 def folders_named(where: list[str], root: Path) -> list[RunFolder]:
     """The runs that folders, parents of folders and ids name, each once."""
+    from rbue.lab.runs.folders import find_runs
+
     found: dict[Path, RunFolder] = {}
     for text in where:
         path = Path(text).expanduser()

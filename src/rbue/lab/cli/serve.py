@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from zipfile import BadZipFile
 
-import numpy as np
 import typer
-from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.cli.options import DRAWS, DeviceName, RunsFolder, device_named, find_run, fractions, was_typed
 from rbue.lab.cli.output import say, working
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rbue.serving import Conformal, Engine
 
 LIMITS = "Limits"
@@ -181,6 +181,8 @@ def _network(path: Path, model: str | None, device: str | None) -> nn.Module:
 
 
 def _conformal(engine: Engine, coverage: float, held_out: Path | None, seed: int) -> Conformal:
+    import numpy as np
+
     from rbue.lab.runs.serving import RunEngine, fitted
 
     if held_out is None:

@@ -9,13 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from rbue.errors import InvalidInput, RbueError, warn
 from rbue.files import write_bytes
-from rbue.image_decoding import open_image
-from rbue.lab import data
 from rbue.lab.cli.options import (
     RUN_HELP,
     Augment,
@@ -42,20 +39,13 @@ from rbue.lab.cli.output import (
     working,
 )
 from rbue.lab.cli.runs import write_page
-from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES, contact_sheet, severity_strip
-from rbue.lab.corruptions.corrupting import find
-from rbue.lab.data.images import Bytes
-from rbue.lab.report.figure_style import svg
-from rbue.lab.report.run_records import read_records
-from rbue.lab.report.severity_figures import severity_boxes, severity_medians
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.training import training_data
-from rbue.lab.shift import Row, Setting, ShiftStore, by_severity, clean_result, shift_runs, summarise
-from rbue.lab.shift.corrupted_sets import check_size
-from rbue.sampling.adaptive import Adaptive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from rbue.lab.data.images import Bytes
+    from rbue.lab.runs.folders import RunConfig, RunFolder
+    from rbue.lab.shift import Row
 
 DOTS_PER_INCH = 200
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
@@ -81,10 +71,8 @@ class Measured:
 
 def shift(
     where: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN_HELP)],
-    corruptions: Annotated[
-        str | None, typer.Option(help="Names with commas.", show_default=f"all {len(CORRUPTIONS)}")
-    ] = None,
-    severities: Annotated[str, typer.Option(help="Numbers from 1 to 5 with commas.")] = ",".join(map(str, SEVERITIES)),
+    corruptions: Annotated[str | None, typer.Option(help="Names with commas.", show_default="all 19")] = None,
+    severities: Annotated[str, typer.Option(help="Numbers from 1 to 5 with commas.")] = "1,2,3,4,5",
     samples: Samples = 100,
     adaptive: Annotated[
         bool, typer.Option("--adaptive", help="Stop for an image when its answer has settled.")
@@ -109,6 +97,11 @@ def shift(
     Published sets (CIFAR-10-C, CIFAR-100-C, Tiny-ImageNet-C) are used where they lie beside the data; otherwise the
     images are made here. Results are kept in the run folders, so a second command continues where one was stopped.
     """
+    from rbue.lab.report.run_records import read_records
+    from rbue.lab.runs.folders import RunFolder
+    from rbue.lab.shift import Setting, clean_result, shift_runs
+    from rbue.sampling.adaptive import Adaptive
+
     names, levels = names_in(corruptions), levels_in(severities)
     if page is not None and page.suffix != ".html":
         raise InvalidInput(f"the page cannot be written to {page}; end its name in .html.")
@@ -171,6 +164,8 @@ def shift(
 
 def names_in(text: str | None) -> list[str]:
     """The corruptions that a list with commas names."""
+    from rbue.lab.corruptions import CORRUPTIONS
+
     if text is None:
         return list(CORRUPTIONS)
     names = text.replace(",", " ").split()
@@ -181,6 +176,8 @@ def names_in(text: str | None) -> list[str]:
 
 def levels_in(text: str) -> list[int]:
     """The severities that a list with commas names."""
+    from rbue.lab.corruptions import SEVERITIES
+
     parts = text.replace(",", " ").split()
     if not parts or not all(part.isdecimal() and int(part) in SEVERITIES for part in parts):
         raise InvalidInput(
@@ -195,6 +192,8 @@ def write_figures(outcome: Sequence[Measured], folder: Path) -> list[Path]:
     if importlib.util.find_spec("matplotlib") is None:
         remark("no figures: matplotlib is not here; `pip install rbue[lab]` brings it.")
         return []
+    from rbue.lab.report.figure_style import svg
+
     written = []
     for runs in _by_data(outcome):
         data = runs[0].folder.path.parents[1].name + ("" if runs[0].split == "test" else f"-{runs[0].split}")
@@ -208,6 +207,9 @@ def write_figures(outcome: Sequence[Measured], folder: Path) -> list[Path]:
 
 
 def _figures(runs: Sequence[Measured]) -> dict[str, Figure]:
+    from rbue.lab.report.severity_figures import severity_boxes, severity_medians
+    from rbue.lab.shift import by_severity
+
     damaged = {name: {run.label: by_severity(run.rows, name) for run in runs} for name in ("accuracy", "ece")}
     with_clean = {run.label: by_severity(run.rows, "ece", run.clean) for run in runs}
     data = runs[0].images
@@ -224,6 +226,8 @@ def _by_data(outcome: Sequence[Measured]) -> list[list[Measured]]:
 
 
 def _document(outcome: Sequence[Measured], figures: Sequence[Path]) -> dict[str, Any]:
+    from rbue.lab.shift import summarise
+
     runs = [
         {
             "run": run.folder.path,
@@ -243,6 +247,9 @@ def _warn_of_different_images(runs: Sequence[Measured]) -> None:
 
     Or made from other images that were held out.
     """
+    from rbue.lab.runs.training import training_data
+    from rbue.lab.shift import ShiftStore
+
     split = runs[0].split
     if split != "test" and len({training_data(run.config) for run in runs}) > 1:
         warn(
@@ -271,6 +278,8 @@ def _made_how(rows: Sequence[Row]) -> str:
 
 
 def _show(runs: Sequence[Measured]) -> None:
+    from rbue.lab.shift import summarise
+
     console = stdout()
     shown = methods_table(console)
     for heading in ("severity", "accuracy", "worst", "ECE", "worst"):
@@ -308,6 +317,9 @@ def corrupt(
     ),
 ) -> None:
     """Show one image under all 19 corruptions at severities 1 to 5, or under one at severities 0 to 5."""
+    from rbue.lab.corruptions import contact_sheet, severity_strip
+    from rbue.lab.corruptions.corrupting import find
+
     if output.suffix.lower() not in SUFFIXES:
         raise InvalidInput(f"the picture cannot be written to {output}; end its name in {', '.join(SUFFIXES)}.")
     if corruption is not None:
@@ -327,6 +339,11 @@ def corrupt(
 
 def numbered_image(name: str, index: int) -> Bytes:
     """The pixels of a test image."""
+    import numpy as np
+
+    from rbue.lab import data
+    from rbue.lab.shift.corrupted_sets import check_size
+
     images = data.load(name, "test")
     check_size(images)
     if index >= len(images):
@@ -336,6 +353,10 @@ def numbered_image(name: str, index: int) -> Bytes:
 
 def small_image(path: Path) -> Bytes:
     """The pixels of an image file, RGB."""
+    import numpy as np
+
+    from rbue.image_decoding import open_image
+
     with open_image(path) as image:
         if max(image.size) > LONGEST_SIDE:
             raise InvalidInput(

@@ -1,18 +1,17 @@
-"""``rbue train``, ``compare`` and ``demo``: train a run, several methods for one table, or all of them on digits."""
+"""``rbue train`` and ``compare``: train a run, or several methods for one table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import MethodName, RunsFolder, Samples, Selection, check_engine, device_named
+from rbue.lab.cli.options import ENGINES, MethodName, Samples, Selection, check_engine, device_named
 from rbue.lab.cli.output import (
     AsJson,
     as_json,
@@ -32,16 +31,12 @@ from rbue.lab.cli.output import (
     working,
 )
 from rbue.lab.cli.runs import is_readable, write_page
-from rbue.lab.methods import list_methods, split_specs
-from rbue.lab.report.run_answers import TestImages
-from rbue.lab.report.run_compared import compare_answers
-from rbue.lab.report.run_records import Record, group_records, read_records
-from rbue.lab.report.tables import csv_rows, markdown_rows
-from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
-from rbue.lab.runs.measuring import evaluate_run
-from rbue.lab.runs.training import train_run
-from rbue.lab.training.engines import ENGINES
-from rbue.lab.training.step import is_first
+
+if TYPE_CHECKING:
+    import torch
+
+    from rbue.lab.report.run_records import Record
+    from rbue.lab.runs.folders import RunConfig, RunFolder
 
 PAPER_METHODS = ("deep-ensemble", "mc-dropout", "mc-droprelu", "mc-rrelu", "single", "svi")
 """What the paper compares; the methods that it discusses beside them are asked for by name."""
@@ -51,7 +46,7 @@ WAY = "How it is trained (the network is the same)"
 def train(
     selection: Selection,
     method: MethodName = "single",
-    engine: Annotated[str, typer.Option(help=f"How steps run: {', '.join(ENGINES)}.", rich_help_panel=WAY)] = "auto",
+    engine: Annotated[str, typer.Option(help=f"How steps run: {ENGINES}.", rich_help_panel=WAY)] = "auto",
     together: Annotated[
         int, typer.Option(min=1, help="Members of an ensemble trained side by side.", rich_help_panel=WAY)
     ] = 1,
@@ -65,6 +60,9 @@ def train(
     The last line is the run folder. An ensemble reuses members that were trained before with the same settings. Under
     torchrun every process trains on its part of each batch.
     """
+    from rbue.lab.runs.folders import RunFolder
+    from rbue.lab.training.step import is_first
+
     check_engine(engine)
     config = selection.config(method)
     device = device_named(selection.device)
@@ -99,6 +97,10 @@ class Trained:
 
 def trained(config: RunConfig, root: Path, device: torch.device, **how: Any) -> list[Trained]:
     """Train what is missing of a run, as :func:`train_run` does, and say what happened to each of its networks."""
+    from rbue.lab.runs.folders import RunFolder
+    from rbue.lab.runs.training import train_run
+    from rbue.lab.training.step import is_first
+
     members = config.members()
     before = [_outcome(RunFolder.of(member, root)) for member in members]
     with training_progress() as report:
@@ -173,6 +175,10 @@ def compare(
     others by more than chance, and a sentence says what the comparison came to. A method that cannot be measured is
     named, and the others are measured all the same.
     """
+    from rbue.lab.report.run_records import read_records
+    from rbue.lab.runs.folders import RunFolder, result_key
+    from rbue.lab.runs.measuring import evaluate_run
+
     configs = [selection.config(method) for method in split_methods(methods)]
     configs = list({config.method: config for config in configs}.values())
     if output is not None:
@@ -224,6 +230,8 @@ def _trouble(folder: RunFolder) -> str:
 
 def split_methods(text: str | None) -> list[str]:
     """The method specs in a list; those of the paper if there is none."""
+    from rbue.lab.methods import list_methods, split_specs
+
     specs = [*PAPER_METHODS] if text is None else split_specs(text)
     if not specs:
         raise InvalidInput(f"--methods names no method; there are {', '.join(list_methods())}.")
@@ -245,6 +253,10 @@ class Marks:
 
 def read_marks(records: Sequence[Record], methods: int) -> Marks:
     """Judge the runs of a comparison by their stored answers; nothing is marked beside methods that have none."""
+    from rbue.lab.report.run_answers import TestImages
+    from rbue.lab.report.run_compared import compare_answers
+    from rbue.lab.report.run_records import group_records
+
     groups = group_records(records)
     if not groups:
         return Marks()
@@ -260,6 +272,8 @@ def read_marks(records: Sequence[Record], methods: int) -> Marks:
 
 def markdown(rows: Sequence[Row], marks: Marks) -> str:
     """The table for a page, what is better than all others by more than chance in bold, and the verdict."""
+    from rbue.lab.report.tables import markdown_rows
+
     headings = ["method", *(column.title for column in COLUMNS)]
     cells = [[row["method"], *(marks.cell(row, column, "**{}**") for column in COLUMNS)] for row in rows]
     return f"{markdown_rows(headings, cells, right=headings[1:])}\n{marks.verdict}\n"
@@ -267,6 +281,8 @@ def markdown(rows: Sequence[Row], marks: Marks) -> str:
 
 def comma_separated(rows: Sequence[Row], marks: Marks) -> str:
     """The table for a spreadsheet, numbers unrounded."""
+    from rbue.lab.report.tables import csv_rows
+
     names = ["method", *(column.key for column in COLUMNS)]
     return csv_rows(names, ([row[name] for name in names] for row in rows))
 
@@ -301,16 +317,3 @@ def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:
     star = "* better than all others by more than chance; " if marks.best else ""
     console.print(f"[dim]{star}– a method with one sample has no diversity[/dim]", soft_wrap=True)
     console.print(as_markup(marks.verdict), soft_wrap=True)
-
-
-def demo(runs: RunsFolder = Path("runs/demo")) -> None:
-    """Show the library at work on the digits that come with it; needs no data and no network.
-
-    First what random ReLUs do to a network that was trained without them, then all six methods, trained and measured
-    alike. The last line is a page to look at, beside the runs.
-    """
-    from rbue.lab import demo as demonstration  # it imports what no other verb needs
-
-    demonstration.main()
-    say("")
-    compare(Selection(runs=runs), output=runs / "comparison.html")

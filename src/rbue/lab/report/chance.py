@@ -163,7 +163,7 @@ def verdict(measures: Mapping[str, Resampled]) -> str:
             f"{_percent(high)}). There is no other method to compare it with."
         )
     if accuracy.images < FEWEST:
-        return f"{images[0].upper()}{images[1:]} are too few to tell {_listed(names)} apart; measure at least {FEWEST}."
+        return f"{images[0].upper()}{images[1:]} are too few to tell {listed(names)} apart; measure at least {FEWEST}."
     sets = [one.ahead if len(one.ahead) < len(names) else [] for one in (accuracy, nll)]
     whats = [
         f"accuracy ({_percent(accuracy.values.max())})" if len(sets[0]) == 1 else "accuracy",
@@ -171,7 +171,7 @@ def verdict(measures: Mapping[str, Resampled]) -> str:
     ]
     if not any(sets):
         none = not any(one.apart(a, b) for one in (accuracy, nll) for a in names for b in names)
-        who = _listed(names) if len(names) < 4 else f"The {len(names)} methods"
+        who = listed(names) if len(names) < 4 else f"The {len(names)} methods"
         said = f"{who} {'cannot be told apart' if none else 'have no winner'} on {images}, neither by "
         said += f"{whats[0]} nor by {whats[1]}."
     elif set(sets[0]) == set(sets[1]):
@@ -189,13 +189,14 @@ def verdict(measures: Mapping[str, Resampled]) -> str:
 
 def _ahead(best: Sequence[str], names: Sequence[str], what: str) -> str:
     others = [name for name in names if name not in best]
-    behind = _listed(others) if len(others) == 1 else f"the other {len(others)}"
+    behind = listed(others) if len(others) == 1 else f"the other {len(others)}"
     if len(best) == 1:
-        return f"{_listed(best)} is ahead of {behind} in {what}, by more than chance"
-    return f"{_listed(best)} lead in {what}, in an order that may be chance, ahead of {behind}"
+        return f"{listed(best)} is ahead of {behind} in {what}, by more than chance"
+    return f"{listed(best)} lead in {what}, in an order that may be chance, ahead of {behind}"
 
 
-def _listed(names: Sequence[Any]) -> str:
+def listed(names: Sequence[Any]) -> str:
+    """Names as code, the last one after an ``and``."""
     *first, last = (f"`{name}`" for name in names)
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -279,7 +279,7 @@ class Page:
     Attributes:
         title: what the page is about.
         sections: from top to bottom; those without blocks are left out.
-        lead: one or two sentences under the title.
+        lead: one or two sentences under the title, or several paragraphs, parted by empty lines.
         facts: a smaller line under them.
         wide: whether to use all of a wide screen; for pages whose blocks stand in :class:`Columns`.
         foot: a line at the end; how it was made, if left out.
@@ -298,7 +298,7 @@ class Page:
 
     def markdown(self) -> str:
         """Its words and tables as Markdown."""
-        parts = [f"# {markdown_text(self.title)}", _markdown_inline(self.lead), _markdown_inline(self.facts)]
+        parts = [f"# {markdown_text(self.title)}", Text(self.lead).markdown(), _markdown_inline(self.facts)]
         for section in self.sections:
             inside = [text for block in section.blocks if (text := block.markdown())]
             parts += [f"## {markdown_text(section.title)}", *inside] if inside else []

@@ -41,6 +41,7 @@ def report_on(
     pictures: bool = True,
     answers: bool = True,
     device: torch.device | None = None,
+    lead: str = "",
 ) -> Report:
     """Report on runs.
 
@@ -50,6 +51,7 @@ def report_on(
         pictures: whether to draw figures and images, which needs matplotlib.
         answers: whether to read stored answers and test images, for the verdict, intervals and pictures.
         device: where the samples of a few images are drawn again; the GPU if there is one and this is left out.
+        lead: what stands at the top of the page in place of the verdict.
 
     Raises:
         RbueError: if none of the runs is measured.
@@ -76,7 +78,7 @@ def report_on(
     page = Page(
         _title(groups),
         [*sections[:place], *notice, *sections[place:], origin],
-        lead=compared[0].verdict if len(groups) == 1 else facts,
+        lead=lead or (compared[0].verdict if len(groups) == 1 else facts),
         facts=facts if len(groups) == 1 else "",
         wide=True,
     )

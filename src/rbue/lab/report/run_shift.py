@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,13 +39,14 @@ def shift_blocks(this: Compared) -> list[Block]:
     clean = {method: this.group.methods[method][0].result for method in rows}
     measured = {
         key: {method: by_severity(found, key, clean[method]) for method, found in chosen.items()}
-        for key in ("accuracy", "ece")
+        for key in ("accuracy", "ece", "nll")
+        if all(key in row for found in (clean.values(), *chosen.values()) for row in found)
     }
     names = sorted({cell.corruption for cell in shared})
     listed = ", ".join(name.replace("_", " ") for name in names)
     kinds = f"{len(names)} corruption{'s' if len(names) != 1 else ''} ({listed})"
     absent = [f"`{method}`" for method in this.group.methods if method not in rows]
-    caption = f"Clean and damaged test images: means over {kinds}"
+    caption = f"Clean test images and severities of damage: means over {kinds}"
     figure_of = {
         key: FigureBlock(
             column_figure(severity_figures.severity_medians(measured[key], name, percent=key == "accuracy")),
@@ -85,11 +86,15 @@ def _shift_rows(config: RunConfig, setting: Setting, folder: RunFolder) -> dict[
 def _shift_table(measured: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], caption: str) -> Table:
     severities = sorted({level for found in measured["accuracy"].values() for level in found})
     columns = [METHOD]
-    for key, name, text in (("accuracy", "accuracy", lambda value: percent(value, 1)), ("ece", "ECE", "{:.3f}".format)):
-        columns += [
-            Column(f"{key}{level}", f"{name}, {f'severity {level}' if level else 'clean'}", text=text)
-            for level in severities
-        ]
+    forms: dict[str, tuple[str, Callable[[float], str]]] = {
+        "accuracy": ("accuracy", lambda value: percent(value, 1)),
+        "ece": ("ECE", "{:.3f}".format),
+        "nll": ("NLL", "{:.2f}".format),
+    }
+    for key, (name, text) in forms.items():
+        if key not in measured:
+            continue
+        columns += [Column(f"{key}{level}", f"{name}, {level or 'clean'}", text=text) for level in severities]
     rows: list[Row] = [
         {
             "method": method,
