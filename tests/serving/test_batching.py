@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from made_up import POISON, MadeUp
+from made_up_engine import POISON, MadeUp
 from torch import nn
 
 import rbue

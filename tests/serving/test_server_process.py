@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
-from made_up import MadeUp
+from made_up_engine import MadeUp
 from PIL import Image
 from torch import nn
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from made_up import POISON, MadeUp
+from made_up_engine import POISON, MadeUp
 from PIL import Image
 from starlette.testclient import TestClient
 
