@@ -9,7 +9,7 @@ demo: $(VENV)/.ready  ## all six methods on clean and damaged digits: a page and
 	$(BIN)/rbue demo
 
 docs: $(VENV)/.ready  ## the site, into build/site; the tutorials run, warnings are errors, links lead somewhere
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/site
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/site
 	$(PYTEST) -q -k links tests/test_site.py
 
 test-docs: docs  ## every page of the site in Chromium, light and dark, on a desktop and a phone

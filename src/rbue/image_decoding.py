@@ -22,6 +22,10 @@ GREY = ("L", "1")
 COLOUR = ("RGB", "P")
 
 
+def _too_many(name: str, most: int) -> InvalidInput:
+    return InvalidInput(f"{name} has more pixels than the {most:,} that are decoded; make it smaller.")
+
+
 @contextmanager
 def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None = None) -> Iterator[Image.Image]:
     """An image file with 8 bits a channel and no transparency.
@@ -38,7 +42,7 @@ def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None
     try:
         with Image.open(file, formats=FORMATS) as image:
             if most is not None and image.width * image.height > most:
-                raise Image.DecompressionBombError
+                raise _too_many(name, most)
             if image.mode not in (*GREY, *COLOUR) or "transparency" in image.info:
                 kind = f"{image.mode} with transparency" if image.mode in (*GREY, *COLOUR) else image.mode
                 raise InvalidInput(
@@ -49,8 +53,8 @@ def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None
         raise
     except FileNotFoundError:
         raise InvalidInput(f"there is no file {name}.") from None
-    except Image.DecompressionBombError:
-        raise InvalidInput(f"{name} has more pixels than the {most:,} that are decoded; make it smaller.") from None
+    except Image.DecompressionBombError:  # Pillow's own limit
+        raise _too_many(name, 2 * (Image.MAX_IMAGE_PIXELS or 0)) from None
     except Exception as error:  # a decoder may raise anything at damaged bytes
         unknown = "cannot identify" in str(error)
         reason = "unknown format" if unknown else getattr(error, "strerror", None) or str(error) or type(error).__name__

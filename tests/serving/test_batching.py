@@ -224,6 +224,23 @@ def test_a_budget_stops_the_sampling():
     never = engine.predict(x, index, Sampling(64, tolerance=1e-6, deadline=time.monotonic() + 600))
     assert not never.out_of_time
     assert never.samples_used.tolist() == [64, 64]
+    clock_alone = engine.predict(x, index, Sampling(512, deadline=time.monotonic() + 600))
+    assert clock_alone.samples_used.tolist() == [512, 512]
     settled = engine.predict(x, index, Sampling(512, tolerance=0.5))
     assert not settled.out_of_time
     assert settled.samples_used.max() < 512
+
+
+def test_who_waits_no_longer_makes_room():
+    async def asked():
+        engine = MadeUp()
+        batcher = Batcher(engine, 1, 0, 1, "off")
+        x = engine.inputs.noise(1)
+        waiting = asyncio.ensure_future(batcher.answer(x, Sampling(engine.samples), time.monotonic() + 60))
+        await asyncio.sleep(0)
+        assert batcher.waiting == 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return batcher.waiting
+
+    assert asyncio.run(asked()) == 0

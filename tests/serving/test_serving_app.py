@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import time
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 from made_up_engine import POISON, MadeUp
 from PIL import Image
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from rbue.errors import InvalidInput
 from rbue.serving import Conformal, Inputs, Settings, create_app
+from rbue.serving.uploads import Refused, receive
 
 TOKEN = "a-token-of-tests"
 
@@ -109,6 +112,8 @@ def test_a_request_chooses_its_samples(client):
         (npy(np.array(["x"])), "not numbers"),
         (npy(np.zeros((4, 4, 1)))[:-8], "cut off"),
         (npy(np.zeros((4, 4, 1))).replace(b"(4, 4, 1)", b"(9, 9, 9)"), "cut off"),
+        (npy(np.zeros((4, 4, 1))).replace(b"(4, 4, 1)", b"(-4,-4,1)"), "cut off"),
+        (npy(np.zeros(16, "S0")), "not numbers"),
         (b"\x93NUMPY\x09\x00", "npy"),
         (picture(value=POISON), "NaN or infinity"),
     ],
@@ -128,6 +133,7 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(strict, content, says):
         ({"content": b"[" * 50_000, "headers": {"content-type": "application/json"}}, 400, "JSON"),
         ({"json": {"image": []}}, 400, '{"images"'),
         ({"json": {"images": [[1, 2], [3]]}}, 422, "different lengths"),
+        ({"json": {"images": ["a" * 20_000, *[""] * 5000]}}, 422, "holds text"),
         ({"json": {"images": []}}, 422, "shape (0,)"),
         ({"json": {"images": [[[[None]] * 4] * 4]}}, 422, "not numbers"),
         (
@@ -158,16 +164,40 @@ def test_other_requests_get_their_code_and_a_sentence(strict, request_, status, 
     assert "secret" not in answer.text
 
 
-def test_an_upload_without_a_length_is_stopped_at_the_limit(client):
+def test_a_fault_of_the_server_has_its_headers_and_is_counted(client):
+    here = client()
+    answer = here.post("/predict", files=files(picture(value=251)))
+    assert answer.status_code == 500
+    assert "content-security-policy" in answer.headers
+    assert 'rbue_requests_total{code="500",path="/predict"} 1.0' in here.get("/metrics").text
+
+
+def test_an_upload_without_a_length_is_stopped_at_the_limit():
     given = []
 
-    def chunks():
-        for _ in range(100):
-            given.append(1)
-            yield bytes(1000)
+    async def chunk():
+        given.append(1)
+        return {"type": "http.request", "body": bytes(1000), "more_body": len(given) < 100}
 
-    answer = client(max_bytes=5000).post("/predict", content=chunks(), headers={"content-type": "image/png"})
-    assert answer.status_code == 413
+    request = Request({"type": "http", "method": "POST", "headers": [(b"content-type", b"image/png")]}, chunk)
+    with pytest.raises(Refused) as refusal:
+        asyncio.run(receive(request, 5000, 3))
+    assert refusal.value.status == 413
+    assert len(given) == 6
+
+
+def test_the_name_of_a_file_does_not_say_what_it_is(client):
+    sent = [("file", ("the request", b'{"images": [[[[1]]]]}', "application/json"))]
+    assert client().post("/predict", files=sent).status_code == 422
+
+
+def test_a_form_may_spell_its_boundary_and_end_as_it_likes(client):
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' + picture() + b"\r\n--x--\r\n"
+    )
+    kind = {"content-type": "multipart/form-data; Boundary=x"}
+    answer = client().post("/predict", content=body + bytes(600), headers=kind)
+    assert answer.status_code == 200, answer.text
 
 
 def test_the_last_file_of_a_form_that_is_cut_off_is_not_left_out_silently(client):

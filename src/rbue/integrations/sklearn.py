@@ -64,7 +64,10 @@ class _Estimator(BaseEstimator):
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         device = torch.device(self.device)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
-            torch.manual_seed(self.seed_)
+            torch.default_generator.manual_seed(self.seed_)
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(self.seed_)
             network = self._network(x.shape[1], outputs).to(device)
             images = self._tensor(x, network)
             targets = torch.as_tensor(y, device=device)

@@ -121,8 +121,10 @@ class Settings:
             raise InvalidInput(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}.")
         if not 0 < self.timeout < float("inf") or not 0 <= self.max_wait < float("inf"):
             raise InvalidInput(f"timeout {self.timeout} and max_wait {self.max_wait} must be seconds.")
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and len(self.token) >= 8):
-            raise InvalidInput("the token must have at least 8 printable ASCII characters.")
+        if self.token is not None and not (
+            self.token.isascii() and self.token.isprintable() and " " not in self.token and len(self.token) >= 8
+        ):
+            raise InvalidInput("the token must have at least 8 printable ASCII characters and no space.")
 
 
 class One(BaseModel):
@@ -323,7 +325,7 @@ class _Service:
         engine, settings = self.engine, self.settings
         limits = ("max_bytes", "max_images", "max_pixels", "max_samples", "queue", "timeout")
         return {
-            "status": "stopping" if self.batcher.closing else "ok",
+            "status": "stopping" if self.batcher.closing else "failed" if self.batcher.failed else "ok",
             "model": engine.title,
             "classes": len(engine.classes),
             "arrays": engine.inputs.words,
@@ -397,7 +399,6 @@ def create_app(engine: Engine, settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ClientDisconnect, lambda _, error: _fault(400, "the upload was cut off."))
-    app.add_exception_handler(Exception, _unknown)
 
     @app.post(
         "/predict",
@@ -482,12 +483,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return _fault(422, f"{first['loc'][-1]} is {given!r}; {str(first['msg'])[0].lower()}{str(first['msg'])[1:]}.")
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
-    return _fault(500, "the server has failed, not your request; its log says why.")
-
-
 class _Outermost:
-    """Adds the headers of every response, and counts them."""
+    """Adds the headers of every response, counts them, and answers where the server itself has failed."""
 
     def __init__(self, app: ASGIApp, metrics: _Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -497,11 +494,21 @@ class _Outermost:
             await self.app(scope, receive, send)
             return
         path = scope["path"] if scope["path"] in PATHS else "other"
+        started = False
 
         async def sending(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 self.metrics.requests.labels(path, str(message["status"])).inc()
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
             await send(message)
 
-        await self.app(scope, receive, sending)
+        try:
+            await self.app(scope, receive, sending)
+        except Exception:
+            _log.exception("a request has failed")
+            if started:
+                raise
+            sentence = "the server has failed, not your request; its log says why."
+            await _fault(500, sentence)(scope, receive, sending)

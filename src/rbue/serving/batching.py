@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -91,6 +92,11 @@ class Batcher:
         return self._closing
 
     @property
+    def failed(self) -> bool:
+        """Whether nothing will be answered any more, by a fault of this class."""
+        return self._worker is not None and self._worker.done() and not self._closing
+
+    @property
     def words(self) -> str:
         """How requests share calls."""
         if self._batching == "padded" and self._engine.joins:
@@ -131,7 +137,12 @@ class Batcher:
         )
         self._jobs.append(job)
         self._wake.set()
-        return await job.future
+        try:
+            return await job.future
+        except asyncio.CancelledError:  # nobody waits for it any more
+            with suppress(ValueError):
+                self._jobs.remove(job)
+            raise
 
     def _fits(self, x: Numbers) -> bool:
         return len(x) <= self._most or self._batching == "padded"
@@ -140,12 +151,13 @@ class Batcher:
         engine = self._engine
         usual = Sampling(engine.samples, keep=engine.keeps)
         x, index = engine.inputs.noise(self._most), np.zeros(self._most, np.int64)
-        alone = [engine.predict(x[k : k + 1], index[:1], usual) for k in range(1 if self._most == 1 else self._most)]
+        alone = [engine.predict(x[:1], index[:1], usual)]
         if not engine.joins or self._batching == "off" or self._most == 1:
             return False
         if self._batching == "padded":
             engine.predict(x, index, usual)  # so that the first request need not wait for what a size needs
             return True
+        alone += [engine.predict(x[k : k + 1], index[:1], usual) for k in range(1, self._most)]
         for size in range(2, self._most + 1):
             together = engine.predict(x[:size], index[:size], usual)
             if not all(_same_bits(together[k : k + 1], alone[k]) for k in range(size)):
@@ -216,8 +228,8 @@ class Batcher:
             keep = any(job.sampling.keep for job in group)
             answers = self._predict(x, index, replace(group[0].sampling, keep=keep), group[0].joins)
         except Exception as error:
-            if len(group) == 1:
-                return [error]
+            if len(group) == 1:  # a future takes no StopIteration
+                return [RuntimeError(repr(error)) if isinstance(error, StopIteration) else error]
             return [one for job in group for one in self._run([job])]  # one request must not spoil another's answer
         self._watch(len(x), time.monotonic() - start)
         ends = np.cumsum([len(job.x) for job in group])

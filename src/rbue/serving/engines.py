@@ -179,7 +179,6 @@ class Engine(ABC):
         inputs: what it takes.
         classes: names of the classes.
         samples: how many are drawn if a request does not say.
-        most_samples: how many there are; None if there is no end to them.
         facts: what else an answer says of it, such as ``draws`` and ``stream_version``.
         joins: whether images of several requests may go into one call of :meth:`predict`.
         adapts: whether it can stop early, and draws as many samples as a request wants.
@@ -190,7 +189,6 @@ class Engine(ABC):
     inputs: Inputs
     classes: tuple[str, ...]
     samples: int
-    most_samples: int | None = None
     facts: dict[str, Any]
     joins: bool = True
     adapts: bool = True
@@ -249,7 +247,7 @@ class OnnxEngine(Engine):
         self._name = images[0].name
         shape = tuple(images[0].shape[1:])
         self.inputs = Inputs(shape, mean=_as_tuple(mean), std=_as_tuple(std))
-        self.samples = self.most_samples = int(note["samples"])
+        self.samples = int(note["samples"])
         self.title = f"{path.name} ({note['activation']})"
         self.facts = {name: note[name] for name in ("draws", "stream_version", "temperature")}
         probs = self._run(self.inputs.noise(1), 0, 0)[0]

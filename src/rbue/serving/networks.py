@@ -31,15 +31,19 @@ class WithinTime(Adaptive):
     Attributes:
         deadline: when the last round has to be over, in the time of ``time.monotonic``; None: when it may be.
         late: is given the number of samples after which the clock stopped images that had not settled.
+        by_clock: whether the clock alone stops it, however well the mean is known.
     """
 
     deadline: float | None = None
     late: list[int] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
+    by_clock: bool = False
 
     def settled(self, statistics: RunningMoments, rows: Tensor, looks: int, cycle: Cycle = INDEPENDENT) -> Tensor:
         """For each image of ``rows``, whether it needs, or gets, no more samples."""
         found = super().settled(statistics, rows, looks, cycle)
+        if self.by_clock:
+            found = torch.zeros_like(found)
         now = time.monotonic()
         if self.deadline is None or now + (now - self.started) <= self.deadline:
             return found
@@ -51,7 +55,7 @@ def rule_of(sampling: Sampling) -> WithinTime | None:
     """When to stop drawing; None if a request wants all samples."""
     if not sampling.stops_early:
         return None
-    rule = WithinTime(deadline=sampling.deadline)
+    rule = WithinTime(deadline=sampling.deadline, by_clock=sampling.tolerance is None)
     return rule if sampling.tolerance is None else replace(rule, tolerance=sampling.tolerance)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -19,8 +20,6 @@ from rbue.image_decoding import open_image, pixels_of
 from rbue.serving.engines import Inputs, Numbers
 
 _NPY = b"\x93NUMPY"
-_TAIL = 512
-"""Bytes at the end of an upload that are kept to see whether it is whole; a boundary has at most 70."""
 
 
 class Refused(Exception):
@@ -37,6 +36,7 @@ class Upload:
 
     name: str
     content: bytes
+    is_json: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,30 @@ async def receive(request: Request, most_bytes: int, most_files: int) -> list[Up
             f"the content type {kind[:60]!r} is not known; send files as multipart/form-data, one file as image/png "
             "or the like, or arrays as application/json.",
         )
-    content = b"".join([chunk async for chunk in _limited(request, most_bytes, bytearray())])
-    return [Upload("the JSON text" if kind == "application/json" else "the file", content)]
+    content = b"".join([chunk async for chunk in _limited(request, most_bytes)])
+    return [Upload("the request", content, is_json=kind == "application/json")]
 
 
-async def _limited(request: Request, most_bytes: int, tail: bytearray) -> AsyncGenerator[bytes, None]:
+class _Ending:
+    """Whether the last line of a form came by."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self._mark, self._last, self.seen = b"\r\n--" + boundary + b"--", b"", False
+
+    def watch(self, chunk: bytes) -> None:
+        joined = self._last + chunk
+        self.seen = self.seen or self._mark in joined
+        self._last = joined[-len(self._mark) :]
+
+
+async def _limited(request: Request, most_bytes: int, ending: _Ending | None = None) -> AsyncGenerator[bytes, None]:
     received = 0
     async for chunk in request.stream():
         received += len(chunk)
         if received > most_bytes:
             raise _too_large(most_bytes)
-        tail[:] = (tail + chunk)[-_TAIL:]
+        if ending is not None:
+            ending.watch(chunk)
         yield chunk
 
 
@@ -89,8 +102,8 @@ def _too_large(most_bytes: int) -> Refused:
 
 
 async def _parts(request: Request, most_bytes: int, most_files: int) -> list[Upload]:
-    tail = bytearray()
-    parser = MultiPartParser(request.headers, _limited(request, most_bytes, tail), max_files=most_files, max_fields=0)
+    ending = _Ending(parse_options_header(request.headers["content-type"])[1].get(b"boundary", b""))
+    parser = MultiPartParser(request.headers, _limited(request, most_bytes, ending), max_files=most_files, max_fields=0)
     try:
         form = await parser.parse()
     except MultiPartException as error:
@@ -103,8 +116,7 @@ async def _parts(request: Request, most_bytes: int, most_files: int) -> list[Upl
         ) from None
     try:
         files = [one for _, one in form.multi_items() if isinstance(one, UploadFile)]
-        boundary = request.headers["content-type"].partition("boundary=")[2].split(";")[0].strip(' "').encode()
-        if not boundary or b"--" + boundary + b"--" not in tail:
+        if not ending.seen:
             raise Refused(400, "the upload was cut off before its end; send it again.")
         return [Upload((one.filename or f"file {place}")[-80:], await one.read()) for place, one in enumerate(files)]
     finally:
@@ -124,7 +136,7 @@ def read(uploads: list[Upload], inputs: Inputs, most_images: int, most_pixels: i
         place = sum(map(len, parts))
         if upload.content.startswith(_NPY):
             part = inputs.of_array(_npy(upload), upload.name)
-        elif upload.name == "the JSON text":
+        elif upload.is_json:
             part = inputs.of_array(_json(upload.content), "images")
         else:
             part, size = _image(upload, inputs, most_pixels)
@@ -163,7 +175,9 @@ def _npy(upload: Upload) -> Numbers:
     except Exception as error:  # whatever NumPy makes of damaged bytes
         raise InvalidInput(f"{upload.name} is no .npy file that can be read ({type(error).__name__}).") from error
     content = upload.content[file.tell() :]
-    if dtype.hasobject or len(content) != math.prod(shape) * dtype.itemsize:
+    if dtype.kind not in "uif" or dtype.subdtype is not None:
+        raise InvalidInput(f"{upload.name} holds {dtype}, not numbers.")
+    if min(shape, default=0) < 0 or len(content) != math.prod(shape) * dtype.itemsize:
         raise InvalidInput(
             f"{upload.name} holds {len(content)} bytes for {shape} of {dtype}; it is damaged or cut off."
         )
@@ -178,6 +192,8 @@ def _json(content: bytes) -> Numbers:
         raise Refused(400, f"the JSON text cannot be read ({why[:100]}).") from error
     if not isinstance(given, dict) or list(given) != ["images"] or not isinstance(given["images"], list):
         raise Refused(400, 'the JSON text has to be {"images": [...]} with arrays of numbers in it.')
+    if content.count(b'"') > 2:  # before NumPy gives every entry the room of the longest text
+        raise InvalidInput("images holds text; give arrays of numbers.")
     try:
         return np.asarray(given["images"])
     except (ValueError, OverflowError, TypeError) as error:

@@ -72,7 +72,9 @@ def serve(
     max_megapixels: Annotated[float, _limit("Millions of pixels of an image file.")] = 25.0,
     max_images: Annotated[int, _limit("Images of a request.")] = 32,
     max_samples: Annotated[int, _limit("Samples that a request may ask for.")] = 1000,
-    threads: Annotated[int | None, _limit("Threads of torch or onnxruntime (left out: their choice).")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of torch or onnxruntime (left out: their choice).")
+    ] = None,
     device: DeviceName = None,
     runs: RunsFolder = Path("runs"),
 ) -> None:

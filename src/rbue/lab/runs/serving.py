@@ -49,7 +49,6 @@ class RunEngine(Engine):
         self.inputs = Inputs(self.run.shape, bytes=True)
         self.classes = self.run.classes
         self.samples = usable_samples(config, samples)
-        self.most_samples = config.parsed.limit
         self.facts = {"draws": self._draws, "stream_version": random_stream.VERSION, "temperature": 1.0}
 
     def predict(self, x: Numbers, index: NDArray[np.int64], sampling: Sampling) -> Answers:

@@ -108,7 +108,10 @@
 
   const ask = async (file) => {
     const turn = ++asked;
-    if (!about) return;
+    if (!about) {
+      say("The server has not said yet what it serves; try again in a moment.");
+      return;
+    }
     if (about.needs_token && !at("token").value) {
       say("Type the server's token first, then choose the image again.", true);
       at("token").focus();
