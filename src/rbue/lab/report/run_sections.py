@@ -174,7 +174,7 @@ def _errors(one: Answers) -> list[Block]:
 
 def _class_table(counts: NDArray[np.int_], classes: Sequence[str]) -> Table:
     of_class, right, answered = counts.sum(1), counts.diagonal(), counts.sum(0)
-    lows, highs = binomial_interval(torch.from_numpy(right), torch.from_numpy(of_class), CONFIDENCE)
+    lows, highs = binomial_interval(torch.tensor(right), torch.tensor(of_class), CONFIDENCE)
     rows: list[tuple[float, Row]] = []
     for place, name in enumerate(classes):
         images, hits = int(of_class[place]), int(right[place])
