@@ -54,7 +54,7 @@ def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None
     except FileNotFoundError:
         raise InvalidInput(f"there is no file {name}.") from None
     except Image.DecompressionBombError:  # Pillow's own limit
-        raise _too_many(name, 2 * (Image.MAX_IMAGE_PIXELS or 0)) from None
+        raise _too_many(name, min(most or 0, 2 * (Image.MAX_IMAGE_PIXELS or 0))) from None
     except Exception as error:  # a decoder may raise anything at damaged bytes
         unknown = "cannot identify" in str(error)
         reason = "unknown format" if unknown else getattr(error, "strerror", None) or str(error) or type(error).__name__
