@@ -11,9 +11,10 @@ An ONNX file of :func:`rbue.export` is served without torch.
 
 from typing import TYPE_CHECKING
 
-from rbue.serving.app import Conformal, Settings, create_app
+from rbue.serving.app import create_app
 from rbue.serving.engines import Answers, Engine, Inputs, OnnxEngine, Sampling
 from rbue.serving.process import serve
+from rbue.serving.service import Conformal, Settings
 
 if TYPE_CHECKING:
     from rbue.serving.networks import NetworkEngine

@@ -9,8 +9,9 @@ import socket
 import uvicorn
 
 from rbue.errors import InvalidInput
-from rbue.serving.app import Settings, create_app
+from rbue.serving.app import create_app
 from rbue.serving.engines import Engine
+from rbue.serving.service import Settings
 
 _log = logging.getLogger("uvicorn.error")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
