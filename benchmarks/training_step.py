@@ -1,7 +1,7 @@
 """What random ReLUs cost in training on a GPU: step time and peak memory against plain ReLU in the same engine.
 
     python benchmarks/training_step.py [--compiled resnet18 vgg13] [--captured resnet18 vgg13 densenet121]
-                                       [--peaks FILE] [--out FILE]
+                                       [--variants NAME ...] [--peaks FILE] [--out FILE]
 
 Every variant of a network is made ready, then they take turns: medians of rounds of 100 steps at batch 128, once with
 compiled steps and once with steps that are only captured (DenseNet-121 takes minutes to compile). The peers are the
@@ -46,7 +46,13 @@ from rbue.lab.training.step import TrainingStep
 
 BATCH, STEPS = 128, 100
 PLAIN = "plain ReLU"
-METHODS = {PLAIN: "single", "rbue DropReLU": "mc-droprelu:0.9", "rbue RReLU": "mc-rrelu"}
+METHODS = {
+    PLAIN: "single",
+    "rbue DropReLU": "mc-droprelu:0.9",
+    "rbue DropReLU by channel": "mc-droprelu:0.98,all,channel",
+    "rbue RReLU": "mc-rrelu",
+}
+VARIANTS = (*METHODS, *PEERS)
 
 
 class Case(NamedTuple):
@@ -127,9 +133,11 @@ def read_peaks(file: Path, cases: list[Case]) -> dict[Case, float]:
     return peaks
 
 
-def measure(model: str, engine: str, trials: int, memory: dict[Case, float]) -> dict[str, dict[str, float]]:
+def measure(
+    model: str, engine: str, variants: list[str], trials: int, memory: dict[Case, float]
+) -> dict[str, dict[str, float]]:
     """Milliseconds a step, its ratio to plain ReLU, TFLOP/s, peak MiB and its ratio; for each variant."""
-    cases = {name: Case(model, engine, name) for name in (*METHODS, *PEERS)}
+    cases = {name: Case(model, engine, name) for name in variants}
     engines = {name: ready(case) for name, case in cases.items()}
     work = 3 * BATCH * products(models.create(model, classes=10).eval(), torch.zeros(1, 3, 32, 32)) / 1e12
     times = medians({name: lambda made=made: run_steps(made) for name, made in engines.items()}, trials)
@@ -149,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compiled", nargs="*", metavar="NETWORK", default=["resnet18", "vgg13"])
     parser.add_argument("--captured", nargs="*", metavar="NETWORK", default=["resnet18", "vgg13", "densenet121"])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help=f"beside {PLAIN}")
     parser.add_argument("--trials", type=int, default=9)
     parser.add_argument("--processes", type=int, default=8, help="how many measure memory at once")
     parser.add_argument("--peaks", type=Path, help="measure only memory, into this file; or read it from there")
@@ -163,7 +172,8 @@ def main() -> None:
         print(torch.cuda.max_memory_allocated())
         return
     wanted = [(name, engine) for engine in ("captured", "compiled") for name in getattr(options, engine)]
-    cases = [Case(*pair, variant) for pair in wanted for variant in (*METHODS, *PEERS)]
+    variants = [PLAIN, *(name for name in options.variants if name != PLAIN)]
+    cases = [Case(*pair, variant) for pair in wanted for variant in variants]
     with compiling_into_own_folder(options.peaks) as folder:
         if options.peaks is not None and not options.peaks.exists():
             peaks = [[*case, peak] for case, peak in peak_memories(cases, options.processes).items()]
@@ -171,14 +181,16 @@ def main() -> None:
             return
         memory = peak_memories(cases, options.processes) if options.peaks is None else read_peaks(options.peaks, cases)
         forget_tuning(folder)
-        time_all(wanted, options.trials, memory, options.out)
+        time_all(wanted, variants, options.trials, memory, options.out)
 
 
-def time_all(wanted: list[tuple[str, str]], trials: int, memory: dict[Case, float], out: Path) -> None:
+def time_all(
+    wanted: list[tuple[str, str]], variants: list[str], trials: int, memory: dict[Case, float], out: Path
+) -> None:
     """Time the wanted networks and engines; what is known after each is written."""
     found: dict[str, dict[str, object]] = {engine: {} for _, engine in wanted}
     for model, engine in wanted:
-        rows = measure(model, engine, trials, memory)
+        rows = measure(model, engine, variants, trials, memory)
         show(model, engine, rows)
         torch.cuda.empty_cache()
         found[engine][model] = rows
