@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +14,22 @@ from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.methods.base import parse
 from rbue.lab.report.figure_style import METHOD_COLOURS, MUTED, SMALL, TEXT, dress, method_name, new_figure
 from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.training.recipe import Recipe, recipe_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CHOSEN = "mc-droprelu:0.98,all,channel"
+FIRST, CHOSEN = "mc-droprelu:0.98,all,channel", "mc-droprelu:0.99,all,channel"
 TITLES = {
     "single": "Single",
     "mc-droprelu:0.95": "MC-DropReLU 0.95",
-    CHOSEN: "MC-DropReLU 0.98 by channel",
+    FIRST: "MC-DropReLU 0.98 by channel",
+    CHOSEN: "MC-DropReLU 0.99 by channel",
     "deep-ensemble:4": "Deep Ensemble of 4",
 }
+ROBUST = "strong, AugMix 0.5"
+RECIPES = ("paper", "strong", ROBUST)
 PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
 """Accuracy in percent and AURC in thousandths of the tables of the SURE project: 45,000 training images, 200 epochs."""
 
@@ -62,10 +66,10 @@ def rows(study: Study) -> list[Row]:
     for path in sorted((RUNS / study.data / study.model).iterdir()):
         folder = RunFolder(path)
         config = RunConfig.from_json(folder.read("config"))
-        recipe = "paper" if config.recipe == paper else "strong" if config.recipe.average == "swa" else ""
-        if config.method in TITLES and recipe and not config.holdout:
-            groups.setdefault((recipe, config.method), []).append(folder)
-    order = [(recipe, method) for recipe in ("paper", "strong") for method in TITLES]
+        name = _recipe_name(config.recipe, paper, recipe_for(study.data, "strong"))
+        if config.method in TITLES and name and not config.holdout:
+            groups.setdefault((name, config.method), []).append(folder)
+    order = [(recipe, method) for recipe in RECIPES for method in TITLES]
     return [
         row
         for recipe, method in order
@@ -73,6 +77,11 @@ def rows(study: Study) -> list[Row]:
         for augmented in (False, True)
         if (row := _row(method, recipe, augmented, groups[recipe, method])).clean
     ]
+
+
+def _recipe_name(recipe: Recipe, paper: Recipe, strong: Recipe) -> str:
+    """What the page calls a recipe; nothing if it is none of the page's."""
+    return dict(zip((paper, strong, replace(strong, augmix=0.5)), RECIPES, strict=True)).get(recipe, "")
 
 
 def _row(method: str, recipe: str, augmented: bool, folders: Iterable[RunFolder]) -> Row:
@@ -127,19 +136,21 @@ def table(study: Study) -> list[str]:
 NAMES = {
     ("paper", "single"): ("Single", (0, 12), "center"),
     ("paper", "mc-droprelu:0.95"): ("MC-DropReLU 0.95", (10, -3), "left"),
-    ("paper", "deep-ensemble:4"): ("Deep Ensemble of 4", (-16, 0), "right"),
+    ("paper", "deep-ensemble:4"): ("Deep Ensemble\nof 4", (16, 0), "left"),
     ("strong", "single"): ("Single", (10, 2), "left"),
-    ("strong", CHOSEN): ("MC-DropReLU 0.98\nby channel", (-10, -2), "right"),
-    ("strong", "deep-ensemble:4"): ("Deep Ensemble of 4", (-16, 0), "right"),
+    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-12, -8), "right"),
+    ("strong", "deep-ensemble:4"): ("Deep Ensemble\nof 4", (16, 0), "left"),
 }
 """What is written beside the plain passes of a row, where (in points) and on which side."""
+MARKERS = {ROBUST: "D"}
+"""Of recipes that are no circle."""
 
 
 def picture(study: Study) -> Figure:
     """Accuracy against NLL, on clean and on corrupted images; the size of a point is the trainings it needs."""
     figure = new_figure(9.0, 4.1)
     clean, corrupted = figure.subplots(1, 2)
-    found = rows(study)
+    found = _drawn(study)
     _points(clean, {row: [(100 * one["accuracy"], one["nll"]) for one in row.clean] for row in found})
     means = {
         row: [(100 * mean(one["accuracy"] for one in sets), mean(one["nll"] for one in sets)) for sets in row.corrupted]
@@ -148,11 +159,23 @@ def picture(study: Study) -> Figure:
     _points(corrupted, {row: places for row, places in means.items() if places})
     dress(clean, title="Clean test images", x="accuracy, %", y="negative log-likelihood", grid="both")
     dress(corrupted, title="19 corruptions, 5 severities", x="accuracy, %", grid="both")
-    for text, face, count in (("paper's recipe", "white", 1), ("strong recipe", MUTED, 1), ("4 trainings", "white", 4)):
-        clean.scatter([], [], s=AREA * count, facecolors=face, edgecolors=MUTED, linewidths=1.3, label=text)
+    for text, face, count, marker in (
+        ("paper's recipe", "white", 1, "o"),
+        ("strong recipe", MUTED, 1, "o"),
+        ("with AugMix", MUTED, 1, MARKERS[ROBUST]),
+        ("4 trainings", "white", 4, "o"),
+    ):
+        clean.scatter(
+            [], [], s=AREA * count, facecolors=face, edgecolors=MUTED, linewidths=1.3, label=text, marker=marker
+        )
     clean.plot([], [], color=MUTED, linewidth=1.0, marker=">", markersize=4, label="to augmented passes")
     clean.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="upper right", labelspacing=0.9)
     return figure
+
+
+def _drawn(study: Study) -> list[Row]:
+    """The rows that pictures show: one ``q`` by channel is enough of them."""
+    return [row for row in rows(study) if row.method != FIRST]
 
 
 def _points(axes: Axes, places: Mapping[Row, list[tuple[float, float]]]) -> None:
@@ -163,13 +186,16 @@ def _points(axes: Axes, places: Mapping[Row, list[tuple[float, float]]]) -> None
         centre = tuple(mean(values) for values in zip(*runs, strict=True))
         if len(runs) > 1:
             axes.scatter(*zip(*runs, strict=True), s=12, color=colour, alpha=0.3, linewidths=0, zorder=1)
-        face = colour if row.recipe == "strong" else "white"
-        axes.scatter(*centre, s=AREA * row.trainings, facecolors=face, edgecolors=colour, linewidths=1.3, zorder=3)
+        face = "white" if row.recipe == "paper" else colour
+        look = {"s": AREA * row.trainings, "facecolors": face, "edgecolors": colour, "linewidths": 1.3}
+        axes.scatter(*centre, marker=MARKERS.get(row.recipe, "o"), zorder=3, **look)
         if row.augmented and key in plain:
             arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.0, "shrinkA": 5, "shrinkB": 5}
             axes.annotate("", centre, xytext=plain[key], arrowprops=arrow)
             continue
         plain[key] = centre
+        if key not in NAMES:
+            continue
         text, offset, side = NAMES[key]
         axes.annotate(
             text, centre, xytext=offset, textcoords="offset points", ha=side, va="center", color=colour, fontsize=TEXT
@@ -181,17 +207,16 @@ def by_corruption(study: Study) -> Figure:
     """NLL under each corruption, mean over severities and seeds; the noises first."""
     figure = new_figure(7.2, 5.4)
     axes = figure.subplots()
-    shown = {(row.recipe, row.method): row for row in rows(study) if row.corrupted}  # augmented passes where measured
+    shown = {(row.recipe, row.method): row for row in _drawn(study) if row.corrupted}  # augmented passes where measured
     names = sorted(CORRUPTIONS, key=lambda name: (name.endswith("_noise"), name), reverse=True)
     for (recipe, method), row in shown.items():
         every = [one for sets in row.corrupted for one in sets]
         nll = [mean(one["nll"] for one in every if one["corruption"] == name) for name in names]
         colour = METHOD_COLOURS[method_name(method)]
-        face = colour if recipe == "strong" else "white"
-        label = f"{TITLES[method]}, {recipe} recipe{', augmented passes' if row.augmented else ''}"
-        axes.scatter(
-            nll, range(len(names)), s=34, facecolors=face, edgecolors=colour, linewidths=1.2, zorder=3, label=label
-        )
+        face = "white" if recipe == "paper" else colour
+        label = f"{TITLES[method]}, {recipe}{', augmented passes' if row.augmented else ''}"
+        look = {"s": 34, "facecolors": face, "edgecolors": colour, "linewidths": 1.2, "label": label}
+        axes.scatter(nll, range(len(names)), marker=MARKERS.get(recipe, "o"), zorder=3, **look)
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.invert_yaxis()
     axes.set_xscale("log")

@@ -162,7 +162,7 @@ def _advice(found: Findings) -> str:
         kinds = [words for start, words in OTHERWISE.items() if any(name.startswith(start) for name in winners)]
         return (
             f"What beats it {_places([*lost])} is {' and '.join(kinds)}; to come nearer with one training, average "
-            "its weights (`--recipe strong`), draw masks by channel (`mc-droprelu:0.98,all,channel`) and augment the "
+            "its weights (`--recipe strong`), draw masks by channel (`mc-droprelu:0.99,all,channel`) and augment the "
             "passes (`--augment shift:1`)."
         )
     answered = found.clean if any(where == "clean" for _, where in by_plain) else found.damaged
@@ -173,7 +173,7 @@ def _advice(found: Findings) -> str:
     )
     if confidence - accuracy > UNSURE:
         why = f"it is too sure, {100 * confidence:.0f} % where {100 * accuracy:.0f} % is right"
-        what = "draw masks by channel (`mc-droprelu:0.98,all,channel`) and augment the passes (`--augment shift:1`)"
+        what = "draw masks by channel (`mc-droprelu:0.99,all,channel`) and augment the passes (`--augment shift:1`)"
     elif found.learnt[OURS] < found.learnt[PLAIN]:
         why = f"random ReLUs learn more slowly: {learnt}"
         what = "train longer (`rbue train --epochs 60`), or make fewer ReLUs random (`mc-droprelu:0.98`)"
