@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from result_tables import ROOT, RUNS, Study
+from result_tables import RECIPES, ROBUST, ROOT, Study
 
 from rbue.files import read_json
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.methods.base import parse
 from rbue.lab.report.figure_style import METHOD_COLOURS, MUTED, SMALL, TEXT, dress, method_name, new_figure
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.training.recipe import Recipe, recipe_for
+from rbue.lab.runs.folders import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +27,6 @@ TITLES = {
     CHOSEN: "MC-DropReLU 0.99 by channel",
     "deep-ensemble:4": "Deep Ensemble of 4",
 }
-ROBUST = "strong, AugMix 0.5"
-RECIPES = ("paper", "strong", ROBUST)
 PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
 """Accuracy in percent and AURC in thousandths of the tables of the SURE project: 45,000 training images, 200 epochs."""
 
@@ -61,14 +58,10 @@ class Row:
 
 def rows(study: Study) -> list[Row]:
     """Every row that was measured, as far as this page shows it: the paper's recipe first, then the strong one."""
-    paper = study.config("single").recipe
     groups: dict[tuple[str, str], list[RunFolder]] = {}
-    for path in sorted((RUNS / study.data / study.model).iterdir()):
-        folder = RunFolder(path)
-        config = RunConfig.from_json(folder.read("config"))
-        name = _recipe_name(config.recipe, paper, recipe_for(study.data, "strong"))
-        if config.method in TITLES and name and not config.holdout:
-            groups.setdefault((name, config.method), []).append(folder)
+    for recipe, method, folder in study.folders():
+        if method in TITLES:
+            groups.setdefault((recipe, method), []).append(folder)
     order = [(recipe, method) for recipe in RECIPES for method in TITLES]
     return [
         row
@@ -77,11 +70,6 @@ def rows(study: Study) -> list[Row]:
         for augmented in (False, True)
         if (row := _row(method, recipe, augmented, groups[recipe, method])).clean
     ]
-
-
-def _recipe_name(recipe: Recipe, paper: Recipe, strong: Recipe) -> str:
-    """What the page calls a recipe; nothing if it is none of the page's."""
-    return dict(zip((paper, strong, replace(strong, augmix=0.5)), RECIPES, strict=True)).get(recipe, "")
 
 
 def _row(method: str, recipe: str, augmented: bool, folders: Iterable[RunFolder]) -> Row:

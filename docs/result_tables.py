@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,12 +16,19 @@ from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
 from rbue.lab.runs.measuring import SAMPLE_COUNTS
 from rbue.lab.runs.out_of_distribution import SCORES, means
+from rbue.lab.training.recipe import recipe_for
 
 ROOT = Path(__file__).parent.parent
 RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
 SAMPLES = 100
 SEEDS = range(10)
 KEY = result_key(SAMPLES)
+
+ROBUST = "strong, AugMix 0.5"
+RECIPES = ("paper", "strong", ROBUST)
+"""The recipes that tables have names for."""
+OPENOOD = {"max_probability": {"near": 88.03, "far": 90.73}, "nearest": {"near": 90.64, "far": 92.96}}
+"""AUROC of ResNet-18 on CIFAR-10 in the tables of OpenOOD v1.5, whose far sets are four."""
 
 Found = dict[str, tuple[RunConfig, dict[str, Any]]]
 """method -> its run and what was measured of it"""
@@ -53,24 +60,40 @@ class Study:
                 found[method] = config, results[KEY]
         return found
 
+    def folders(self, root: Path = RUNS) -> Iterator[tuple[str, str, RunFolder]]:
+        """Every run with a recipe that has a name here, with that name and its method."""
+        strong = recipe_for(self.data, "strong")
+        known = (self.config("single").recipe, strong, replace(strong, augmix=0.5))
+        names = dict(zip(known, RECIPES, strict=True))
+        for path in sorted((root / self.data / self.model).iterdir()):
+            folder = RunFolder(path)
+            config = RunConfig.from_json(folder.read("config"))
+            if config.recipe in names and not config.holdout:
+                yield names[config.recipe], config.method, folder
+
     def outside(self, root: Path = RUNS) -> list[str]:
-        """AUROC of every score against images from elsewhere, a table for near and one for far sets."""
+        """AUROC and FPR95 of every score against images from elsewhere, a table for near and one for far sets."""
         near, far = USUAL[self.data]
-        found: dict[str, dict[str, Any]] = {}
-        for method in self.methods:
-            for entry in RunFolder.of(self.config(method), root).entries("ood").values():
+        found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+        for recipe, method, folder in self.folders(root):
+            for entry in folder.entries("ood").values():
                 if {*near, *far} <= entry["sets"].keys():
-                    found[method] = entry  # the last one, if there are several
+                    passes = "augmented" if "augment" in entry else "plain"
+                    found.setdefault((recipe, f"`{method}`", passes), []).append(entry)
         if not found:
             return [f"For {self.model} on {self.data} this is not measured yet."]
+        heads = ["recipe", "method", "passes", "seeds", *(score.replace("_", " ") for score in SCORES)]
         lines = []
         for group, sets in (("near", near), ("far", far)):
-            lines += [f"AUROC in percent, {self.model} on {self.data} against {group} sets ({', '.join(sets)}):", ""]
-            lines += [f"| method | {' | '.join(score.replace('_', ' ') for score in SCORES)} |", "|---" * 10 + "|"]
-            for method, entry in found.items():
-                mean_of = means(entry, sets)
-                cells = [f"{100 * mean_of[one]['auroc']:.1f}" if one in mean_of else "–" for one in SCORES]
-                lines.append(f"| `{method}` | {' | '.join(cells)} |")
+            lines += [f"{self.model} on {self.data} against {group} sets ({', '.join(sets)}):", ""]
+            lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+            for row, entries in found.items():
+                measured = [means(entry, sets) for entry in entries]
+                cells = [_detected([one[score] for one in measured if score in one]) for score in SCORES]
+                lines.append(f"| {' | '.join([*row, str(len(entries)), *cells])} |")
+            if self.data == "cifar10" and self.model == "resnet18":
+                cells = [f"{OPENOOD[score][group]:.1f}" if score in OPENOOD else "" for score in SCORES]
+                lines.append(f"| published | OpenOOD v1.5 | plain | 3 | {' | '.join(cells)} |")
             lines.append("")
         return lines[:-1]
 
@@ -319,3 +342,10 @@ def _corrupted_sets(config: RunConfig, root: Path = RUNS) -> Sets:
     """What a run was measured to be on each corrupted test set."""
     kept = RunFolder.of(config, root).read("shift") or {"rows": []}
     return {(row["corruption"], row["severity"]): row for row in kept["rows"]}
+
+
+def _detected(measured: list[dict[str, float]]) -> str:
+    """AUROC and FPR95 in percent, means over seeds."""
+    if not measured:
+        return "–"
+    return " / ".join(f"{100 * mean(one[name] for one in measured):.1f}" for name in ("auroc", "fpr95"))
