@@ -1,0 +1,327 @@
+"""Kill long jobs at random moments, start them again until they finish, and compare with a run that nothing disturbed.
+
+    python tools/kill_campaign.py --kills 100 -o results/kills.json
+
+While a job is dead, every file that a reader would open is opened by rbue's own readers, and what it says must be what
+the undisturbed run says. In the end all weights, measurements, rows and predictions must be the same, bit for bit; only
+seconds differ. Half of the kills wait, after their moment, for a file that is being written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from rbue.errors import RbueError
+from rbue.files import checksum, read_json, read_safetensors, write_json
+from rbue.lab import data
+from rbue.lab.environment import facts
+from rbue.lab.runs.folders import find_runs
+from rbue.lab.training.trainer import read_log
+
+SECONDS = {"seconds", "training_seconds"}
+"""All that may differ between two runs."""
+NOT_COMPARED = {"checksums.json"}
+"""Checksums of files with seconds in them."""
+UNFINISHED = ".partial"
+_SMALL = ("--width", "0.25", "--batch", "128", "--device", "cpu", "--runs", "runs")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command of rbue, run in a folder of its own.
+
+    Attributes:
+        command: its words.
+        before: commands whose results it needs; ``RUN`` in ``command`` is the run they left.
+        idle: the same command with next to nothing to do, whose time is that of starting; without one, a job has
+            started when it has written its first file.
+        images: how many images to lay into ``images/``.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    before: tuple[tuple[str, ...], ...] = ()
+    idle: tuple[str, ...] = ()
+    images: int = 0
+
+
+_TRAINED = ("train", "--method", "mc-droprelu:0.9", "--epochs", "1", *_SMALL)
+_PREDICT = ("predict", "RUN", "images", "--device", "cpu", "-o", "out.csv", "--samples")
+_SHIFT = ("--corruptions", "fog,contrast,gaussian_noise,motion_blur,pixelate,snow", "--severities", "1,3,5")
+JOBS = (
+    Job("train", ("train", "--method", "mc-droprelu:0.9", "--epochs", "30", *_SMALL)),
+    Job("train, weights averaged", ("train", "--method", "single", "--epochs", "30", "--average", "swa", *_SMALL)),
+    Job(
+        "paper run",
+        tuple("paper run table1-cifar10 --quick --models vgg13 --methods single,mc-droprelu,mc-dropout".split())
+        + tuple("--seeds 1 --epochs 4 --samples 4 --shift --device cpu --runs runs".split()),
+    ),
+    Job(
+        "shift",
+        ("shift", "RUN", *_SHIFT, "--samples", "20", "--device", "cpu", "--runs", "runs"),
+        before=((*_TRAINED, "--data", "colour-digits"),),
+    ),
+    Job("predict", (*_PREDICT, "1000"), before=(_TRAINED,), idle=(*_PREDICT, "1"), images=300),
+)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the campaign and write what came out; 1 if anything differed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100, help="at least so many in all (100)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    parser.add_argument("--jobs", default="", help="only those whose names hold this")
+    parser.add_argument("-o", "--output", type=Path, default=Path("kills.json"))
+    given = parser.parse_args(words)
+    chosen = [job for job in JOBS if given.jobs in job.name]
+    moments, outcomes = random.Random(given.seed), []
+    with tempfile.TemporaryDirectory() as place:
+        for number, job in enumerate(chosen):
+            kills = given.kills * (number + 1) // len(chosen) - given.kills * number // len(chosen)
+            campaign = Campaign(job, Path(place) / str(number), moments)
+            outcomes.append(campaign.run(kills))
+            tell(f"{job.name}: {outcomes[-1]}")
+            write_json(given.output, {"seed": given.seed, "jobs": outcomes, "environment": facts()})
+            shutil.rmtree(Path(place) / str(number))
+    tell(f"{sum(one['kills'] for one in outcomes)} kills, {sum(len(one['troubles']) for one in outcomes)} troubles")
+    return 0 if all(one["equal"] and not one["troubles"] for one in outcomes) else 1
+
+
+def tell(text: str) -> None:
+    """Say how it goes."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Campaign:
+    """One job, undisturbed and killed."""
+
+    def __init__(self, job: Job, place: Path, moments: random.Random) -> None:
+        self.job, self.place, self.moments = job, place, moments
+        self.stages: Counter[str] = Counter()
+        self.starts = self.in_writing = 0
+        self.troubles: list[str] = []
+
+    def run(self, kills: int) -> dict[str, Any]:
+        """Kill the job so often, then let it finish; what came of it."""
+        given = self.place / "given"
+        self._prepare(given)
+        whole = shutil.copytree(given, self.place / "whole")
+        seconds, first = self._undisturbed(whole)
+        self.reference = {name: content(whole / name) for name in compared(whole)}
+        tell(f"{self.job.name}: {seconds:.1f} s undisturbed, of which {first:.1f} s to start")
+        finished, equal = 0, True
+        while self.stages.total() < kills:
+            folder = shutil.copytree(given, self.place / "killed")
+            while self._is_killed(folder, seconds, first):
+                self._look(folder)
+            finished += 1
+            self._look(folder)
+            now = {name: content(folder / name) for name in compared(folder)}
+            if now != self.reference:
+                equal = False
+                names = sorted(self.reference.keys() | now.keys())
+                self.troubles += [f"{name} differs" for name in names if now.get(name) != self.reference.get(name)]
+            self.troubles += [f"{path.name} was left" for path in folder.rglob("*") if is_left_over(path)]
+            shutil.rmtree(folder)
+        return {
+            "job": self.job.name,
+            "command": " ".join(("rbue", *self.job.command)),
+            "undisturbed_seconds": round(seconds, 1),
+            "seconds_to_start": round(first, 1),
+            "kills": self.stages.total(),
+            "starts": self.starts,
+            "finished": finished,
+            "killed_while_writing": self.in_writing,
+            "killed_at": dict(sorted(self.stages.items())),
+            "equal": equal,
+            "troubles": self.troubles,
+        }
+
+    def _prepare(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for number, pixels in enumerate(data.load("digits", "test").images[: self.job.images]):
+            buffer = io.BytesIO()
+            Image.fromarray(pixels.squeeze()).save(buffer, "png")
+            (folder / "images").mkdir(exist_ok=True)
+            (folder / "images" / f"{number:04}.png").write_bytes(buffer.getvalue())
+        for command in self.job.before:
+            self._end(self._start(command, folder))
+
+    def _start(self, command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+        run = next((str(one.path.relative_to(folder)) for one in find_runs(folder / "runs")), "")
+        words = [run if word == "RUN" else word for word in command]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+        with (folder.parent / "output.txt").open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "rbue", *words],
+                cwd=folder,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        if process.wait() != 0:
+            raise RbueError(f"rbue ended with {process.returncode}: {(self.place / 'output.txt').read_text()}")
+
+    def _undisturbed(self, folder: Path) -> tuple[float, float]:
+        """Seconds that the job takes, and those until it really begins."""
+        before, first = set(folder.rglob("*")), 0.0
+        start = time.monotonic()
+        process = self._start(self.job.command, folder)
+        while process.poll() is None:
+            if not first and set(folder.rglob("*")) != before:
+                first = time.monotonic() - start
+            time.sleep(0.01)
+        seconds = time.monotonic() - start
+        self._end(process)
+        if self.job.idle:
+            idle = shutil.copytree(self.place / "given", self.place / "idle")
+            start = time.monotonic()
+            self._end(self._start(self.job.idle, idle))
+            first = time.monotonic() - start
+        return seconds, first
+
+    def _is_killed(self, folder: Path, seconds: float, first: float) -> bool:
+        """Start the job, and kill it unless it finishes before."""
+        starting = self.moments.random() < 0.1
+        moment = self.moments.uniform(0, first) if starting else self.moments.uniform(0.95 * first, 1.05 * seconds)
+        aimed = self.moments.random() < 0.5
+        self.starts += 1
+        start = time.monotonic()
+        process = self._start(self.job.command, folder)
+        try:
+            while process.poll() is None and time.monotonic() - start < moment:
+                time.sleep(0.002)
+            while aimed and process.poll() is None and not unfinished(folder):
+                pass
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        self._wait(process)
+        if process.returncode != -signal.SIGKILL:
+            self._end(process)
+            return False
+        self.in_writing += unfinished(folder)
+        part = int(10 * (moment - first) / (seconds - first)) * 10
+        how_far = f"after {part} % of the work" if self.job.idle else stage(folder)
+        self.stages[how_far if moment > first else "starting"] += 1
+        return True
+
+    @staticmethod
+    def _wait(process: subprocess.Popen[bytes]) -> None:
+        """Until the job and its helpers are no more."""
+        process.wait()
+        while True:
+            try:
+                os.killpg(process.pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.01)
+
+    def _look(self, folder: Path) -> None:
+        """Open everything as a reader would; what is there must be a part of what will be there."""
+        for name in compared(folder):
+            try:
+                found = content(folder / name)
+            except Exception as error:
+                self.troubles.append(f"{name} cannot be read: {error}")
+                continue
+            if name not in self.reference or not is_part(found, self.reference[name]):
+                self.troubles.append(f"{name} says something else")
+        for run in find_runs(folder / "runs"):
+            for path in run.path.glob("*.json"):
+                try:
+                    run.read(path.stem)  # with its checksum
+                except RbueError as error:
+                    self.troubles.append(str(error))
+
+
+def unfinished(folder: Path) -> bool:
+    """Whether a file is being written, or was."""
+    return any(name.endswith(UNFINISHED) for _, _, names in os.walk(folder) for name in names)
+
+
+def is_left_over(path: Path) -> bool:
+    """Whether a file should be gone once a job is done."""
+    return path.suffix == UNFINISHED or path.name == ".lock"
+
+
+def compared(folder: Path) -> Iterator[str]:
+    """The files of a folder that a reader would open."""
+    kinds = {".json", ".jsonl", ".npy", ".safetensors", ".csv", ".svg"}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in kinds and path.name not in NOT_COMPARED:
+            yield str(path.relative_to(folder))
+
+
+def content(path: Path) -> Any:
+    """What a file says, but for seconds; an error if it is not whole."""
+    if path.suffix == ".json":
+        return timeless(read_json(path))
+    if path.suffix == ".jsonl":
+        return timeless(read_log(path))
+    if path.suffix == ".npy":
+        array = np.load(path, allow_pickle=False)
+        return [array.shape, str(array.dtype), checksum(array.tobytes())]
+    if path.suffix == ".safetensors":
+        tensors, note = read_safetensors(path)
+        bits = {name: checksum(tensor.contiguous().numpy().tobytes()) for name, tensor in tensors.items()}
+        return {"tensors": bits, "note": timeless(note)}
+    return checksum(path.read_bytes())
+
+
+def timeless(found: Any) -> Any:
+    """The same without seconds."""
+    if isinstance(found, dict):
+        return {name: timeless(value) for name, value in found.items() if name not in SECONDS}
+    return [timeless(value) for value in found] if isinstance(found, list) else found
+
+
+def is_part(found: Any, whole: Any) -> bool:
+    """Whether all that is said is said by the undisturbed run too; a checkpoint of an earlier epoch need not be."""
+    if isinstance(found, dict) and isinstance(whole, dict):
+        if found.keys() == {"tensors", "note"} and "epoch" in found["note"]:
+            earlier = found["note"]["epoch"] < whole["note"]["epoch"]
+            return earlier or found == whole
+        return all(name in whole and is_part(value, whole[name]) for name, value in found.items())
+    if isinstance(found, list) and isinstance(whole, list):
+        return all(value in whole for value in found)
+    return bool(found == whole)
+
+
+def stage(folder: Path) -> str:
+    """How far a job had come, by its files."""
+    done: list[str] = []
+    for run in find_runs(folder / "runs"):
+        if (run.path / "shift.json").exists():
+            done.append(f"{len(run.read('shift')['rows'])} sets measured")
+        elif (run.path / "results.json").exists():
+            done.append("measured")
+        elif (run.path / "training.json").exists():
+            done.append("trained")
+        else:
+            done.append(f"epoch {len(read_log(run.log))}")
+    return ", ".join(done) or "nothing kept yet"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
