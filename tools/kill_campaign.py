@@ -40,7 +40,6 @@ SECONDS = {"seconds", "training_seconds"}
 NOT_COMPARED = {"checksums.json"}
 """Checksums of files with seconds in them."""
 UNFINISHED = ".partial"
-_SMALL = ("--width", "0.25", "--batch", "128", "--device", "cpu", "--runs", "runs")
 
 
 @dataclass(frozen=True)
@@ -49,36 +48,42 @@ class Job:
 
     Attributes:
         command: its words.
-        before: commands whose results it needs; ``RUN`` in ``command`` is the run they left.
+        before: a command whose result it needs; ``RUN`` is the run that this left.
         idle: the same command with next to nothing to do, whose time is that of starting; without one, a job has
             started when it has written its first file.
         images: how many images to lay into ``images/``.
     """
 
     name: str
-    command: tuple[str, ...]
-    before: tuple[tuple[str, ...], ...] = ()
-    idle: tuple[str, ...] = ()
+    command: str
+    before: str = ""
+    idle: str = ""
     images: int = 0
 
 
-_TRAINED = ("train", "--method", "mc-droprelu:0.9", "--epochs", "1", *_SMALL)
-_PREDICT = ("predict", "RUN", "images", "--device", "cpu", "-o", "out.csv", "--samples")
-_SHIFT = ("--corruptions", "fog,contrast,gaussian_noise,motion_blur,pixelate,snow", "--severities", "1,3,5")
+_SMALL = "--width 0.25 --batch 128 --device cpu --runs runs"
+_PREDICT = "predict RUN images --device cpu -o out.csv --samples"
 JOBS = (
-    Job("train", ("train", "--method", "mc-droprelu:0.9", "--epochs", "60", *_SMALL)),
-    Job("train, weights averaged", ("train", "--method", "single", "--epochs", "60", "--average", "swa", *_SMALL)),
+    Job("train", f"train --method mc-droprelu:0.9 --epochs 60 {_SMALL}"),
+    Job("train, weights averaged", f"train --method single --epochs 60 --average swa {_SMALL}"),
     Job(
         "paper run",
-        tuple("paper run table1-cifar10 --quick --models vgg13 --methods single,mc-droprelu,mc-dropout".split())
-        + tuple("--seeds 1 --epochs 4 --samples 4 --shift --device cpu --runs runs".split()),
+        "paper run table1-cifar10 --quick --models vgg13 --methods single,mc-droprelu --seeds 1 --epochs 4 --samples 4 "
+        "--shift --device cpu --runs runs",
     ),
     Job(
         "shift",
-        ("shift", "RUN", *_SHIFT, "--samples", "20", "--device", "cpu", "--runs", "runs"),
-        before=((*_TRAINED, "--data", "colour-digits"),),
+        "shift RUN --corruptions fog,contrast,gaussian_noise,motion_blur,pixelate,snow --severities 1,3,5 --samples 20 "
+        "--device cpu --runs runs",
+        before=f"train --data colour-digits --method mc-droprelu:0.9 --epochs 1 {_SMALL}",
     ),
-    Job("predict", (*_PREDICT, "1000"), before=(_TRAINED,), idle=(*_PREDICT, "1"), images=300),
+    Job(
+        "predict",
+        f"{_PREDICT} 1500",
+        before=f"train --method mc-droprelu:0.9 --epochs 1 {_SMALL}",
+        idle=f"{_PREDICT} 1",
+        images=300,
+    ),
 )
 
 
@@ -138,11 +143,11 @@ class Campaign:
                 equal = False
                 names = sorted(self.reference.keys() | now.keys())
                 self.troubles += [f"{name} differs" for name in names if now.get(name) != self.reference.get(name)]
-            self.troubles += [f"{path.name} was left" for path in folder.rglob("*") if is_left_over(path)]
+            self.troubles += [f"{path.name} was left" for path in left_over(folder)]
             shutil.rmtree(folder)
         return {
             "job": self.job.name,
-            "command": " ".join(("rbue", *self.job.command)),
+            "command": f"rbue {self.job.command}",
             "undisturbed_seconds": round(seconds, 1),
             "seconds_to_start": round(first, 1),
             "kills": self.stages.total(),
@@ -161,18 +166,18 @@ class Campaign:
             Image.fromarray(pixels.squeeze()).save(buffer, "png")
             (folder / "images").mkdir(exist_ok=True)
             (folder / "images" / f"{number:04}.png").write_bytes(buffer.getvalue())
-        for command in self.job.before:
-            self._end(self._start(command, folder))
+        if self.job.before:
+            self._end(self._start(self.job.before, folder))
 
-    def _start(self, command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    def _start(self, command: str, folder: Path) -> subprocess.Popen[bytes]:
         run = next((str(one.path.relative_to(folder)) for one in find_runs(folder / "runs")), "")
-        words = [run if word == "RUN" else word for word in command]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+        words = [run if word == "RUN" else word for word in command.split()]
+        own = {"XDG_CACHE_HOME": str(folder / "cache"), "MPLCONFIGDIR": str(folder.parent), "RBUE_DATA": ""}
         with (folder.parent / "output.txt").open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "rbue", *words],
                 cwd=folder,
-                env=environment,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **own},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -265,9 +270,10 @@ def unfinished(folder: Path) -> bool:
     return any(name.endswith(UNFINISHED) for _, _, names in os.walk(folder) for name in names)
 
 
-def is_left_over(path: Path) -> bool:
-    """Whether a file should be gone once a job is done."""
-    return path.suffix == UNFINISHED or path.name == ".lock"
+def left_over(folder: Path) -> list[Path]:
+    """What should be gone once a job is done; the cache of damaged images is cleared a day later."""
+    found = [*folder.rglob(f"*{UNFINISHED}"), *folder.rglob(".lock")]
+    return [path for path in found if folder / "cache" not in path.parents]
 
 
 def compared(folder: Path) -> Iterator[str]:

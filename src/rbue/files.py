@@ -363,8 +363,9 @@ class _Holder(NamedTuple):
 
 
 def _mark(pid: int) -> str:
-    """What tells a process from others that had its number or will have it: the start of the system, the container
-    (whose processes have numbers of their own) and its own start. Empty if it is no more, or where there is no /proc.
+    """What tells a process from others that had its number or will have it; empty if it is no more, or without /proc.
+
+    That is the start of the system, the container, whose processes have numbers of their own, and its own start.
     """
     try:
         state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -17,7 +17,7 @@ from rbue.lab import data, models
 from rbue.lab.environment import facts
 from rbue.lab.models.registry import source_checksum
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.networks import draws_from_torch, fresh_network
+from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network
 from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
 from rbue.lab.training.checkpoint import save_weights
 from rbue.lab.training.step import Rank, data_parallel, is_first, joined, own_device
@@ -83,7 +83,9 @@ def train_runs(
                 }
                 # Another process may just have trained them; several that train together must not disagree on that.
                 still = missing_networks(group, root) if rank.world_size == 1 else group
-                if still:
+                if not still:
+                    continue
+                with explaining_memory(device, "choose a smaller --batch or --width, or another --device"):
                     diverged |= _train_networks(still, root, device, rank, report, engine, shard_mib, locks)
     if diverged and len(missing) == 1:
         raise diverged[missing[0]]
@@ -244,9 +246,7 @@ def _finish(
     folder.write("training", {**asdict(summary), **place, **facts_of_training})
 
 
-def _note(
-    config: RunConfig, log: EpochLog, report: Report | None, lock: Lock | None
-) -> Callable[[EpochReport], None]:
+def _note(config: RunConfig, log: EpochLog, report: Report | None, lock: Lock | None) -> Callable[[EpochReport], None]:
     def note(epoch: EpochReport) -> None:
         if lock is not None:
             lock.check()  # before anything of this epoch is written
