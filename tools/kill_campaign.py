@@ -64,8 +64,8 @@ class Job:
 _SMALL = "--width 0.25 --batch 128 --device cpu --runs runs"
 _PREDICT = "predict RUN images --device cpu -o out.csv --samples"
 JOBS = (
-    Job("train", f"train --method mc-droprelu:0.9 --epochs 60 {_SMALL}"),
-    Job("train, weights averaged", f"train --method single --epochs 60 --average swa {_SMALL}"),
+    Job("train", f"train --method mc-droprelu:0.9 --epochs 25 {_SMALL}"),
+    Job("train, weights averaged", f"train --method single --epochs 25 --average swa {_SMALL}"),
     Job(
         "paper run",
         "paper run table1-cifar10 --quick --models vgg13 --methods single,mc-droprelu --seeds 1 --epochs 4 --samples 4 "
