@@ -213,7 +213,7 @@ def test_a_lock_file_that_says_little_is_no_obstacle(path, text, request):
     path.parent.mkdir()
     path.write_text(text)
     if "flock" not in request.node.callspec.params["path"]:  # nothing says that its process is gone
-        with pytest.raises(InUse, match="in use by .*remove"), locked(path):
+        with pytest.raises(InUse, match=r"in use by .*remove"), locked(path):
             pass
         return
     usual = pytest.warns(RbueWarning) if " " in text else contextlib.nullcontext()
@@ -282,7 +282,9 @@ def test_a_disk_that_stays_full_changes_nothing(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_text("old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DiskFull, match=r"file could not be written \(No space left on device\); nothing was changed\.$"):
+    with pytest.raises(
+        DiskFull, match=r"file could not be written \(No space left on device\); nothing was changed\.$"
+    ):
         write_bytes(path, b"new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -4,33 +4,38 @@
 
 While a job is dead, every file that a reader would open is opened by rbue's own readers, and what it says must be what
 the undisturbed run says. In the end all weights, measurements, rows and predictions must be the same, bit for bit; only
-seconds differ. A quarter of the kills wait, after their moment, for a file that is being written.
+seconds differ. A quarter of the kills wait, after their moment, for a file that is being written. A job is a process
+forked from one that has imported everything: that takes longer than the job itself, and nothing is written in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from rbue.errors import RbueError
 from rbue.files import checksum, read_json, read_safetensors, write_json
 from rbue.lab import data
+from rbue.lab.cli import app
 from rbue.lab.environment import facts
 from rbue.lab.runs.folders import find_runs
 from rbue.lab.training.trainer import read_log
@@ -40,6 +45,8 @@ SECONDS = {"seconds", "training_seconds"}
 NOT_COMPARED = {"checksums.json"}
 """Checksums of files with seconds in them."""
 UNFINISHED = ".partial"
+IMPORTED_LATE = ("torch._dynamo", "torch.utils.tensorboard", "matplotlib.pyplot", "rbue.lab.report.run_report")
+IMPORTED_LATE += ("rbue.lab.paper.runner", "rbue.lab.runs.serving", "rbue.lab.shift")
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("kills.json"))
     given = parser.parse_args(words)
     chosen = [job for job in JOBS if given.jobs in job.name]
+    torch.set_num_threads(1)  # a forked process must not wait for threads that stayed with its parent
+    for name in IMPORTED_LATE:
+        with contextlib.suppress(ImportError):
+            import_module(name)
     moments, outcomes = random.Random(given.seed), []
     with tempfile.TemporaryDirectory() as place:
         for number, job in enumerate(chosen):
@@ -112,6 +123,61 @@ def main(words: Sequence[str] | None = None) -> int:
 def tell(text: str) -> None:
     """Say how it goes."""
     print(text, file=sys.stderr, flush=True)
+
+
+class Process:
+    """A command of rbue in a folder, in a group of processes of its own."""
+
+    def __init__(self, words: list[str], folder: Path) -> None:
+        self.words, self.output, self.code = words, folder.parent / "output.txt", None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os._exit(self._child(folder))
+
+    def _child(self, folder: Path) -> int:
+        os.setsid()
+        os.chdir(folder)
+        os.environ |= {"XDG_CACHE_HOME": str(folder / "cache"), "RBUE_DATA": ""}
+        with self.output.open("wb") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        try:
+            app(self.words, prog_name="rbue")
+        except SystemExit as end:
+            return int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        return 1
+
+    def is_running(self) -> bool:
+        """Whether it has not ended by itself."""
+        if self.code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if ended else None
+        return self.code is None
+
+    def end(self) -> None:
+        """Wait for its end, which must be a good one."""
+        while self.is_running():
+            time.sleep(0.01)
+        if self.code != 0:
+            raise RbueError(f"rbue {' '.join(self.words)} ended with {self.code}: {self.output.read_text()}")
+
+    def kill(self) -> bool:
+        """Kill it and its group, unless it has ended; returns when nothing of it is left."""
+        if not self.is_running():
+            return False
+        os.killpg(self.pid, signal.SIGKILL)
+        while self.is_running():
+            time.sleep(0.002)
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.killpg(self.pid, 0)
+                time.sleep(0.002)
+        return self.code == -signal.SIGKILL
 
 
 class Campaign:
@@ -167,41 +233,27 @@ class Campaign:
             (folder / "images").mkdir(exist_ok=True)
             (folder / "images" / f"{number:04}.png").write_bytes(buffer.getvalue())
         if self.job.before:
-            self._end(self._start(self.job.before, folder))
+            self._start(self.job.before, folder).end()
 
-    def _start(self, command: str, folder: Path) -> subprocess.Popen[bytes]:
+    def _start(self, command: str, folder: Path) -> Process:
         run = next((str(one.path.relative_to(folder)) for one in find_runs(folder / "runs")), "")
-        words = [run if word == "RUN" else word for word in command.split()]
-        own = {"XDG_CACHE_HOME": str(folder / "cache"), "MPLCONFIGDIR": str(folder.parent), "RBUE_DATA": ""}
-        with (folder.parent / "output.txt").open("wb") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "rbue", *words],
-                cwd=folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **own},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        if process.wait() != 0:
-            raise RbueError(f"rbue ended with {process.returncode}: {(self.place / 'output.txt').read_text()}")
+        return Process([run if word == "RUN" else word for word in command.split()], folder)
 
     def _undisturbed(self, folder: Path) -> tuple[float, float]:
         """Seconds that the job takes, and those until it really begins."""
         before, first = work_of(folder), 0.0
         start = time.monotonic()
         process = self._start(self.job.command, folder)
-        while process.poll() is None:
+        while process.is_running():
             if not first and work_of(folder) != before:
                 first = time.monotonic() - start
             time.sleep(0.01)
         seconds = time.monotonic() - start
-        self._end(process)
+        process.end()
         if self.job.idle:
             idle = shutil.copytree(self.place / "given", self.place / "idle")
             start = time.monotonic()
-            self._end(self._start(self.job.idle, idle))
+            self._start(self.job.idle, idle).end()
             first = time.monotonic() - start
         return seconds, first
 
@@ -213,34 +265,19 @@ class Campaign:
         self.starts += 1
         start = time.monotonic()
         process = self._start(self.job.command, folder)
-        try:
-            while process.poll() is None and time.monotonic() - start < moment:
-                time.sleep(0.002)
-            while aimed and process.poll() is None and not unfinished(folder):
-                pass
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        self._wait(process)
-        if process.returncode != -signal.SIGKILL:
-            self._end(process)
+        while process.is_running() and time.monotonic() - start < moment:
+            time.sleep(0.002)
+        while aimed and process.is_running() and not unfinished(folder):
+            pass
+        if not process.kill():
+            process.end()
             return False
         self.in_writing += unfinished(folder)
         part = int(10 * (moment - first) / (seconds - first)) * 10
         how_far = f"after {part} % of the work" if self.job.idle else stage(folder)
         self.stages[how_far if moment > first else "starting"] += 1
+        tell(f"  kill {self.stages.total()} after {moment:.1f} s: {how_far}")
         return True
-
-    @staticmethod
-    def _wait(process: subprocess.Popen[bytes]) -> None:
-        """Until the job and its helpers are no more."""
-        process.wait()
-        while True:
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.01)
 
     def _look(self, folder: Path) -> None:
         """Open everything as a reader would; what is there must be a part of what will be there."""

@@ -56,7 +56,7 @@ def test_a_checkpoint_cut_off_at_any_byte_is_refused(tmp_path, every):
     whole = path.read_bytes()
     for length in (*range(0, len(whole), every), len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(RbueError, match="is not a readable checkpoint .*; remove it to start again"):
+        with pytest.raises(RbueError, match=r"is not a readable checkpoint .*; remove it to start again"):
             read_tensors(path)
     path.write_bytes(whole + b"\0")  # or too long
     with pytest.raises(RbueError, match="is not a readable checkpoint"):
@@ -81,7 +81,9 @@ def test_weights_cut_off_at_any_byte_are_refused_and_the_way_back_is_named(tmp_p
             load_weights(tmp_path, network)
     assert same(network.state_dict(), before)
     (tmp_path / "state.safetensors").write_bytes(b"")
-    with pytest.raises(RbueError, match=r"remove .*training.json, and `rbue train` .* takes them from state.safetensors"):
+    with pytest.raises(
+        RbueError, match=r"remove .*training.json, and `rbue train` .* takes them from state.safetensors"
+    ):
         load_weights(tmp_path, network)
     path.unlink()
     with pytest.raises(RbueError, match=r"holds no weights .*; remove .*training.json, and `rbue train`"):
