@@ -131,11 +131,12 @@ class Process:
     def __init__(self, words: list[str], folder: Path) -> None:
         self.words, self.output, self.code = words, folder.parent / "output.txt", None
         self.pid = os.fork()
+        with contextlib.suppress(OSError):  # in both processes, as either may be the first; one that has ended has none
+            os.setpgid(self.pid, self.pid)
         if self.pid == 0:
             os._exit(self._child(folder))
 
     def _child(self, folder: Path) -> int:
-        os.setsid()
         os.chdir(folder)
         os.environ |= {"XDG_CACHE_HOME": str(folder / "cache"), "RBUE_DATA": ""}
         with self.output.open("wb") as output:
@@ -265,11 +266,14 @@ class Campaign:
         self.starts += 1
         start = time.monotonic()
         process = self._start(self.job.command, folder)
-        while process.is_running() and time.monotonic() - start < moment:
-            time.sleep(0.002)
-        while aimed and process.is_running() and not unfinished(folder):
-            pass
-        if not process.kill():
+        try:
+            while process.is_running() and time.monotonic() - start < moment:
+                time.sleep(0.002)
+            while aimed and process.is_running() and not unfinished(folder):
+                pass
+        finally:
+            killed = process.kill()
+        if not killed:
             process.end()
             return False
         self.in_writing += unfinished(folder)
