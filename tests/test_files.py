@@ -252,6 +252,19 @@ def full(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_what_a_process_elsewhere_is_writing_stays(tmp_path, monkeypatch):
+    """Of a container or host whose processes are not to be seen here."""
+    path = tmp_path / "file"
+    theirs, left = (tmp_path / f"file.{number}.4194999.partial" for number in range(2))
+    left.touch()
+    with theirs.open("wb") as file:
+        files.fcntl.flock(file.fileno(), files.fcntl.LOCK_EX)
+        write_bytes(path, b"mine")
+        assert set(tmp_path.iterdir()) == {path, theirs}
+    write_bytes(path, b"mine")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_lock_needs_no_room(path, monkeypatch):
     monkeypatch.setattr(os, "write", full)
     with locked(path):

@@ -81,6 +81,7 @@ def _write_whole(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
+            _try_flock(file.fileno())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -94,15 +95,31 @@ def _write_whole(path: Path, content: bytes) -> None:
         _being_written.discard(partial.name)
 
 
+def _try_flock(file: int) -> bool:
+    """Have the system's lock on a file, or False if another process has it; where there are no locks, nobody has."""
+    with contextlib.suppress(OSError):
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def _remove_orphans(path: Path) -> None:
-    """Remove what killed processes left of this file; one of them may have had this one's number."""
+    """Remove what killed processes left of this file; one of them may have had this one's number.
+
+    A process of another host or container, whose numbers say nothing here, holds a lock on what it is writing.
+    """
     if not Path("/proc").exists():
         return
     for orphan in list(path.parent.glob(f"{glob.escape(path.name)}.*.partial")):
         process = orphan.name.split(".")[-2]
         alive = orphan.name in _being_written if process == str(os.getpid()) else Path(f"/proc/{process}").exists()
         if process.isdigit() and not alive:
-            orphan.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError), orphan.open("rb") as file:
+                if _try_flock(file.fileno()):
+                    orphan.unlink(missing_ok=True)
 
 
 def append_text(path: Path, text: str) -> None:

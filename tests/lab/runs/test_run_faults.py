@@ -9,7 +9,9 @@ from contextlib import suppress
 
 import pytest
 import torch
+from torch import nn
 
+import rbue
 from rbue import files
 from rbue.errors import OutOfMemory, RbueError, RbueWarning
 from rbue.files import DiskFull
@@ -118,7 +120,7 @@ def test_a_result_is_kept_when_there_is_room_again(root, monkeypatch):
     assert RunFolder.of(config(), root).read("results")["samples=1,seed=0"]["nll"] == expected["nll"]
 
 
-class Cramped(torch.nn.Module):
+class Cramped(nn.Module):
     """A network for which memory is short with more than so many images."""
 
     def __init__(self, network, most, error):
@@ -244,3 +246,36 @@ print("the same")
 def test_memory_that_is_really_short():
     found = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True)
     assert found.stdout == "the same\n", found.stderr
+
+
+@pytest.fixture
+def little_memory():
+    """A GPU with 600 MB for this process beyond what it has."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (600 << 20)) / total)
+    yield torch.device("cuda")
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.gpu
+def test_a_gpu_whose_memory_is_really_short(little_memory):
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(3, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(5),
+    ]
+    network, x = nn.Sequential(*layers).to(little_memory).eval(), torch.randn(256, 3, 32, 32, device=little_memory)
+    plain = torch.cat([network(rows) for rows in x.split(8)]).detach()
+    with pytest.raises(torch.OutOfMemoryError):
+        network(x.repeat(8, 1, 1, 1))
+    torch.testing.assert_close(base.outputs_of(network, x.repeat(8, 1, 1, 1)), plain.repeat(8, 1), rtol=0, atol=1e-4)
+    rbue.convert(network, rbue.DropReLU(0.9), example=x[:2])
+    expected = rbue.predict(network, x, samples=8, memory=1 << 20).probs
+    found = rbue.predict(network, x, samples=8, memory=1 << 50).probs  # a whole pass would take 537 MB a tensor
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)

@@ -192,6 +192,15 @@ def test_tensorboard_without_room_is_given_up(tmp_path, monkeypatch):
     assert len(read_log(log.path)) == 2
 
 
+def test_tensorboard_writes_nothing_where_there_is_no_room_for_it(tmp_path, monkeypatch):
+    log = EpochLog(tmp_path / "log.jsonl", tmp_path / "tensorboard")
+    monkeypatch.setattr(trainer, "find_spec", lambda _: True)
+    monkeypatch.setattr(trainer, "_has_room", lambda _: False)
+    monkeypatch.setattr(log, "_to_tensorboard", lambda _: pytest.fail("it was written"))
+    log(epoch(0))
+    assert len(read_log(log.path)) == 1
+
+
 def test_a_checksum_of_zeros_in_a_cut_file_is_no_way_around_it(tmp_path):
     """What a reader skips, the place of the checksum, is as long as that and no longer."""
     path = tmp_path / "file.safetensors"

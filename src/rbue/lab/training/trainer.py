@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -271,7 +272,8 @@ class EpochLog:
             self._write()
         except DiskFull as error:
             warn(f"an epoch is not in the log yet: {error}")
-        if self.tensorboard is not None and find_spec("tensorboard") is not None:
+        # Without room a thread of TensorBoard's would end in a traceback.
+        if self.tensorboard is not None and find_spec("tensorboard") is not None and _has_room(self.path.parent):
             try:
                 self._to_tensorboard(report)
             except OSError as error:
@@ -304,6 +306,10 @@ class EpochLog:
         if self.writer is not None:
             with suppress(OSError):
                 self.writer.close()
+
+
+def _has_room(folder: Path) -> bool:
+    return shutil.disk_usage(folder).free > 1 << 20
 
 
 def _text(lines: list[dict[str, Any]]) -> str:
