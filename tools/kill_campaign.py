@@ -71,12 +71,12 @@ class Job:
 _SMALL = "--width 0.25 --batch 128 --device cpu --runs runs"
 _PREDICT = "predict RUN images --device cpu -o out.csv --samples"
 JOBS = (
-    Job("train", f"train --method mc-droprelu:0.9 --epochs 25 {_SMALL}"),
-    Job("train, weights averaged", f"train --method single --epochs 25 --average swa {_SMALL}"),
+    Job("train", f"train --method mc-droprelu:0.9 --epochs 15 {_SMALL}"),
+    Job("train, weights averaged", f"train --method single --epochs 15 --average swa {_SMALL}"),
     Job(
         "paper run",
-        "paper run table1-cifar10 --quick --models vgg13 --methods single,mc-droprelu --seeds 1 --epochs 4 --samples 4 "
-        "--shift --device cpu --runs runs",
+        "paper run table1-cifar10 --quick --models vgg13 --methods single,mc-droprelu --seeds 1 --epochs 3 --samples 4 "
+        "--no-shift --device cpu --runs runs",
     ),
     Job(
         "shift",
@@ -86,7 +86,7 @@ JOBS = (
     ),
     Job(
         "predict",
-        f"{_PREDICT} 1500",
+        f"{_PREDICT} 600",
         before=f"train --method mc-droprelu:0.9 --epochs 1 {_SMALL}",
         idle=f"{_PREDICT} 1",
         images=300,
