@@ -141,6 +141,11 @@ def test_a_killed_process_has_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(files.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
     with locked(path):  # its process can be seen to be gone
         pass
+    monkeypatch.setattr(files, "_mark", lambda pid: "")  # as without /proc
+    for since in ("", " 2026-01-01T00:00:00+00:00"):
+        path.write_text(f"{process.pid} {platform.node()}{since}\n")
+        with locked(path), pytest.raises(InUse), locked(path):
+            pass
     path.write_text(f"{process.pid} another-machine\n")
     with (
         pytest.raises(InUse, match=rf"process {process.pid} on another-machine; .* or remove .*lock if it has"),
@@ -156,22 +161,29 @@ def no_flock(monkeypatch):
 
 
 HERE = files._mark(os.getpid())
+MACHINE, BOOT, SPACE, START = HERE.split("/") if HERE else [""] * 4
 with_proc = pytest.mark.skipif(not HERE, reason="there is no /proc to tell processes of one number apart")
 
 
 @with_proc
-@pytest.mark.parametrize(
-    "mark",
-    [
-        f"{HERE.rpartition('/')[0]}/17",  # the number of the dead one is this process's now
-        f"another-start-of-the-system/{HERE.partition('/')[2]}",
-    ],
-)
-def test_a_number_that_another_process_has_now_is_no_sign_of_life(tmp_path, no_flock, mark):
+def test_a_number_that_another_process_has_now_is_no_sign_of_life(tmp_path, no_flock):
     path = tmp_path / ".lock"
-    path.write_text(f"{os.getpid()} {platform.node()} 2026-01-01T00:00:00+00:00 {mark}\n")
+    path.write_text(f"{os.getpid()} {platform.node()} 2026-01-01T00:00:00+00:00 {MACHINE}/{BOOT}/{SPACE}/17\n")
     with locked(path):
         assert path.read_text().split()[-1] == HERE
+
+
+@with_proc
+@pytest.mark.parametrize("machine", ["this", "another", ""])
+def test_of_before_the_machine_was_started_anew(tmp_path, no_flock, monkeypatch, machine):
+    monkeypatch.setattr(files, "_mark", lambda pid: f"this/{BOOT}/{SPACE}/{START}")
+    path = tmp_path / ".lock"
+    path.write_text(f"{os.getpid()} {platform.node()} 2026-01-01T00:00:00+00:00 {machine}/earlier/{SPACE}/{START}\n")
+    taken = (
+        contextlib.nullcontext() if machine == "this" else pytest.raises(InUse, match=r"or remove .*\.lock if it has")
+    )
+    with taken, locked(path):
+        pass
 
 
 @with_proc
@@ -193,9 +205,8 @@ def test_a_zombie_is_gone(tmp_path, no_flock):
 
 @with_proc
 def test_of_another_container_nothing_can_be_seen(tmp_path, no_flock):
-    boot, _, start = HERE.split("/")
     path = tmp_path / ".lock"
-    path.write_text(f"1234567 {platform.node()} 2026-01-01T00:00:00+00:00 {boot}/1/{start}\n")
+    path.write_text(f"1234567 {platform.node()} 2026-01-01T00:00:00+00:00 {MACHINE}/{BOOT}/1/{START}\n")
     said = rf"process 1234567 on {platform.node()} since 2026-01-01 00:00:00\+00:00; .* or remove .*lock if it has"
     with pytest.raises(InUse, match=said), locked(path):
         pass

@@ -334,7 +334,7 @@ def _obstacle(path: Path, file: int, is_new: bool) -> str | None:
             path.unlink(missing_ok=True)  # the next attempt makes it anew
             return None
         return f"{holder.in_words()}; wait until that has ended, or remove {path} if it has"
-    if not is_new and holder.host not in ("", platform.node()):
+    if not is_new and holder.host not in ("", _host()):
         # Some file systems grant a lock to one process of each host.
         warn(f"{path.parent} was left by {holder.in_words()}, which did not end it; if it still runs there, stop it.")
     return None
@@ -351,7 +351,7 @@ class _Holder(NamedTuple):
     @classmethod
     def here(cls) -> _Holder:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        return cls(str(os.getpid()), platform.node().replace(" ", "-"), now, _mark(os.getpid()))
+        return cls(str(os.getpid()), _host(), now, _mark(os.getpid()))
 
     @classmethod
     def read(cls, text: str) -> _Holder:
@@ -369,20 +369,25 @@ class _Holder(NamedTuple):
 
     def is_gone(self) -> bool:
         """Whether the process can be seen to be no more; of other hosts and containers nothing can be seen."""
-        if fcntl is None or not self.pid.isdecimal() or self.host != platform.node().replace(" ", "-"):
+        if fcntl is None or not self.pid.isdecimal() or self.host != _host():
             return False
-        (boot, space, _), (own_boot, own_space, _) = _parts(self.mark), _parts(_mark(os.getpid()))
-        if not self.mark or not own_boot:
+        theirs, own = self.mark.split("/"), _mark(os.getpid()).split("/")
+        if min(len(theirs), len(own)) == 1:  # there is no /proc, or the file is of an earlier version
             return not _is_alive(int(self.pid))
-        if boot != own_boot:
-            return True
-        return space == own_space and _mark(int(self.pid)) != self.mark
+        if theirs[:2] != own[:2]:  # the machine was started anew, unless it is another one of the same name
+            return theirs[0] == own[0] != ""
+        return theirs[2:3] == own[2:3] and _mark(int(self.pid)) != self.mark
+
+
+def _host() -> str:
+    return "-".join(platform.node().split())
 
 
 def _mark(pid: int) -> str:
     """What tells a process from others that had its number or will have it; empty if it is no more, or without /proc.
 
-    That is the start of the system, the container, whose processes have numbers of their own, and its own start.
+    That is the machine, when it was started, the container, whose processes have numbers of their own, and when the
+    process was started.
     """
     try:
         state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -390,19 +395,18 @@ def _mark(pid: int) -> str:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return ""
-    return "" if state in "ZX" else f"{boot}/{space}/{numbers[18]}"  # a zombie only waits to be noticed
-
-
-def _parts(mark: str) -> tuple[str, str, str]:
-    boot, _, rest = mark.partition("/")
-    space, _, start = rest.partition("/")
-    return boot, space, start
+    machine = ""
+    with contextlib.suppress(OSError):
+        machine = Path("/etc/machine-id").read_text().strip()
+    return "" if state in "ZX" else f"{machine}/{boot}/{space}/{numbers[18]}"  # a zombie only waits to be noticed
 
 
 def _is_at(path: Path, file: int) -> bool:
     try:
         return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)):  # the latter of a network's files
+            raise
         return False
 
 

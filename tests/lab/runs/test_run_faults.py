@@ -186,7 +186,7 @@ def small_disk(tmp_path):
 @pytest.mark.slow
 def test_a_disk_that_is_really_full(small_disk, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "find_spec", lambda _: None)  # TensorBoard's files have the size they have
-    for module in (folders, checkpoint, trainer):
+    for module in (folders, checkpoint):
         monkeypatch.setattr(module, "WAIT_FOR_ROOM", 0.1)
     monkeypatch.setattr(trainer._Runner, "_is_time_to_save", lambda *_: True)
     run, root = config("mc-droprelu:0.9", epochs=6), small_disk / "runs"

@@ -21,7 +21,7 @@ from rbue.errors import RbueError, warn
 from rbue.files import DiskFull, append_text, parse_json, write_bytes
 from rbue.lab.methods.base import Method, spec_of
 from rbue.lab.training.batches import Batches
-from rbue.lab.training.checkpoint import WAIT_FOR_ROOM, CheckpointWriter, load_checkpoint, snapshot
+from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
 from rbue.lab.training.engines import Engine, PlainEngine, engine_for
 from rbue.lab.training.recipe import Recipe
 from rbue.lab.training.step import Rank, TrainingStep
@@ -280,13 +280,13 @@ class EpochLog:
                 warn(f"{self.tensorboard} could not be written ({error.strerror}); TensorBoard sees no more epochs.")
                 self.tensorboard = None
 
-    def _write(self, wait: float = 0.0) -> None:
+    def _write(self) -> None:
         first, begun, self.begun = self.waiting[0]["epoch"], self.begun, False  # it may leave half a line
         if begun:
             append_text(self.path, _text(self.waiting))
         else:
             earlier = [line for line in read_log(self.path) if line["epoch"] < first]
-            write_bytes(self.path, _text(earlier + self.waiting).encode(), wait)
+            write_bytes(self.path, _text(earlier + self.waiting).encode())
         self.begun = True
         self.waiting.clear()
 
@@ -301,8 +301,11 @@ class EpochLog:
 
     def close(self) -> None:
         """End the log."""
-        if self.waiting:
-            self._write(WAIT_FOR_ROOM)
+        if self.waiting and self.path.parent.is_dir():
+            try:
+                self._write()
+            except DiskFull as error:
+                warn(f"the log lacks {len(self.waiting)} epochs: {error}")
         if self.writer is not None:
             with suppress(OSError):
                 self.writer.close()
