@@ -24,6 +24,10 @@ class ConversionError(RbueError, RuntimeError):
     """A network whose ReLU call sites cannot be found or made random."""
 
 
+class OutOfMemory(RbueError):
+    """Work for which memory is short, in the smallest pieces that it can be cut into."""
+
+
 class RbueWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
 

@@ -16,10 +16,11 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rbue.errors import RbueError
+from rbue.errors import RbueError, warn
 
 try:
     import fcntl
@@ -35,38 +36,90 @@ _being_written: set[str] = set()
 end."""
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or the next start after a crash, sees the old one or the new one whole."""
+_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_PAUSE = 5.0
+"""Seconds between two attempts to write to a full disk."""
+
+
+class DiskFull(RbueError):
+    """A file for which there is no room; what was there before is unchanged."""
+
+
+def write_bytes(path: Path, content: bytes, wait: float = 0.0) -> None:
+    """Write a file so that a reader, or the next start after a crash, sees the old one or the new one whole.
+
+    Args:
+        path: the file; its folder is made.
+        content: what to write.
+        wait: seconds to wait for room on a full disk, if what is written would otherwise be lost.
+
+    Raises:
+        DiskFull: there is no room.
+        RbueError: it cannot be written for another reason.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            _write_whole(path, content)
+            return
+        except OSError as error:
+            if error.errno not in _FULL or time.monotonic() >= deadline:
+                raise _unwritten(path, error, "; nothing was changed") from error
+            warn(f"{path} could not be written ({error.strerror}); make room: it is tried again for {wait:.0f} s.")
+        time.sleep(min(_PAUSE, wait))
+
+
+def _unwritten(path: Path, error: OSError, more: str = "") -> RbueError:
+    kind = DiskFull if error.errno in _FULL else RbueError
+    return kind(f"{path} could not be written ({error.strerror}){more}.")
+
+
+def _write_whole(path: Path, content: bytes) -> None:
     # Two processes, or two threads of one, may write the same file.
     partial = path.with_name(f"{path.name}.{next(_numbers)}.{os.getpid()}.partial")
     _being_written.add(partial.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
+            _try_flock(file.fileno())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
         _remove_orphans(path)
-    except BaseException as error:  # Ctrl-C too
+    except BaseException:  # Ctrl-C too
         if partial.parent.is_dir():
             partial.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        raise RbueError(f"{path} could not be written ({error.strerror}); nothing was changed.") from error
+        raise
     finally:
         _being_written.discard(partial.name)
 
 
+def _try_flock(file: int) -> bool:
+    """Have the system's lock on a file, or False if another process has it; where there are no locks, nobody has."""
+    with contextlib.suppress(OSError):
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def _remove_orphans(path: Path) -> None:
-    """Remove what killed processes left of this file; one of them may have had this one's number."""
+    """Remove what killed processes left of this file; one of them may have had this one's number.
+
+    A process of another host or container, whose numbers say nothing here, holds a lock on what it is writing.
+    """
     if not Path("/proc").exists():
         return
     for orphan in list(path.parent.glob(f"{glob.escape(path.name)}.*.partial")):
         process = orphan.name.split(".")[-2]
         alive = orphan.name in _being_written if process == str(os.getpid()) else Path(f"/proc/{process}").exists()
         if process.isdigit() and not alive:
-            orphan.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError), orphan.open("rb") as file:
+                if _try_flock(file.fileno()):
+                    orphan.unlink(missing_ok=True)
 
 
 def append_text(path: Path, text: str) -> None:
@@ -75,12 +128,12 @@ def append_text(path: Path, text: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise RbueError(f"{path} could not be written ({error.strerror}).") from error
+        raise _unwritten(path, error) from error
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write readable JSON, whole or not at all."""
-    write_bytes(path, json_bytes(content))
+def write_json(path: Path, content: Any, wait: float = 0.0) -> None:
+    """Write readable JSON, whole or not at all; ``wait`` as in :func:`write_bytes`."""
+    write_bytes(path, json_bytes(content), wait)
 
 
 def json_bytes(content: Any) -> bytes:
@@ -165,39 +218,66 @@ class InUse(RbueError):
     """Something that another process is writing."""
 
 
+class Lock(NamedTuple):
+    """A file that this process has to itself."""
+
+    path: Path
+    file: int
+
+    def check(self) -> None:
+        """Raise if what it stands for was removed meanwhile, or is another process's by now."""
+        if not _is_at(self.path, self.file):
+            raise RbueError(
+                f"{self.path.parent} was removed while this process was writing there; nothing more is written, and "
+                "the same command starts again."
+            )
+
+
+_TOLD = 2.0
+"""Seconds to wait for another process before that is said."""
+
+
 @contextlib.contextmanager
-def locked(path: Path, wait: float = 0.0) -> Iterator[None]:
+def locked(path: Path, wait: float = 0.0) -> Iterator[Lock]:
     """Have a file, and what it stands for, to oneself; it is there for as long as that.
 
     The system's lock on it (flock) ends with the process, however that ends. Where there is none (Windows, some network
     file systems), the file alone is the lock, and that of a process which is no more is taken over if it can be seen to
-    be gone.
+    be gone: on this host.
 
     Args:
-        path: the file, which names its process.
+        path: the file, which names its process, host and time.
         wait: seconds to wait for another process.
 
     Raises:
         InUse: another process has it.
     """
-    deadline = time.monotonic() + wait
+    start, told = time.monotonic(), False
     while True:
         try:
             file = _take(path)
             break
-        except InUse:
-            if time.monotonic() >= deadline:
+        except InUse as error:
+            waited = time.monotonic() - start
+            if waited >= wait:
                 raise
+            if waited >= _TOLD and not told:
+                warn(f"{error} It is waited for, for {wait:.0f} s at most.")
+                told = True
             time.sleep(0.05)
         except OSError as error:
-            raise RbueError(f"{path.parent} could not be written ({error.strerror}); nothing was changed.") from error
+            if error.errno not in _FULL or time.monotonic() - start >= wait:
+                raise _unwritten(path.parent, error, "; nothing was changed") from error
+            time.sleep(min(_PAUSE, wait))
+    lock = Lock(path, file)
     try:
-        yield
+        yield lock
     finally:
         if fcntl is None:
             os.close(file)  # an open file cannot be removed there
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            if fcntl is None or _is_at(path, file):  # not that of another process, after this folder was removed
+                path.unlink(missing_ok=True)
         if fcntl is not None:
             os.close(file)  # only now may others have it
 
@@ -214,12 +294,10 @@ def _take(path: Path) -> int:
             except FileNotFoundError:
                 continue  # it has just been given up
         try:
-            in_use = _holder(path, file, is_new)
+            in_use = _obstacle(path, file, is_new)
             # Its last owner may have removed it after it was opened here, and another one may have made it anew.
             if in_use is None and _is_at(path, file):
-                os.lseek(file, 0, os.SEEK_SET)
-                os.ftruncate(file, 0)
-                os.write(file, f"{os.getpid()} {platform.node()}\n".encode())
+                _sign(file)
                 return file
         except BaseException:
             os.close(file)
@@ -229,31 +307,106 @@ def _take(path: Path) -> int:
             raise InUse(f"{path.parent} is in use by {in_use}.")
 
 
-def _holder(path: Path, file: int, is_new: bool) -> str | None:
+def _sign(file: int) -> None:
+    """Name this process in the file of its lock, which it is without that too, where the disk is full."""
+    os.lseek(file, 0, os.SEEK_SET)
+    os.ftruncate(file, 0)
+    try:
+        os.write(file, str(_Holder.here()).encode())
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+
+
+def _obstacle(path: Path, file: int, is_new: bool) -> str | None:
     """Who has a lock and what to do, in words; None if it is this process now, or a dead one left the file."""
-    pid, _, host = os.read(file, 1000).decode(errors="replace").strip().partition(" ")
-    place = f" on {host}" if host not in ("", platform.node()) else ""
-    process = f"process {pid}{place}" if pid.isdecimal() else "another process"
+    holder = _Holder.read(os.read(file, 1000).decode(errors="replace"))
     try:
         if fcntl is None:
             raise OSError(errno.ENOSYS, "there are no such locks here")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return None
     except BlockingIOError:
-        return f"{process}; wait until that has ended"
+        return f"{holder.in_words()}; wait until that has ended"
     except OSError:
         if is_new:
             return None
-        if fcntl is not None and pid.isdecimal() and not place and not _is_alive(int(pid)):
+        if holder.is_gone() and _is_at(path, file):
             path.unlink(missing_ok=True)  # the next attempt makes it anew
             return None
-        return f"{process}; wait until that has ended, or remove {path} if it has"
+        return f"{holder.in_words()}; wait until that has ended, or remove {path} if it has"
+    if not is_new and holder.host not in ("", _host()):
+        # Some file systems grant a lock to one process of each host.
+        warn(f"{path.parent} was left by {holder.in_words()}, which did not end it; if it still runs there, stop it.")
+    return None
+
+
+class _Holder(NamedTuple):
+    """The process that a lock file names; files from before there was more name a process and a host."""
+
+    pid: str
+    host: str = ""
+    since: str = ""
+    mark: str = ""
+
+    @classmethod
+    def here(cls) -> _Holder:
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        return cls(str(os.getpid()), _host(), now, _mark(os.getpid()))
+
+    @classmethod
+    def read(cls, text: str) -> _Holder:
+        return cls(*(text.split() or [""])[:4])
+
+    def __str__(self) -> str:
+        return " ".join(self) + "\n"
+
+    def in_words(self) -> str:
+        """Which process, where, since when; a file that was cut off does not say."""
+        if not (self.pid.isdecimal() and self.host):
+            return "another process"
+        since = f" since {self.since.replace('T', ' ')}" if self.since else ""
+        return f"process {self.pid} on {self.host}{since}"
+
+    def is_gone(self) -> bool:
+        """Whether the process can be seen to be no more; of other hosts and containers nothing can be seen."""
+        if fcntl is None or not self.pid.isdecimal() or self.host != _host():
+            return False
+        theirs, own = self.mark.split("/"), _mark(os.getpid()).split("/")
+        if min(len(theirs), len(own)) == 1:  # there is no /proc, or the file is of an earlier version
+            return not _is_alive(int(self.pid))
+        if theirs[:2] != own[:2]:  # the machine was started anew, unless it is another one of the same name
+            return theirs[0] == own[0] != ""
+        return theirs[2:3] == own[2:3] and _mark(int(self.pid)) != self.mark
+
+
+def _host() -> str:
+    return "-".join(platform.node().split())
+
+
+def _mark(pid: int) -> str:
+    """What tells a process from others that had its number or will have it; empty if it is no more, or without /proc.
+
+    That is the machine, when it was started, the container, whose processes have numbers of their own, and when the
+    process was started.
+    """
+    try:
+        state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return ""
+    machine = ""
+    with contextlib.suppress(OSError):
+        machine = Path("/etc/machine-id").read_text().strip()
+    return "" if state in "ZX" else f"{machine}/{boot}/{space}/{numbers[18]}"  # a zombie only waits to be noticed
 
 
 def _is_at(path: Path, file: int) -> bool:
     try:
         return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, getattr(errno, "ESTALE", errno.ENOENT)):  # the latter of a network's files
+            raise
         return False
 
 

@@ -159,7 +159,7 @@ class StackedPasses:
                 work += piece.one_by_one()
                 continue
             except Exception as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     if not self.shares or piece.samples == 1:
                         raise
                     self._stop_sharing(x)  # these images go another way than those that the plan was made with
@@ -169,7 +169,7 @@ class StackedPasses:
                     raise
             if out is None:  # here the error, and with it what the failed pass held, is gone
                 self.budget = min(self.budget, cost) / 2
-                _release_cached(x.device)
+                release_cached(x.device)
                 work.append(piece)
             else:
                 yield batch, stack, out[:, : batch.stop - batch.start]
@@ -236,10 +236,21 @@ def _default_budget(device: torch.device) -> float:
     return CPU_BUDGET
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+_LACKING = (
+    *("DefaultCPUAllocator", "allocate memory"),
+    *("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
+"""What torch says when memory is short, beside errors of their own class."""
 
 
-def _release_cached(device: torch.device) -> None:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a pass failed because memory was short: of a GPU, which says it in several ways, or of the machine."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _LACKING)
+
+
+def release_cached(device: torch.device) -> None:
+    """Give memory back that torch keeps for the next tensors, which may be of other sizes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

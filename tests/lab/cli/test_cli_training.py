@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -473,7 +474,9 @@ def test_two_processes_on_one_run(as_json, fails, command):
     (run / "training.json").unlink()
     with locked(run / ".lock"):
         for words in (["train", *TINY], ["runs", "remove", run, "--yes"]):
-            assert f"{run} is in use by process {os.getpid()}; wait until that has ended." in fails(*words, code=1)
+            said = fails(*words, code=1)
+            assert f"{run} is in use by process {os.getpid()} on {platform.node()} since 2" in said
+            assert said.strip().endswith("; wait until that has ended.")
     assert (run / "log.jsonl").read_bytes() == log
     command("train", *TINY)
     assert len((run / "log.jsonl").read_text().splitlines()) == 1

@@ -125,6 +125,7 @@ def test_stored_probabilities_are_replaced_whole_or_not_at_all(tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr(folders, "WAIT_FOR_ROOM", 0.0)
     with pytest.raises(RbueError, match="No space left"):
         write_probs(path, np.array([[0.5, 0.5], [0.5, 0.5]], np.float32))
     assert read_probs(path).tolist() == [[0.25, 0.75]]
@@ -226,7 +227,7 @@ def test_a_flipped_byte_is_noticed(folder, name):
 def test_a_stop_between_a_file_and_its_checksum_is_no_damage(folder, monkeypatch, file):
     before, after = folder.read("results"), {"samples=9,seed=0": {"accuracy": 0.9}}
 
-    def stop(path, content, usual=files.write_bytes):
+    def stop(path, content, wait=0.0, usual=files.write_bytes):
         if path.name == file:
             raise KeyboardInterrupt
         usual(path, content)
@@ -256,7 +257,7 @@ def test_two_processes_do_not_train_one_network(tmp_path):
     config = RunConfig(width=0.25, recipe=recipe_for("digits", epochs=1, batch=128))
     folder, cpu = RunFolder.of(config, tmp_path / "runs"), torch.device("cpu")
     with folder.locked():
-        with pytest.raises(InUse, match=rf"{folder.path.name} is in use by process \d+; wait until"):
+        with pytest.raises(InUse, match=rf"{folder.path.name} is in use by process \d+ on .+ since .+; wait until"):
             train_run(config, tmp_path / "runs", cpu)
         assert [path.name for path in folder.path.iterdir()] == [".lock"]
     assert not (tmp_path / "runs").exists()

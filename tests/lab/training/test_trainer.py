@@ -467,7 +467,7 @@ def test_a_batch_is_not_shared_by_more_processes_than_it_has_images():
 
 
 def test_a_lost_checkpoint_is_mentioned_when_training_is_stopped(tmp_path, monkeypatch):
-    def full(path, content):
+    def full(path, content, wait=0.0):
         raise RbueError("No space left on device")
 
     def stop(report):
@@ -486,7 +486,7 @@ def test_a_lost_checkpoint_is_mentioned_when_training_is_stopped(tmp_path, monke
 def test_no_checkpoint_is_taken_while_one_is_being_written(tmp_path, monkeypatch):
     taken, go_on = [], threading.Event()
 
-    def slow(path, content):
+    def slow(path, content, wait=0.0):
         taken.append(len(content))
         go_on.wait(10)
 

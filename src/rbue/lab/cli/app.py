@@ -45,7 +45,7 @@ class Verbs(Flowing):
         except KeyboardInterrupt:
             remark("stopped; what was finished is kept, and the same command continues from there.")
             raise typer.Exit(130) from None
-        except (RbueError, OSError, RuntimeError) as error:
+        except (RbueError, OSError, RuntimeError, MemoryError) as error:
             if isinstance(error, BrokenPipeError) or not _is_expected(error):
                 raise
             if ctx.params.get("debug"):
@@ -164,12 +164,16 @@ def _is_expected(error: BaseException) -> bool:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    return type(error).__name__ == "OutOfMemoryError"  # torch's; to name it would be to import torch
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's; naming it imports torch
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)  # torch's, too
 
 
 def _sentence(error: BaseException) -> str:
     if _lacks_memory(error):
-        return "the GPU has not enough memory for this; choose a smaller --batch or --device cpu."
+        gpu = type(error).__name__ == "OutOfMemoryError"
+        where, way_out = ("the GPU", "--device cpu") if gpu else ("this machine", "--width")
+        return f"{where} has not enough memory for this; choose a smaller --batch or {way_out}."
     if isinstance(error, OSError) and not isinstance(error, RbueError):
         return f"{error.filename or 'a file'}: {error.strerror or error}."
     return str(error)

@@ -30,7 +30,7 @@ from rbue.lab.models.registry import find_own
 from rbue.random_stream import INDEPENDENT, Cycle
 from rbue.sampling.collect import SampleStream
 from rbue.sampling.passes import class_scores
-from rbue.sampling.stacking import StackedPasses
+from rbue.sampling.stacking import StackedPasses, is_out_of_memory, release_cached
 
 PASS_PIXELS = {"cpu": 500 << 10, "cuda": 2000 << 10}
 """Pixels of the images in one pass of a whole network: 2,000 of CIFAR's on a GPU, or 40 photographs of 224x224."""
@@ -185,10 +185,21 @@ class RandomSites(Method):
 
 
 def outputs_of(network: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-    """The class scores of a batch, in as many passes as its size needs; each has rows of its own, to change at will."""
+    """The class scores of a batch, in as many passes as its size needs; each has rows of its own, to change at will.
+
+    Where memory is short they are halved until they fit.
+    """
     rows = max(1, PASS_PIXELS.get(x.device.type, PASS_PIXELS["cpu"]) // math.prod(x.shape[2:]))
-    with torch.no_grad():
-        return torch.cat([class_scores(network(piece.clone())) for piece in x.split(rows)])
+    while True:
+        try:
+            with torch.no_grad():
+                return torch.cat([class_scores(network(piece.clone())) for piece in x.split(rows)])
+        except Exception as error:
+            rows = min(rows, len(x))
+            if rows < 2 or not is_out_of_memory(error):
+                raise
+        rows //= 2  # here the error, and with it what the failed pass held, is gone
+        release_cached(x.device)
 
 
 _methods: dict[str, type[Method]] = {}

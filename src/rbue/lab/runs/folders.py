@@ -39,9 +39,9 @@ from numpy.typing import NDArray
 
 from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError
-from rbue.files import checksum, json_bytes, locked, read_json, write_bytes, write_json
+from rbue.files import Lock, checksum, json_bytes, locked, read_json, write_bytes, write_json
 from rbue.lab.methods import Method, parse, spec_of
-from rbue.lab.training.checkpoint import INDEX, ONE_FILE
+from rbue.lab.training.checkpoint import INDEX, ONE_FILE, STATE, WAIT_FOR_ROOM
 from rbue.lab.training.recipe import Recipe, real_number, whole_number
 
 
@@ -153,7 +153,7 @@ class RunFolder:
     @property
     def state(self) -> Path:
         """The checkpoint."""
-        return self.path / "state.safetensors"
+        return self.path / STATE
 
     @property
     def has_weights(self) -> bool:
@@ -200,15 +200,15 @@ class RunFolder:
             write_json(self._config, config.as_json())
 
     @contextmanager
-    def locked(self, wait: float = 30.0) -> Iterator[None]:
+    def locked(self, wait: float = 600.0) -> Iterator[Lock]:
         """Be the only process that writes here, or raise :class:`rbue.files.InUse`; a folder left empty goes again.
 
         To add a result takes no time, so that is worth to wait for; a training, which takes hours, is not.
         """
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
-            with locked(self.path / ".lock", wait):
-                yield
+            with locked(self.path / ".lock", wait) as lock:
+                yield lock
         finally:
             for folder in made:
                 with suppress(OSError):
@@ -241,8 +241,8 @@ class RunFolder:
         path, text, noted = self.path / f"{name}.json", json_bytes(content), self._checksums()
         here = [checksum_of(path)] if path.exists() else []
         kept = [one for one in noted.get(path.name, here) if one in here]
-        write_json(self._noted, {**noted, path.name: [*kept, checksum(text)]})
-        write_bytes(path, text)
+        write_json(self._noted, {**noted, path.name: [*kept, checksum(text)]}, WAIT_FOR_ROOM)
+        write_bytes(path, text, WAIT_FOR_ROOM)
 
     @property
     def _noted(self) -> Path:
@@ -317,7 +317,7 @@ def probs_bytes(probs: NDArray[np.float32]) -> bytes:
 def write_probs(path: Path, probs: NDArray[np.float32]) -> str:
     """Keep mean probabilities; gives the checksum of the file, for the measurement they belong to."""
     content = probs_bytes(probs)
-    write_bytes(path, content)
+    write_bytes(path, content, WAIT_FOR_ROOM)
     return checksum(content)
 
 

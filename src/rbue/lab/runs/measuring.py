@@ -32,7 +32,7 @@ from rbue.lab.runs.folders import (
     result_key,
     write_probs,
 )
-from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.networks import explaining_memory, load_networks
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
 from rbue.lab.training import Normalise
 from rbue.prediction import Prediction, concatenate, of_samples
@@ -133,7 +133,8 @@ def usable_draws(config: RunConfig, draws: str, augment: str = "") -> str:
 def _measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Networks in evaluation, a GPU in ``float16``: as fast as ``bfloat16``, and its probabilities are finer."""
     half = torch.autocast(device.type, torch.float16, enabled=device.type == "cuda")
-    with evaluating(nn.ModuleList(networks)), half:
+    lack = explaining_memory(device, "a pass with one image does not fit; choose another --device")
+    with lack, evaluating(nn.ModuleList(networks)), half:
         yield
 
 
@@ -281,6 +282,8 @@ def _measured(
     augment: str = "",
 ) -> dict[str, Any]:
     folder = RunFolder.of(config, root)
+    with folder.locked():
+        pass  # that nothing can be written here should be known before hours of work
     images = images_of(config, split)
     labels = torch.from_numpy(images.labels).to(device)
     combine = split == "test" and not augment  # members keep the probabilities of test images as they are

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rbue.call_sites import evaluating, unchanged
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, OutOfMemory, RbueError
 from rbue.lab import data, models
 from rbue.lab.methods import Method
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.training.checkpoint import can_be_saved, load_weights
 from rbue.sampling.passes import class_scores
+from rbue.sampling.stacking import is_out_of_memory
 
 
 class NoWeights(RbueError):
@@ -169,6 +170,18 @@ def _example(network: nn.Module, shape: tuple[int, int, int]) -> Tensor:
     """Two images, where the network is."""
     first = next((one for one in network.parameters() if one.is_floating_point()), torch.empty(0))
     return torch.zeros(2, *shape, device=first.device)
+
+
+@contextmanager
+def explaining_memory(device: torch.device, way_out: str) -> Iterator[None]:
+    """Say in one sentence that memory is short, and what to do about it; other work can go on then."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        where = "the GPU" if device.type == "cuda" else "this machine"
+        raise OutOfMemory(f"{where} has not enough memory for this; {way_out}.") from error
 
 
 @contextmanager

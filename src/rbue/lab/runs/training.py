@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -12,11 +12,12 @@ import torch
 
 from rbue.call_sites import innermost
 from rbue.errors import RbueError, warn
+from rbue.files import Lock
 from rbue.lab import data, models
 from rbue.lab.environment import facts
 from rbue.lab.models.registry import source_checksum
 from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.runs.networks import draws_from_torch, fresh_network
+from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network
 from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
 from rbue.lab.training.checkpoint import save_weights
 from rbue.lab.training.step import Rank, data_parallel, is_first, joined, own_device
@@ -75,13 +76,17 @@ def train_runs(
     diverged: dict[RunConfig, Diverged] = {}
     with joined(device) as rank:
         for group in _groups(missing, together):
-            with ExitStack() as locks:
-                for config in group if is_first() else ():
-                    locks.enter_context(RunFolder.of(config, root).locked(wait=0))
+            with ExitStack() as stack:
+                locks = {
+                    config: stack.enter_context(RunFolder.of(config, root).locked(wait=0))
+                    for config in (group if is_first() else ())
+                }
                 # Another process may just have trained them; several that train together must not disagree on that.
                 still = missing_networks(group, root) if rank.world_size == 1 else group
-                if still:
-                    diverged |= _train_networks(still, root, device, rank, report, engine, shard_mib)
+                if not still:
+                    continue
+                with explaining_memory(device, "choose a smaller --batch or --width, or another --device"):
+                    diverged |= _train_networks(still, root, device, rank, report, engine, shard_mib, locks)
     if diverged and len(missing) == 1:
         raise diverged[missing[0]]
     if diverged:
@@ -151,18 +156,19 @@ def _train_networks(
     report: Report | None,
     engine: str,
     shard_mib: int | None,
+    locks: Mapping[RunConfig, Lock],
 ) -> dict[RunConfig, Diverged]:
     """Train networks side by side and keep those that can be; gives the errors of the others."""
     images = training_images(configs[0])
     folders = [RunFolder.of(config, root) for config in configs]
     logs = [EpochLog(folder.log, folder.path / "tensorboard") for folder in folders]
     jobs = [
-        _job(config, folder, images, device, rank, _note(config, log, report))
+        _job(config, folder, images, device, rank, _note(config, log, report, locks.get(config)))
         for config, folder, log in zip(configs, folders, logs, strict=True)
     ]
     if len(jobs) > 1 and any(draws_from_torch(innermost(job.network), _example(job)) for job in jobs):
         jobs.clear()  # made again one by one, and each measured without the memory of the others
-        alone = (_train_networks([config], root, device, rank, report, engine, shard_mib) for config in configs)
+        alone = (_train_networks([config], root, device, rank, report, engine, shard_mib, locks) for config in configs)
         return {config: error for found in alone for config, error in found.items()}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -240,8 +246,10 @@ def _finish(
     folder.write("training", {**asdict(summary), **place, **facts_of_training})
 
 
-def _note(config: RunConfig, log: EpochLog, report: Report | None) -> Callable[[EpochReport], None]:
+def _note(config: RunConfig, log: EpochLog, report: Report | None, lock: Lock | None) -> Callable[[EpochReport], None]:
     def note(epoch: EpochReport) -> None:
+        if lock is not None:
+            lock.check()  # before anything of this epoch is written
         log(epoch)
         if report is not None:
             report(config, epoch)

@@ -24,8 +24,10 @@ from rbue.call_sites import innermost
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json, read_safetensors, safetensors_bytes, write_bytes, write_json
 
-ONE_FILE, INDEX = "weights.safetensors", "weights.index.json"
+ONE_FILE, INDEX, STATE = "weights.safetensors", "weights.index.json", "state.safetensors"
 _WEIGHTS, _MOMENTUM, _AVERAGE = "weights.", "momentum.", "average."
+WAIT_FOR_ROOM = 600.0
+"""Seconds that a full disk is waited for when hours of work would otherwise be lost."""
 _LARGEST_PIECE = 64 << 20
 """Bytes of tensors that are copied together: as much memory has to be free on the GPU."""
 
@@ -37,13 +39,13 @@ def save_weights(folder: Path, network: nn.Module, shard_mib: int | None = None)
     tensors = _apart(innermost(network).state_dict())
     shards = _divide(tensors, None if shard_mib is None else shard_mib << 20)
     if len(shards) == 1:
-        write_bytes(folder / ONE_FILE, safetensors_bytes(tensors))
+        write_bytes(folder / ONE_FILE, safetensors_bytes(tensors), WAIT_FOR_ROOM)
         return
     files = [f"weights-{place:05}-of-{len(shards):05}.safetensors" for place in range(1, len(shards) + 1)]
     for file, shard in zip(files, shards, strict=True):
-        write_bytes(folder / file, safetensors_bytes(shard))
+        write_bytes(folder / file, safetensors_bytes(shard), WAIT_FOR_ROOM)
     places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-    write_json(folder / INDEX, {"weight_map": places})
+    write_json(folder / INDEX, {"weight_map": places}, WAIT_FOR_ROOM)
 
 
 def load_weights(folder: Path, network: nn.Module) -> None:
@@ -54,7 +56,7 @@ def load_weights(folder: Path, network: nn.Module) -> None:
     else:
         path = folder / INDEX
         if not path.exists():
-            raise RbueError(f"{folder} holds no weights ({ONE_FILE} or {INDEX}); remove it and train it again.")
+            raise RbueError(f"{folder} holds no weights ({ONE_FILE} or {INDEX}); {_way_to_weights(folder)}.")
         files = sorted(set(read_json(path)["weight_map"].values()))
         tensors = {name: value for file in files for name, value in _read(folder / file).items()}
     _put_weights(network, tensors, path)
@@ -112,7 +114,14 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return read_safetensors(path)[0]
     except (SafetensorError, OSError, ValueError) as error:
-        raise RbueError(f"{path} cannot be read ({error}); remove {path.parent} and train it again.") from error
+        raise RbueError(f"{path} cannot be read ({error}); {_way_to_weights(path.parent)}.") from error
+
+
+def _way_to_weights(folder: Path) -> str:
+    """How to have the weights of a trained network back: the last checkpoint holds them too."""
+    if (folder / STATE).exists():
+        return f"remove {folder / 'training.json'}, and `rbue train` with the same settings takes them from {STATE}"
+    return f"remove {folder} and train it again"
 
 
 def snapshot(
@@ -179,9 +188,14 @@ class CheckpointWriter:
         self.finish()
         self._writing = self._thread.submit(self._write, tensors, dict(progress))
 
-    def _write(self, tensors: dict[str, Tensor], progress: dict) -> None:
+    def write_last(self, tensors: dict[str, Tensor], progress: dict) -> None:
+        """Write the last one and close: here, so that Ctrl-C ends it, and with patience for a full disk."""
+        self.close()
+        self._write(tensors, progress, WAIT_FOR_ROOM)
+
+    def _write(self, tensors: dict[str, Tensor], progress: dict, wait: float = 0.0) -> None:
         start = time.perf_counter()
-        write_bytes(self.path, safetensors_bytes(_apart(tensors), progress))
+        write_bytes(self.path, safetensors_bytes(_apart(tensors), progress), wait)
         self.seconds = time.perf_counter() - start
 
     def finish(self) -> None:

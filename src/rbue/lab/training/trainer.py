@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from itertools import zip_longest
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rbue.errors import RbueError, warn
-from rbue.files import append_text, parse_json, write_bytes
+from rbue.files import DiskFull, append_text, parse_json, write_bytes
 from rbue.lab.methods.base import Method, spec_of
 from rbue.lab.training.batches import Batches
 from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
@@ -227,9 +229,12 @@ class _Runner:
     def _save(self, writer: CheckpointWriter) -> None:
         start = time.perf_counter()
         average = None if self.finished else self._average()  # by then it is the network's weights
-        writer.start(snapshot(self.job.network, self.step.optimiser, average), self.progress)
-        if self.finished:
-            writer.close()
+        try:
+            writer.finish()
+        except DiskFull as error:  # the one before is still there, and this one is tried now
+            warn(f"a checkpoint is lost, and training goes on: {error}")
+        write = writer.write_last if self.finished else writer.start
+        write(snapshot(self.job.network, self.step.optimiser, average), self.progress)
         self.saved_at = time.perf_counter()
         self.saving = self.saved_at - start
 
@@ -257,18 +262,33 @@ class EpochLog:
         self.path, self.tensorboard = path, tensorboard
         self.writer: Any = None
         self.begun = False
+        self.waiting: list[dict[str, Any]] = []
+        """Epochs for which there was no room on the disk."""
 
     def __call__(self, report: EpochReport) -> None:
-        """Note one epoch."""
-        lines = [report.as_json()]
-        if self.begun:
-            append_text(self.path, _text(lines))
+        """Note one epoch; on a full disk it is kept for the next time."""
+        self.waiting.append(report.as_json())
+        try:
+            self._write()
+        except DiskFull as error:
+            warn(f"an epoch is not in the log yet: {error}")
+        # Without room a thread of TensorBoard's would end in a traceback.
+        if self.tensorboard is not None and find_spec("tensorboard") is not None and _has_room(self.path.parent):
+            try:
+                self._to_tensorboard(report)
+            except OSError as error:
+                warn(f"{self.tensorboard} could not be written ({error.strerror}); TensorBoard sees no more epochs.")
+                self.tensorboard = None
+
+    def _write(self) -> None:
+        first, begun, self.begun = self.waiting[0]["epoch"], self.begun, False  # it may leave half a line
+        if begun:
+            append_text(self.path, _text(self.waiting))
         else:
-            lines = [line for line in read_log(self.path) if line["epoch"] < report.epoch] + lines
-            write_bytes(self.path, _text(lines).encode())
-            self.begun = True
-        if self.tensorboard is not None and find_spec("tensorboard") is not None:
-            self._to_tensorboard(report)
+            earlier = [line for line in read_log(self.path) if line["epoch"] < first]
+            write_bytes(self.path, _text(earlier + self.waiting).encode())
+        self.begun = True
+        self.waiting.clear()
 
     def _to_tensorboard(self, report: EpochReport) -> None:
         if self.writer is None:
@@ -281,8 +301,18 @@ class EpochLog:
 
     def close(self) -> None:
         """End the log."""
+        if self.waiting and self.path.parent.is_dir():
+            try:
+                self._write()
+            except DiskFull as error:
+                warn(f"the log lacks {len(self.waiting)} epochs: {error}")
         if self.writer is not None:
-            self.writer.close()
+            with suppress(OSError):
+                self.writer.close()
+
+
+def _has_room(folder: Path) -> bool:
+    return shutil.disk_usage(folder).free > 1 << 20
 
 
 def _text(lines: list[dict[str, Any]]) -> str:
