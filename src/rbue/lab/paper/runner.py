@@ -194,7 +194,8 @@ class _Agenda:
                 self.waiting.remove(entry)
                 continue
             here = self.here[step.config.data]
-            if here and not self.budget.over() and self._networks(step) & self._networks(*self.under_way):
+            shared = self._networks(step) & self._networks(*self.under_way)
+            if step in self.under_way or (shared and here and not self.budget.over()):
                 continue
             self.waiting.remove(entry)
             problem = _obstacle(step, self.place.root) if here else _not_here(step.config.data)
