@@ -152,8 +152,12 @@ def _done(item: Item, ended: Any) -> Done[Item]:
 
     try:
         result, problem, said = ray.get(ended)
-    except exceptions.RayTaskError as error:  # a mistake of ours, or no room on the GPU: as if it had happened here
-        raise error.cause from error
+    except exceptions.RayTaskError as error:
+        if isinstance(error.cause, exceptions.RaySystemError):  # it could not even begin, such as without rbue
+            reason = (str(error.cause).strip().splitlines() or [""])[0].removeprefix("System error: ")
+            sentence = f"a machine of the cluster cannot do this ({reason}); install the same versions on all of them."
+            raise RbueError(sentence) from error
+        raise error.cause from error  # a mistake of ours, or no room on the GPU: as if it had happened here
     except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError) as error:
         reason = "out of memory" if isinstance(error, exceptions.OutOfMemoryError) else "killed, or out of memory"
         sentence = f"the process of this task ended {RETRIES + 1} times ({reason}?); the same command tries it again."
