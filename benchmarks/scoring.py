@@ -1,6 +1,6 @@
 """`rbue predict -o NAME.parquet` over 100,000 images, here and on Ray: speed, memory, kills, and the rows of it.
 
-    python benchmarks/scoring.py [--images 100000] [--samples 20] [--out results/scoring.json]
+    python benchmarks/scoring.py [--images 100000] [--samples 5] [--out results/scoring.json]
 
 A small CNN is trained on digits. Parquet files of one row group each hold test digits with noise, as PNG files in a
 column as Hugging Face `datasets` write it; one in 5,000 is cut off. Every command is a process of its own, with one
@@ -15,6 +15,7 @@ import argparse
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -64,10 +65,11 @@ def peak(pid: int) -> int:
 
 
 def workers() -> list[int]:
+    """Processes of Ray at a task of this benchmark, which takes them to its folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if path.read_bytes().startswith(WORKER):
+            if path.read_bytes().startswith(WORKER) and os.readlink(path.with_name("cwd")) == os.getcwd():
                 found.append(int(path.parent.name))
         except OSError:
             pass
@@ -76,10 +78,11 @@ def workers() -> list[int]:
 
 @dataclass
 class Ended:
-    """A command that has ended."""
+    """A command that has ended; ``cpu`` is the processor time of its own process."""
 
     code: int
     seconds: float
+    cpu: float
     out: str
     peaks: dict[str, int] = field(default_factory=dict)
 
@@ -88,6 +91,7 @@ def command(words: list[str], act: Callable[[subprocess.Popen], None] = lambda _
     """Run a command; ``act`` is called every few milliseconds and may kill something."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     start, peaks = time.monotonic(), {"command": 0, "worker": 0}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "rbue", *words], env=environment, stdout=out, stderr=subprocess.DEVNULL, text=True
@@ -99,7 +103,9 @@ def command(words: list[str], act: Callable[[subprocess.Popen], None] = lambda _
             time.sleep(0.02)
         seconds = time.monotonic() - start
         out.seek(0)
-        return Ended(process.returncode, seconds, out.read(), peaks)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return Ended(process.returncode, seconds, cpu, out.read(), peaks)
 
 
 def parts(folder: Path) -> dict[str, bytes]:
@@ -132,6 +138,7 @@ def summary(ended: Ended, images: int) -> dict[str, Any]:
         "unreadable": said["unreadable"],
         "predicted_now": said["predicted_now"],
         "command_seconds": round(ended.seconds, 2),
+        "processor_seconds_of_the_command": round(ended.cpu, 2),
         "predicting_seconds": round(said["seconds"], 2),
         "images_a_second": round(said["predicted_now"] / said["seconds"], 1),
         "peak_mib": {name: round(value / 2**20, 1) for name, value in ended.peaks.items() if value},
@@ -149,7 +156,7 @@ def measure(count: int, samples: int, folder: Path) -> dict[str, Any]:
     def words(size: int, out: str, *more: str) -> list[str]:
         return ["predict", run, f"{size}.parquet", "--samples", str(samples), "-o", out, "--json", *more]
 
-    found: dict[str, Any] = {"local": [], "ray": []}
+    found: dict[str, Any] = {"load_of_the_machine_before": os.getloadavg()[0], "local": [], "ray": []}
     for size in sizes:
         for engine, more in (("local", ["--device", "cpu"]), ("ray", ["--engine", "ray"])):
             ended = command(words(size, f"{engine}-{size}.parquet", *more))
@@ -182,7 +189,7 @@ def measure(count: int, samples: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=100_000)
-    parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("results/scoring.json"))
     asked = parser.parse_args()
     out = asked.out.absolute()

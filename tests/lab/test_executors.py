@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import socket
 import sys
 
 import pytest
@@ -52,6 +54,15 @@ def test_without_ray_a_sentence_says_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RbueError, match=r"pip install rbue\[ray\]"), executor("ray", lambda: CPU):
         pass
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+def test_an_address_where_nobody_listens_is_said_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(RbueError, match=f"no Ray cluster at {address} to work with"):
+            executor("ray", lambda: CPU, address=address).__enter__()
 
 
 def test_a_task_computes_where_its_gpu_is_and_starts_no_more_processes_than_it_has_cores():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -35,7 +34,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
 
 GRID = ("table1-cifar10", "fig-shift-cifar10", "--quick", "--models", "vgg13", "--epochs", "2")
 METHODS = ("--methods", "single,mc-droprelu:0.9,deep-ensemble:4")
-WORKER = re.compile(r"^ray::rbue")
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +64,8 @@ def cluster(tmp_path_factory):
         "--disable-usage-stats",
     ]
     words += ["--node-ip-address=127.0.0.1", f"--object-store-memory={100 << 20}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    cache = str(tmp_path_factory.mktemp("cache"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": cache}
     log = (tmp_path_factory.mktemp("ray") / "log").open("wb")
     start = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", *words]
     process = subprocess.Popen(start, env=environment, stdout=log, stderr=log)
@@ -104,11 +103,11 @@ def rbue(*words, code=0):
 
 
 def workers():
-    """Processes of Ray that are doing a task of ours."""
+    """Processes of Ray that are doing a task of this test, in its folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if WORKER.match(path.read_bytes().decode(errors="replace")):
+            if path.read_bytes().startswith(b"ray::rbue") and os.readlink(path.with_name("cwd")) == os.getcwd():
                 found.append(int(path.parent.name))
         except OSError:
             pass

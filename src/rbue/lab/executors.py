@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 ENGINES = ("local", "ray")
 RETRIES = 3
 """How often Ray begins a task again whose process, or machine, has died."""
+
+SECONDS_TO_CONNECT = 10.0
 
 Item = TypeVar("Item")
 
@@ -154,7 +157,7 @@ def _done(item: Item, ended: Any) -> Done[Item]:
         result, problem, said = ray.get(ended)
     except exceptions.RayTaskError as error:
         if isinstance(error.cause, exceptions.RaySystemError):  # it could not even begin, such as without rbue
-            reason = (str(error.cause).strip().splitlines() or [""])[0].removeprefix("System error: ")
+            reason = _first_line(error.cause).removeprefix("System error: ")
             sentence = f"a machine of the cluster cannot do this ({reason}); install the same versions on all of them."
             raise RbueError(sentence) from error
         raise error.cause from error  # a mistake of ours, or no room on the GPU: as if it had happened here
@@ -162,6 +165,8 @@ def _done(item: Item, ended: Any) -> Done[Item]:
         reason = "out of memory" if isinstance(error, exceptions.OutOfMemoryError) else "killed, or out of memory"
         sentence = f"the process of this task ended {RETRIES + 1} times ({reason}?); the same command tries it again."
         return Done(item, None, RbueError(sentence))
+    except exceptions.RayError as error:
+        raise RbueError(f"the cluster failed ({_first_line(error)}); the same command continues.") from error
     for message in said:
         warn(message)
     return Done(item, result, problem)
@@ -222,10 +227,19 @@ def _connect(address: str | None) -> None:
         import ray
     except ImportError:
         raise RbueError("Ray is not here; `pip install rbue[ray]` brings it.") from None
+    where = f"at {address} " if address else ""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdecimal() and "://" not in host:
+        try:  # Ray itself would try for many minutes
+            socket.create_connection((host, int(port)), SECONDS_TO_CONNECT).close()
+        except OSError as error:
+            raise RbueError(f"there is no Ray cluster {where}to work with ({error.strerror or error}).") from error
     own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 100 << 20}  # tasks pass no data by Ray
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, **({} if address else own))
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        where = f"at {address} " if address else ""
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise RbueError(f"there is no Ray cluster {where}to work with ({reason}).") from error
+        raise RbueError(f"there is no Ray cluster {where}to work with ({_first_line(error)}).") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
