@@ -99,6 +99,14 @@ def test_what_is_there_is_kept_and_the_rest_is_done(scored):
     assert (document["images"], document["unreadable"], document["predicted_now"]) == (COUNT, 1, 0)
 
 
+def test_a_command_that_was_killed_before_it_predicted_anything_can_be_given_again(scored):
+    Path("out.parquet").mkdir()
+    for name in (".lock", "_listing.jsonl", "_found.jsonl.partial", "_manifest.json.0.999999999.partial"):
+        Path("out.parquet", name).write_bytes(b"half of it")
+    assert "10 of 11 images predicted, 11 of them now" in scored().stdout
+    assert not list(Path("out.parquet").glob("*.partial"))
+
+
 def test_a_block_that_fails_does_not_stop_the_others(scored, monkeypatch):
     work = scoring.predict_block
 

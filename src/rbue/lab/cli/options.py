@@ -42,9 +42,14 @@ Augment = Annotated[
     str,
     typer.Option("--augment", help="What each pass does to its images: a list of flip, shift:2, crop:0.8."),
 ]
-CLUSTER = "Ray cluster (pip install rbue[ray]; all its machines see the same folders)"
+CLUSTER = "Ray cluster, whose machines see the same folders"
 EngineName = Annotated[
-    str, typer.Option("--engine", help="Where tasks run: local, one by one, or ray.", rich_help_panel=CLUSTER)
+    str,
+    typer.Option(
+        "--engine",
+        help="Where tasks run: local, one by one; or ray (the extra ray brings it).",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 Address = Annotated[
     str | None,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -164,12 +165,12 @@ def score(
             return _finish(scoring, listing, *_predict_missing(scoring, listing, executor, progress))
     finally:
         if made and not scoring.manifest.exists() and scoring.output.is_dir() and _is_bare(scoring.output):
-            scoring.output.rmdir()
+            shutil.rmtree(scoring.output, ignore_errors=True)
 
 
 def _is_bare(folder: Path) -> bool:
-    """Whether nothing is in a folder but what an earlier command may leave before its manifest."""
-    return all(path.name in (".lock", "_listing.jsonl.partial") for path in folder.iterdir())
+    """Whether nothing is in a folder but what a command leaves that is killed before it wrote its manifest."""
+    return all(path.name.startswith((".lock", "_listing", "_found", "_manifest")) for path in folder.iterdir())
 
 
 def _begin(scoring: Scoring, inputs: Sequence[Path], column: str | None) -> Listing:
