@@ -84,6 +84,7 @@ class Ended:
     seconds: float
     cpu: float
     out: str
+    remarks: str
     peaks: dict[str, int] = field(default_factory=dict)
 
 
@@ -92,9 +93,9 @@ def command(words: list[str], act: Callable[[subprocess.Popen], None] = lambda _
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     start, peaks = time.monotonic(), {"command": 0, "worker": 0}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with tempfile.TemporaryFile("w+") as out:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as remarks:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rbue", *words], env=environment, stdout=out, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-m", "rbue", *words], env=environment, stdout=out, stderr=remarks, text=True
         )
         while process.poll() is None:
             peaks["command"] = max(peaks["command"], peak(process.pid))
@@ -103,9 +104,10 @@ def command(words: list[str], act: Callable[[subprocess.Popen], None] = lambda _
             time.sleep(0.02)
         seconds = time.monotonic() - start
         out.seek(0)
+        remarks.seek(0)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return Ended(process.returncode, seconds, cpu, out.read(), peaks)
+        return Ended(process.returncode, seconds, cpu, out.read(), remarks.read()[-2000:], peaks)
 
 
 def parts(folder: Path) -> dict[str, bytes]:
