@@ -30,7 +30,7 @@ ray = pytest.importorskip("ray")
 pyarrow = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
 GRID = ("table1-cifar10", "fig-shift-cifar10", "--quick", "--models", "vgg13", "--epochs", "2")
 METHODS = ("--methods", "single,mc-droprelu:0.9,deep-ensemble:4")
@@ -89,7 +89,7 @@ def begin(*words):
 
 
 def finish(process, code=0):
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=500)
     assert process.returncode == code, (out[-2000:], err[-4000:])
     assert "Traceback" not in err, err[-4000:]
     return out, err

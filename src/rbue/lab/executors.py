@@ -13,7 +13,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
@@ -201,11 +201,7 @@ def executor(
         return
     if forced == "cpu" and gpus:
         raise InvalidInput(f"--gpus {gpus:g} and --device cpu contradict each other; leave one out.")
-    _connect(address)
-    import ray
-
-    try:
-        there = ray.cluster_resources()
+    with redirect_stdout(sys.stderr), _connected(address) as there:  # Ray prints what its processes say
         if gpus is None:
             gpus = 1.0 if forced == "cuda" or (forced is None and there.get("GPU", 0) >= 1) else 0.0
         if there.get("CPU", 0) < cpus or there.get("GPU", 0) < gpus:
@@ -214,11 +210,11 @@ def executor(
                 f"{there.get('GPU', 0):g} in all; give smaller --cpus or --gpus."
             )
         yield RayExecutor(cpus, gpus)
-    finally:
-        ray.shutdown()  # also ends what runs there for this process
 
 
-def _connect(address: str | None) -> None:
+@contextmanager
+def _connected(address: str | None) -> Iterator[dict[str, float]]:
+    """A cluster, or one started here and ended again, for a while; gives what it has of each resource."""
     # Ray reads these when it is imported. It reports its use to its makers unless told not to, and warns at every start
     # that tasks without GPUs will see them one day.
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS"):
@@ -239,6 +235,10 @@ def _connect(address: str | None) -> None:
         ray.init(address=address or "local", logging_level=logging.ERROR, **({} if address else own))
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise RbueError(f"there is no Ray cluster {where}to work with ({_first_line(error)}).") from error
+    try:
+        yield ray.cluster_resources()
+    finally:
+        ray.shutdown()  # also ends what runs there for this process
 
 
 def _first_line(error: BaseException) -> str:
