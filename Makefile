@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo docs test-docs test test-all test-oldest test-gpu lint format bench bench-gpu clean
+.PHONY: demo docs test-docs test test-all test-ray test-oldest test-gpu lint format bench bench-gpu clean
 
 demo: $(VENV)/.ready  ## all six methods on clean and damaged digits: a page and three sentences
 	$(BIN)/rbue demo
@@ -20,6 +20,10 @@ test: $(VENV)/.ready lint  ## everything that runs on a CPU in a few minutes
 
 test-all: $(VENV)/.ready lint  ## the slow tests too
 	$(PYTEST) -n 2 --dist worksteal -m "not gpu" --doctest-modules --doctest-ignore-import-errors src tests
+
+# Ray is large, and only these tests need it.
+test-ray: $(VENV)/.ray  ## grids and scoring on a Ray cluster of two workers, which are killed on the way
+	$(PYTEST) -m ray tests/lab
 
 # The oldest torch that is supported, in an environment of its own: its wheel for Linux brings CUDA, several gigabytes.
 OLDEST ?= .venv-oldest
@@ -55,6 +59,10 @@ bench-gpu:  ## kernels, training steps and sampling on a CUDA device; needs no i
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.ray: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	touch $@
 
 $(OLDEST)/.ready: pyproject.toml constraints.txt

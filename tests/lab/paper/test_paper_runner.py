@@ -11,11 +11,13 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 from faked_work import FakeWork, place
 from typer.testing import CliRunner
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab.cli import app
+from rbue.lab.executors import Executor, in_order
 from rbue.lab.paper import runner
 from rbue.lab.paper.experiments import EXPERIMENTS, METHODS, chosen
 from rbue.lab.paper.planning import jobs_for, training_cost
@@ -323,6 +325,47 @@ def test_steps_left_out_are_told_with_one_full_stop(monkeypatch, tmp_path):
     result = CliRunner().invoke(app, [*command, "--runs", str(tmp_path)])
     assert "2 steps left out: it is too late; come again tomorrow.\n" in result.stderr
     assert result.exit_code == 0
+
+
+class TwoAtOnce(Executor):
+    """As a cluster: a task is only begun while another one is under way, and the later one may end first."""
+
+    def each(self, task, following):
+        begun = []
+        while True:
+            while len(begun) < 2 and (item := following()) is not None:
+                members = [{one for step in steps for one in step.config.members()} for steps in (*begun, item)]
+                assert sum(map(len, members)) == len(set().union(*members))  # nobody else is at the same network
+                begun.append(item)
+            if not begun:
+                return
+            item = begun.pop()
+            yield from super().each(task, in_order([item]))
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_steps_at_the_same_time_are_about_different_networks_and_come_to_the_same(together, monkeypatch, tmp_path):
+    done = []
+    for name, executor in (("one", None), ("two", TwoAtOnce(torch.device("cpu")))):
+        work = FakeWork(monkeypatch)
+        somewhere = replace(place(tmp_path / name), together=together)
+        shift = replace(SMALL, shift=True)
+        outcome = run_experiments(chosen(["table*"]), shift, somewhere, executor=executor)
+        assert len(work.trained) == len(set(work.trained)) == 5
+        assert len(work.measured) == len(work.shifted) == 3
+        assert outcome.failed == outcome.left == outcome.skipped == []
+        done.append(sorted(outcome.done))
+    assert done[0] == done[1]
+
+
+def test_a_cluster_begins_nothing_after_the_time_either(monkeypatch, tmp_path):
+    work = FakeWork(monkeypatch, seconds=60)
+    budget = TimeBudget(90, work.clock)
+    executor = TwoAtOnce(torch.device("cpu"))
+    outcome = run_experiments(chosen(["table1-cifar10"]), SMALL, place(tmp_path), budget=budget, executor=executor)
+    assert 2 <= len(work.trained) <= 3  # one was begun beside the last within the time
+    assert set(outcome.left).isdisjoint(outcome.done)
+    assert len(outcome.left) + len(outcome.done) == 5 + 3
 
 
 @pytest.mark.slow

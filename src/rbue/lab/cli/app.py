@@ -106,6 +106,7 @@ _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
         (
             "rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png",
             "rbue predict 4f9d2c1a photos more/one.png -o predictions.csv",
+            "rbue predict 4f9d2c1a photos images.parquet -o scores.parquet --engine ray",
         ),
     ),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,13 @@ from rbue.files import write_bytes
 from rbue.lab.cli.options import (
     DRAWS,
     RUN_HELP,
+    Address,
     Augment,
+    Cpus,
     DeviceName,
     Draws,
+    EngineName,
+    Gpus,
     MethodName,
     RunsFolder,
     Samples,
@@ -26,10 +31,12 @@ from rbue.lab.cli.options import (
     find_run,
     given_settings,
     labels_for,
+    tasks_on,
 )
 from rbue.lab.cli.output import (
     AsJson,
     complain,
+    data_progress,
     duration,
     facts,
     number,
@@ -44,7 +51,9 @@ from rbue.lab.cli.output import (
 if TYPE_CHECKING:
     from rbue.lab import data
     from rbue.lab.data.images import Bytes
+    from rbue.lab.runs.scoring import Scored
 
+MANY = "Many images (-o NAME.parquet)"
 SCORES = {"ECE": "ece", "NLL": "nll", "Brier": "brier"}
 
 
@@ -160,15 +169,34 @@ def _row(label: str, entry: dict[str, Any]) -> tuple[str, ...]:
 def predict(
     run: Annotated[str, typer.Argument(help=RUN_HELP)],
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE...", help="Image files of the data set's size, or folders of them.")
+        list[Path],
+        typer.Argument(
+            metavar="IMAGE...", help="Image files of the data set's size, folders of them, or Parquet files."
+        ),
     ],
     samples: Samples = 100,
     seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
     draws: Annotated[str | None, DRAWS] = None,
     augment: Augment = "",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .csv file too.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write a .csv file too; or a .parquet folder, for any number of images."),
+    ] = None,
     device: DeviceName = None,
     runs: RunsFolder = Path("runs"),
+    column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of images in Parquet files.", show_default="the one that can be", rich_help_panel=MANY
+        ),
+    ] = None,
+    block: Annotated[
+        int, typer.Option(min=1, help="Images in a file of answers, at least.", rich_help_panel=MANY)
+    ] = 2000,
+    engine: EngineName = "local",
+    address: Address = None,
+    cpus: Cpus = 1,
+    gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:
     """Say what is on images, and how sure that is.
@@ -177,6 +205,8 @@ def predict(
 
     Of a folder, all images in it and in the folders below are taken, sorted by path; other files are left out. An image
     that cannot be read is named at the end, and the exit code is 1 then; the others are predicted all the same.
+
+    With -o NAME.parquet images are predicted in blocks, a file each, and the same command continues where it stopped.
     """
     import numpy as np
 
@@ -184,16 +214,33 @@ def predict(
     from rbue.lab.runs.folders import settings_and_root
     from rbue.lab.runs.measuring import predict_images, usable_draws
     from rbue.lab.runs.networks import load_networks, trained_on
+    from rbue.lab.runs.scoring import score, scoring_of
 
-    if output is not None and output.suffix.lower() != ".csv":
-        raise InvalidInput(f"predictions cannot be written to {output}; its name must end in .csv.")
+    many = output is not None and output.suffix.lower() == ".parquet"
+    if output is not None and not many and output.suffix.lower() != ".csv":
+        raise InvalidInput(f"predictions cannot be written to {output}; its name must end in .csv or .parquet.")
+    if not many and (engine != "local" or any(path.suffix.lower() == ".parquet" for path in images)):
+        what = f"--engine {engine}" if engine != "local" else "Parquet files"
+        raise InvalidInput(f"{what}: the answers go to a folder of Parquet files; give -o NAME.parquet.")
     config, root = settings_and_root(find_run(run, runs))
     augment = canonical(augment)
     draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"), augment)
+    if output is not None and many:
+        how = {"samples": samples, "seed": seed, "draws": draws, "augment": augment, "block": block}
+        with tasks_on(engine, address, cpus, gpus, device) as executor:
+            scoring = scoring_of(config, root, output, executor.device, **how)  # type: ignore[arg-type]
+            started = time.monotonic()
+            with data_progress() as progress:
+                scored = score(scoring, images, executor, column, progress)
+        _show_scored(scored, output, time.monotonic() - started, json)
+        return
     place = device_named(device)
     known = trained_on(config, root)
     read, unreadable = read_images(images, known)
-    unlabelled = replace(known, images=np.stack([*read.values()]), labels=np.zeros(len(read), dtype=np.int64))
+    # One that cannot be read keeps its place, black, so that the answers about the others do not depend on it.
+    black = np.zeros(known.images.shape[1:], np.uint8)
+    pixels = np.stack([black if found is None else found for found in read.values()])
+    unlabelled = replace(known, images=pixels, labels=np.zeros(len(read), dtype=np.int64))
     with working(f"predicting with {config.method}"):
         networks = load_networks(config, root, place)
         prediction = predict_images(config, networks, unlabelled, samples, seed, place, draws=draws, augment=augment)
@@ -207,7 +254,8 @@ def predict(
             "samples": int(prediction.samples_used[index]),
             "probabilities": dict(zip(known.classes, prediction.probs[index].tolist(), strict=True)),
         }
-        for index, path in enumerate(read)
+        for index, (path, found) in enumerate(read.items())
+        if found is not None
     ]
     if output is not None:
         write_bytes(output, _comma_separated(rows).encode())
@@ -228,11 +276,34 @@ def predict(
     if unreadable:
         for sentence in unreadable.values():
             complain(sentence)
-        remark(f"{len(unreadable)} of {len(read) + len(unreadable)} images could not be predicted.")
+        remark(f"{len(unreadable)} of {len(rows) + len(unreadable)} images could not be predicted.")
         raise typer.Exit(1)
 
 
-def read_images(paths: Sequence[Path], like: data.ImageSet) -> tuple[dict[Path, Bytes], dict[Path, str]]:
+def _show_scored(scored: Scored, output: Path, seconds: float, json: bool) -> None:
+    """What became of many images; of those that could not be read, the first few."""
+    from rbue.lab.data.image_files import left_out
+
+    for folder, count in scored.listing.left_out.items():
+        remark(f"note: {left_out(scored.listing.examples[folder], folder, count)}")
+    if json:
+        counts = {"images": scored.images, "unreadable": scored.unreadable, "predicted_now": scored.predicted_now}
+        print_json({"output": output, **counts, "seconds": seconds})
+    else:
+        say(
+            f"{scored.images - scored.unreadable:,} of {scored.images:,} images predicted, {scored.predicted_now:,} of "
+            f"them now, in {duration(seconds)}"
+        )
+        say(str(output))
+    if scored.unreadable:
+        for sentence in scored.reasons:
+            complain(sentence)
+        some = f"{scored.unreadable:,} of {scored.images:,}"
+        remark(f"{some} images could not be predicted; the column error says why of each.")
+        raise typer.Exit(1)
+
+
+def read_images(paths: Sequence[Path], like: data.ImageSet) -> tuple[dict[Path, Bytes | None], dict[Path, str]]:
     """The pixels of image files and of those in folders, each once, and what is wrong with those that have none.
 
     Raises:
@@ -241,7 +312,7 @@ def read_images(paths: Sequence[Path], like: data.ImageSet) -> tuple[dict[Path, 
     from rbue.lab.data.folder import read_image
     from rbue.lab.data.image_files import image_files, left_out
 
-    read: dict[Path, Bytes] = {}
+    read: dict[Path, Bytes | None] = {}
     unreadable: dict[Path, str] = {}
     for given in paths:
         found = [given]
@@ -256,8 +327,8 @@ def read_images(paths: Sequence[Path], like: data.ImageSet) -> tuple[dict[Path, 
                 try:
                     read[path] = read_image(path, like)
                 except InvalidInput as error:
-                    unreadable[path] = str(error)
-    if not read:
+                    read[path], unreadable[path] = None, str(error)
+    if all(found is None for found in read.values()):
         more = f" (and {len(unreadable) - 1} more like it)" if len(unreadable) > 1 else ""
         raise InvalidInput(f"{next(iter(unreadable.values())).rstrip('.')}{more}.")
     return read, unreadable

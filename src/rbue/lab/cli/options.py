@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -19,6 +20,7 @@ from rbue.errors import InvalidInput
 if TYPE_CHECKING:
     import torch
 
+    from rbue.lab.executors import Executor
     from rbue.lab.runs.folders import RunConfig, RunFolder
 
 ENGINES = "auto, plain, captured, compiled"
@@ -39,6 +41,29 @@ Draws = Annotated[str, typer.Option("--draws", help=DRAWS.help)]
 Augment = Annotated[
     str,
     typer.Option("--augment", help="What each pass does to its images: a list of flip, shift:2, crop:0.8."),
+]
+CLUSTER = "Ray cluster, whose machines see the same folders"
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="Where tasks run: local, one by one; or ray (the extra ray brings it).",
+        rich_help_panel=CLUSTER,
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="A cluster that is there: auto or HOST:PORT (left out: one on this machine, for this command only).",
+        rich_help_panel=CLUSTER,
+    ),
+]
+Cpus = Annotated[int, typer.Option(min=1, help="Cores, and threads, of a task.", rich_help_panel=CLUSTER)]
+Gpus = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, help="GPUs of a task; 0.5: two share one (left out: 1 if there is any).", rich_help_panel=CLUSTER
+    ),
 ]
 MethodName = Annotated[str, typer.Option("--method", help="Short text of a method; `rbue methods` lists them.")]
 
@@ -191,6 +216,18 @@ def device_named(name: str | None) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InvalidInput(f"--device {name} is not supported; give cpu or cuda.")
     return device
+
+
+def tasks_on(
+    engine: str, address: str | None, cpus: int, gpus: float | None, device: str | None
+) -> AbstractContextManager[Executor]:
+    """Where tasks run, by the options of a cluster and ``--device``."""
+    from rbue.lab.executors import executor
+
+    if engine == "ray" and device not in (None, "cpu", "cuda"):
+        raise InvalidInput(f"--device must be cpu or cuda for tasks on a cluster, not {device!r}.")
+    place = {"address": address, "cpus": cpus, "gpus": gpus}
+    return executor(engine, lambda: device_named(device), forced=device, **place)  # type: ignore[arg-type]
 
 
 def fractions(text: str | None, option: str, example: str) -> tuple[float, ...] | None:

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rbue.errors import InvalidInput
-from rbue.lab.cli.options import ENGINES, DeviceName, RunsFolder, check_engine, device_named, was_typed
+from rbue.lab.cli.options import (
+    ENGINES,
+    Address,
+    Cpus,
+    DeviceName,
+    Gpus,
+    RunsFolder,
+    check_engine,
+    device_named,
+    tasks_on,
+    was_typed,
+)
 from rbue.lab.cli.output import (
     AsJson,
     Flowing,
@@ -186,7 +197,12 @@ def run(
     ] = None,
     shift: Shift = None,
     together: Together = 1,
-    engine: Annotated[str, typer.Option(help=f"How training steps run: {ENGINES}.")] = "auto",
+    engine: Annotated[
+        str, typer.Option(help=f"ray: everything runs on a Ray cluster. Here, how training steps run: {ENGINES}.")
+    ] = "auto",
+    address: Address = None,
+    cpus: Cpus = 1,
+    gpus: Gpus = None,
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     json: AsJson = False,
@@ -198,6 +214,8 @@ def run(
     """
     from rbue.lab.paper.runner import Place, TimeBudget, Watch, parse_duration, run_experiments
 
+    spread = engine == "ray"
+    engine = "auto" if engine in ("ray", "local") else engine
     check_engine(engine)
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
     if not (ids or all_ or only):
@@ -205,9 +223,11 @@ def run(
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
     budget = TimeBudget(None if time_budget is None else parse_duration(time_budget))
-    place = Place(runs, device_named(device), together, engine)
     watch = Watch(training_progress, data_progress)
-    outcome = run_experiments(experiments, settings, place, budget=budget, kinds=kinds, tell=remark, watch=watch)
+    with tasks_on("ray" if spread else "local", address, cpus, gpus, device) as executor:
+        place = Place(runs.absolute() if spread else runs, executor.device, together, engine, executor.helpers)
+        how = {"budget": budget, "kinds": kinds, "tell": remark, "watch": watch, "executor": executor}
+        outcome = run_experiments(experiments, settings, place, **how)  # type: ignore[arg-type]
     if json:
         print_json({"scale": settings.scale.name, "seconds": budget.spent(), **asdict(outcome)})
     else:

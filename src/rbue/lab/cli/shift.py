@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rbue.errors import InvalidInput, RbueError, warn
+from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
 from rbue.files import write_bytes
 from rbue.lab.cli.options import (
     RUN_HELP,
+    Address,
     Augment,
+    Cpus,
     DeviceName,
     Draws,
+    EngineName,
+    Gpus,
     RunsFolder,
     Samples,
     device_named,
     find_all,
     labels_for,
+    tasks_on,
 )
 from rbue.lab.cli.output import (
     AsJson,
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from rbue.lab.data.images import Bytes
+    from rbue.lab.executors import Executor
     from rbue.lab.runs.folders import RunConfig, RunFolder
     from rbue.lab.shift import Row
 
@@ -90,6 +99,10 @@ def shift(
     ] = None,
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    cpus: Cpus = 1,
+    gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:
     """Measure trained runs on damaged images: 19 corruptions at severities 1 to 5.
@@ -106,27 +119,18 @@ def shift(
     if page is not None and page.suffix != ".html":
         raise InvalidInput(f"the page cannot be written to {page}; end its name in .html.")
     setting = Setting(samples, sample_seed, Adaptive() if adaptive else None, draws, augment)
-    place = device_named(device)
     found = find_all(where, runs)
+    by_root = {root: [config for config, its_root in found if its_root == root] for _, root in found}
+    how: dict[str, Any] = {"severities": levels, "cache": cache, "split": split}
+    how |= {"samples": samples, "seed": sample_seed, "adaptive": setting.adaptive, "draws": draws, "augment": augment}
+    with tasks_on(engine, address, cpus, gpus, device) as executor:
+        if engine != "local":  # what is measured there is found measured below
+            _spread(by_root, executor, names, how)
+    place = device_named(device if engine == "local" else None)
     rows: dict[tuple[RunConfig, Path], list[Row]] = {}
     with data_progress() as progress:
-        for root in dict.fromkeys(root for _, root in found):
-            configs = [config for config, its_root in found if its_root == root]
-            measured = shift_runs(
-                configs,
-                root,
-                place,
-                names,
-                levels,
-                samples,
-                sample_seed,
-                progress,
-                setting.adaptive,
-                cache,
-                draws=draws,
-                split=split,
-                augment=augment,
-            )
+        for root, configs in by_root.items():
+            measured = shift_runs(configs, root, place, corruptions=names, progress=progress, **how)
             rows.update({(config, root): its_rows for config, its_rows in zip(configs, measured, strict=True)})
     labels = labels_for([config for config, _ in found])
     outcome = []
@@ -160,6 +164,33 @@ def shift(
         _show(of_one_set)
     for path in figures:
         say(str(path))
+
+
+def _spread(
+    by_root: Mapping[Path, Sequence[RunConfig]], executor: Executor, names: Sequence[str], how: dict[str, Any]
+) -> None:
+    """Measure runs on a cluster: a task makes the images of one corruption, once, and measures all runs on them."""
+    from rbue.lab.executors import in_order
+
+    items = [(root.absolute(), name) for root in by_root for name in names]
+    configs = {root.absolute(): list(some) for root, some in by_root.items()}
+    task = partial(_measure, configs=configs, how={**how, "device": executor.device, "helpers": executor.helpers})
+    done = 0
+    with data_progress() as progress, closing(executor.each(task, in_order(items))) as ended:
+        for _, _, error in ended:
+            if error is not None:
+                raise error
+            done += 1
+            progress("corruptions measured", done, len(items))
+
+
+def _measure(item: tuple[Path, str], configs: Mapping[Path, Sequence[RunConfig]], how: dict[str, Any]) -> None:
+    from rbue.lab.shift import shift_runs
+
+    root, name = item
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RbueWarning)  # the command itself warns of what all corruptions came to
+        shift_runs(configs[root], root, corruptions=[name], **how)
 
 
 def names_in(text: str | None) -> list[str]:

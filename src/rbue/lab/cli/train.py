@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,19 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import ENGINES, MethodName, Samples, Selection, check_engine, device_named
+from rbue.lab.cli.options import (
+    ENGINES,
+    Address,
+    Cpus,
+    EngineName,
+    Gpus,
+    MethodName,
+    Samples,
+    Selection,
+    check_engine,
+    device_named,
+    tasks_on,
+)
 from rbue.lab.cli.output import (
     AsJson,
     as_json,
@@ -35,6 +48,7 @@ from rbue.lab.cli.runs import is_readable, write_page
 if TYPE_CHECKING:
     import torch
 
+    from rbue.lab.executors import Executor
     from rbue.lab.report.run_records import Record
     from rbue.lab.runs.folders import RunConfig, RunFolder
 
@@ -167,6 +181,10 @@ def compare(
         Path | None,
         typer.Option("--output", "-o", help="Write a page (.html), or the table (.md, .csv, .json), to a file too."),
     ] = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    cpus: Cpus = 1,
+    gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:
     """Train what is missing, measure every method in the same way, and show one table.
@@ -183,13 +201,19 @@ def compare(
     configs = list({config.method: config for config in configs}.values())
     if output is not None:
         check_output(output)
-    device = device_named(selection.device)
+    failed: dict[RunConfig, RbueError] = {}
+    with tasks_on(engine, address, cpus, gpus, selection.device) as executor:
+        if engine != "local":  # what is done there is found done below
+            failed = _spread(configs, selection.runs.absolute(), executor, samples, sample_seed)
+    device = device_named(selection.device if engine == "local" else None)
     rows: list[Row] = []
     errors: list[RbueError] = []
     for place, config in enumerate(configs, 1):
         remark(f"{place} of {len(configs)}: {config.method}")
         folder = RunFolder.of(config, selection.runs)
         try:
+            if config in failed:
+                raise failed[config]
             trained(config, selection.runs, device)
             with working(f"evaluating {config.method}"):
                 result = evaluate_run(config, selection.runs, device, samples=samples, seed=sample_seed)
@@ -221,6 +245,38 @@ def compare(
         for earlier in errors[:-1]:
             complain(str(earlier))
         raise errors[-1]
+
+
+def _spread(
+    configs: Sequence[RunConfig], root: Path, executor: Executor, samples: int, seed: int
+) -> dict[RunConfig, RbueError]:
+    """Train every network that is missing, each once, then measure the runs; gives the errors of those that failed."""
+    from rbue.lab.executors import in_order
+    from rbue.lab.runs.measuring import evaluate_run
+    from rbue.lab.runs.training import missing_networks
+
+    failed: dict[RunConfig, RbueError] = {}
+    train = partial(_train, root=root, device=executor.device)
+    networks = in_order(missing_networks(configs, root), lambda one: remark(f"training {one.method} seed {one.seed}"))
+    for network, _, error in executor.each(train, networks):
+        if error is not None:
+            failed |= {config: error for config in configs if network in config.members()}
+    evaluate = partial(evaluate_run, root=root, device=executor.device, samples=samples, seed=seed)
+    runs = in_order(
+        [config for config in configs if config not in failed], lambda one: remark(f"evaluating {one.method}")
+    )
+    for config, _, error in executor.each(evaluate, runs):
+        if error is not None:
+            failed[config] = error
+    return failed
+
+
+def _train(config: RunConfig, root: Path, device: torch.device) -> None:
+    """Train a network on a cluster; its epochs are told there, and Ray passes them on."""
+    from rbue.lab.runs.training import train_run
+
+    with training_progress() as report:
+        train_run(config, root, device, report)
 
 
 def _trouble(folder: RunFolder) -> str:

@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -118,14 +119,14 @@ def scaled_side(name: str) -> int | None:
     return None if parts["side"] is None else int(parts["side"])
 
 
-def read_image(path: Path, like: ImageSet) -> Bytes:
-    """The pixels of an image file, in the size and channels of a data set."""
+def read_image(file: Path | IO[bytes], like: ImageSet, name: str | None = None) -> Bytes:
+    """The pixels of an image file, in the size and channels of a data set; ``name`` is what errors call it."""
     height, width, channels = like.images.shape[1:]
     mode, side = "L" if channels == 1 else "RGB", scaled_side(like.name)
-    with open_image(path) as image:
+    with open_image(file, name) as image:
         if side is None and image.size != (width, height):
             raise InvalidInput(
-                f"{path} has {image.size[0]}x{image.size[1]} pixels, but the images of {like.name} have "
+                f"{name or file} has {image.size[0]}x{image.size[1]} pixels, but the images of {like.name} have "
                 f"{width}x{height}; crop or resize it first."
             )
         return pixels_of(image, mode, None if side is None else (side, side))

@@ -1,4 +1,4 @@
-"""Do what is missing of some experiments, one step after the other, until it is done or the time is over."""
+"""Do what is missing of some experiments, here or on a cluster, until it is done or the time is over."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,10 +15,12 @@ import torch
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_json
 from rbue.lab import data
+from rbue.lab.executors import Executor
 from rbue.lab.paper.experiments import Experiment
 from rbue.lab.paper.illustrations import is_illustrated, write_illustration
 from rbue.lab.paper.planning import STEPS, Job, Step, data_is_here, is_trained, jobs_for
 from rbue.lab.paper.settings import Settings, settings_file
+from rbue.lab.runs.folders import RunConfig
 from rbue.lab.runs.measuring import evaluate_run
 from rbue.lab.runs.temperatures import calibrate_run
 from rbue.lab.runs.training import Report, train_runs
@@ -106,12 +109,14 @@ class Place:
         device: where to compute.
         together: how many networks to train side by side.
         engine: how training steps run, see :mod:`rbue.lab.training.engines`.
+        helpers: how many processes make corrupted images; None decides by their number.
     """
 
     root: Path
     device: torch.device
     together: int = 1
     engine: str = "auto"
+    helpers: int | None = None
 
 
 def run_experiments(
@@ -123,6 +128,7 @@ def run_experiments(
     kinds: Iterable[str] = KINDS,
     tell: Tell = lambda _: None,
     watch: Watch | None = None,
+    executor: Executor | None = None,
 ) -> Outcome:
     """Train and measure what the experiments still miss.
 
@@ -137,62 +143,105 @@ def run_experiments(
         kinds: which of :data:`KINDS` to do.
         tell: called with a line before each step.
         watch: shows progress within a step.
+        executor: does the steps; without one, this process does.
     """
-    budget, outcome = budget or TimeBudget(), Outcome()
+    budget, outcome, executor = budget or TimeBudget(), Outcome(), executor or Executor(place.device)
     kinds = frozenset(kinds)
     write_json(settings_file(place.root), settings.as_json())
-    jobs = jobs_for(experiments, settings)
-    here = {name: data_is_here(name) for name in {job.config.data for job in jobs}}
     drawn = [one for one in experiments if one.illustration is not None] if DRAW in kinds else []
-    _illustrate([one for one in drawn if one.grid is None], settings, place, budget, tell, outcome)
-    diverged: set[Step] = set()
-    for number, job in enumerate(jobs, 1):
-        missing = job.missing(place.root, settings, kinds)
-        outcome.already += not missing
-        for step in missing:
-            if step.kind == "train" and (step in diverged or is_trained(step.config, place.root)):
-                continue  # alongside another one
-            problem = _obstacle(step, place.root) if here[step.config.data] else _not_here(step.config.data)
-            if budget.over() and here[step.config.data]:
-                outcome.left.append(str(step))
-            elif problem is not None:
-                outcome.skipped.append((str(step), problem))
-            else:
-                group = _alongside(step, jobs[number - 1 :], place, settings, kinds, diverged)
-                tell(f"{number} of {len(jobs)}: {', '.join(str(one) for one in group)}")
-                diverged.update(_attempt(group, settings, place, watch or Watch(), outcome))
-    _illustrate([one for one in drawn if one.grid is not None], settings, place, budget, tell, outcome)
+    draw = partial(_illustrate, settings=settings, place=place, budget=budget, tell=tell, outcome=outcome)
+    draw([one for one in drawn if one.grid is None], executor)
+    agenda = _Agenda(jobs_for(experiments, settings), settings, place, budget, kinds, tell, outcome)
+    task = partial(_do, settings=settings, place=place, watch=watch or Watch())
+    for steps, _, error in executor.each(task, agenda.following):
+        agenda.note(steps, error)
+    draw([one for one in drawn if one.grid is not None], executor)
     outcome.left = list(dict.fromkeys(outcome.left))
     return outcome
 
 
-def _alongside(
-    step: Step, jobs: Sequence[Job], place: Place, settings: Settings, kinds: frozenset[str], diverged: set[Step]
-) -> list[Step]:
-    """The step, and other trainings of its job and later ones, on the same data, to do with it."""
-    if step.kind != "train" or place.together == 1:
-        return [step]
-    trainings = [step]
-    for job in jobs:
-        for one in job.missing(place.root, settings, kinds):
-            fits = one.kind == "train" and one.config.data == step.config.data and one not in trainings
-            if fits and one not in diverged and len(trainings) < place.together:
-                trainings.append(one)
-    return trainings
+class _Agenda:
+    """The steps that are missing, in order, and which of them can begin now.
 
+    Two steps about the same network are never under way together: what is measured is trained, and an ensemble finds
+    what was measured of its members.
+    """
 
-def _attempt(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch, outcome: Outcome) -> Sequence[Step]:
-    """Do steps and note what became of them; gives the trainings that diverged."""
-    try:
-        _do(steps, settings, place, watch)
-    except RbueError as error:  # such as a training that diverged; the others go on
-        trained = [one for one in steps if one.kind == "train" and is_trained(one.config, place.root)]
-        failed = [one for one in steps if one not in trained]
-        outcome.done += [str(one) for one in trained]
-        outcome.failed += [(str(one), str(error)) for one in failed]
-        return failed if isinstance(error, Diverged) else ()
-    outcome.done += [str(one) for one in steps]
-    return ()
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        settings: Settings,
+        place: Place,
+        budget: TimeBudget,
+        kinds: frozenset[str],
+        tell: Tell,
+        outcome: Outcome,
+    ) -> None:
+        self.jobs, self.settings, self.place, self.kinds = jobs, settings, place, kinds
+        self.budget, self.tell, self.outcome = budget, tell, outcome
+        self.here = {name: data_is_here(name) for name in {job.config.data for job in jobs}}
+        missing = [job.missing(place.root, settings, kinds) for job in jobs]
+        outcome.already = sum(not steps for steps in missing)
+        self.waiting = [(number, step) for number, steps in enumerate(missing, 1) for step in steps]
+        self.under_way: list[Step] = []
+        self.diverged: set[Step] = set()
+
+    def following(self) -> list[Step] | None:
+        """What to do next: a step, or trainings side by side. None if nothing can begin now."""
+        for entry in list(self.waiting):
+            number, step = entry
+            if self._is_done(*entry):
+                self.waiting.remove(entry)
+                continue
+            here = self.here[step.config.data]
+            shared = self._networks(step) & self._networks(*self.under_way)
+            if step in self.under_way or (shared and here and not self.budget.over()):
+                continue
+            self.waiting.remove(entry)
+            problem = _obstacle(step, self.place.root) if here else _not_here(step.config.data)
+            if here and self.budget.over():
+                self.outcome.left.append(str(step))
+            elif problem is not None:
+                self.outcome.skipped.append((str(step), problem))
+            else:
+                steps = [step, *self._alongside(step)]
+                self.under_way += steps
+                self.tell(f"{number} of {len(self.jobs)}: {', '.join(str(one) for one in steps)}")
+                return steps
+        return None
+
+    def note(self, steps: Sequence[Step], error: RbueError | None) -> None:
+        """Keep what became of steps; after an error, such as a training that diverged, the others go on."""
+        done = [
+            one for one in steps if error is None or (one.kind == "train" and is_trained(one.config, self.place.root))
+        ]
+        self.outcome.done += [str(one) for one in done]
+        for one in steps:
+            self.under_way.remove(one)
+            if one not in done:
+                self.outcome.failed.append((str(one), str(error)))
+                self.diverged.update([one] if isinstance(error, Diverged) else [])
+
+    def _is_done(self, number: int, step: Step) -> bool:
+        """Whether a step was done with another one since, or would end as it did before."""
+        if step.kind == "train":
+            return step in self.diverged or is_trained(step.config, self.place.root)
+        return step not in self.jobs[number - 1].missing(self.place.root, self.settings, self.kinds)
+
+    def _alongside(self, step: Step) -> list[Step]:
+        """Other trainings on the same data, of its job and later ones, to do with a training."""
+        chosen: list[Step] = []
+        for number, one in list(self.waiting):
+            if step.kind != "train" or len(chosen) + 1 >= self.place.together:
+                break
+            fits = one.kind == "train" and one.config.data == step.config.data and one not in (step, *chosen)
+            if fits and one not in self.under_way and not self._is_done(number, one):
+                chosen.append(one)
+        return chosen
+
+    @staticmethod
+    def _networks(*steps: Step) -> set[RunConfig]:
+        return {member for step in steps for member in step.config.members()}
 
 
 def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -> None:
@@ -208,7 +257,12 @@ def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -
         severities, samples = settings.scale.severities, settings.shift_samples_of(config)
         with watch.shifting() as progress:
             shift_run(
-                *(config, place.root, place.device), severities=severities, samples=samples, seed=0, progress=progress
+                *(config, place.root, place.device),
+                severities=severities,
+                samples=samples,
+                seed=0,
+                progress=progress,
+                helpers=place.helpers,
             )
 
 
@@ -225,29 +279,42 @@ def _not_here(name: str) -> str:
 
 def _illustrate(
     experiments: Sequence[Experiment],
+    executor: Executor,
     settings: Settings,
     place: Place,
     budget: TimeBudget,
     tell: Tell,
     outcome: Outcome,
 ) -> None:
-    for experiment in experiments:
-        if is_illustrated(experiment, settings, place.root):
-            continue
-        step = f"draw from {experiment.id}"
-        problem = _cannot_illustrate(experiment, settings, place.root)
-        if budget.over():
-            outcome.left.append(step)
-        elif problem is not None:
-            outcome.skipped.append((step, problem))
-        else:
-            tell(step)
-            try:
-                write_illustration(experiment, settings, place.root, place.device)
-            except RbueError as error:
-                outcome.failed.append((step, str(error)))
+    waiting = [one for one in experiments if not is_illustrated(one, settings, place.root)]
+
+    def following() -> Experiment | None:
+        while waiting:
+            experiment = waiting.pop(0)
+            problem = _cannot_illustrate(experiment, settings, place.root)
+            if budget.over():
+                outcome.left.append(_drawing(experiment))
+            elif problem is not None:
+                outcome.skipped.append((_drawing(experiment), problem))
             else:
-                outcome.done.append(step)
+                tell(_drawing(experiment))
+                return experiment
+        return None
+
+    task = partial(_draw, settings=settings, place=place)
+    for experiment, _, error in executor.each(task, following):
+        if error is None:
+            outcome.done.append(_drawing(experiment))
+        else:
+            outcome.failed.append((_drawing(experiment), str(error)))
+
+
+def _drawing(experiment: Experiment) -> str:
+    return f"draw from {experiment.id}"
+
+
+def _draw(experiment: Experiment, settings: Settings, place: Place) -> None:
+    write_illustration(experiment, settings, place.root, place.device)
 
 
 def _cannot_illustrate(experiment: Experiment, settings: Settings, root: Path) -> str | None:

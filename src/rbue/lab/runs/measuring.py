@@ -129,6 +129,12 @@ def usable_draws(config: RunConfig, draws: str, augment: str = "") -> str:
     return draws
 
 
+def images_at_once(images: data.ImageSet, device: torch.device) -> int:
+    """How many images of this size are predicted at once."""
+    height, width = images.images.shape[1:3]
+    return max(1, BATCH_PIXELS.get(device.type, BATCH_PIXELS["cpu"]) // (height * width))
+
+
 @contextmanager
 def _measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Networks in evaluation, a GPU in ``float16``: as fast as ``bfloat16``, and its probabilities are finer."""
@@ -151,8 +157,7 @@ def _streams(
 ) -> Iterator[tuple[SampleStream, torch.Tensor, torch.Tensor]]:
     """For each batch of the images: what draws samples, the normalised batch, and the numbers of its images."""
     normalise = Normalise(images.mean, images.std, device)
-    height, width = images.images.shape[1:3]
-    rows = max(1, BATCH_PIXELS.get(device.type, BATCH_PIXELS["cpu"]) // (height * width))
+    rows = images_at_once(images, device)
     which = np.arange(len(images)) if chosen is None else chosen
     for start in range(0, len(which), rows):
         part = which[start : start + rows]

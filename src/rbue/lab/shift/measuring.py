@@ -48,6 +48,7 @@ def shift_run(
     draws: str = "independent",
     split: str = "test",
     augment: str = "",
+    helpers: int | None = None,
 ) -> list[Row]:
     """Measure one trained run under corruptions; see :func:`shift_runs`."""
     (rows,) = shift_runs(
@@ -61,6 +62,7 @@ def shift_run(
         progress,
         adaptive,
         cache,
+        helpers,
         draws=draws,
         split=split,
         augment=augment,

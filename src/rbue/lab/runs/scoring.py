@@ -1,0 +1,366 @@
+"""Predict any number of images with a run, block by block, into a folder of Parquet files.
+
+    OUTPUT/
+        part-00000.parquet ...  one row an image, in the order of the images; a block each, written whole or not at all
+        _manifest.json          the settings, the images and the checksum of their listing; what it came to, at the end
+        _listing.jsonl          the images (:mod:`rbue.lab.data.image_streams`)
+        .lock                   there while a command writes
+
+An image has the number of its place among all images in the random stream, and is predicted beside the same images
+whatever block it is in, so that nothing depends on who predicts a block, or when. What is there need not be done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rbue import random_stream
+from rbue.errors import InvalidInput, RbueError
+from rbue.files import locked, read_json, write_bytes, write_json
+from rbue.lab import data
+from rbue.lab.data.image_streams import (
+    ListedImage,
+    Listing,
+    ListingPlace,
+    block_places,
+    parquet,
+    read_listed,
+    write_listing,
+)
+from rbue.lab.data.registry import silent
+from rbue.lab.executors import Executor
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.measuring import images_at_once, predict_images
+from rbue.lab.runs.networks import load_networks, trained_on
+
+BLOCK = 2000
+"""Images in a block, or as many more as it takes to predict the same number at once always."""
+
+_REASONS = 5
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How images are predicted, and where the answers go.
+
+    Attributes:
+        config: the run.
+        root: folder of the run folders.
+        output: folder of the answers.
+        samples: random passes; a method with fewer draws all it has.
+        seed: of the random passes.
+        draws: ``balanced`` or ``independent``.
+        augment: what each pass does to its images.
+        device: ``cpu`` or ``cuda``.
+        block: images in a file.
+    """
+
+    config: RunConfig
+    root: Path
+    output: Path
+    samples: int
+    seed: int
+    draws: str
+    augment: str
+    device: torch.device
+    block: int
+
+    @property
+    def listing(self) -> Path:
+        """The images."""
+        return self.output / "_listing.jsonl"
+
+    @property
+    def manifest(self) -> Path:
+        """What was begun here."""
+        return self.output / "_manifest.json"
+
+    def part(self, number: int) -> Path:
+        """The file of a block."""
+        return self.output / f"part-{number:05d}.parquet"
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the answers, for the manifest."""
+        chosen = {name: getattr(self, name) for name in ("samples", "seed", "draws", "augment", "block")}
+        weights = hashlib.sha256()
+        for member in self.config.members():
+            for file in sorted(RunFolder.of(member, self.root).path.glob("weights*")):
+                weights.update(file.read_bytes())
+        run = {"run": self.config.id, "method": self.config.method, "weights": weights.hexdigest()}
+        return {**run, **chosen, "device": self.device.type, "stream_version": random_stream.VERSION}
+
+
+class Block(NamedTuple):
+    """Images ``start`` to ``stop``, and where in the listing to look for them."""
+
+    number: int
+    start: int
+    stop: int
+    place: ListingPlace
+
+
+@dataclass
+class Scored:
+    """What a command came to.
+
+    Attributes:
+        images: how many there are.
+        unreadable: how many of them could not be read; ``reasons`` has the first few sentences about them.
+        predicted_now: images of the blocks that were not there before.
+        listing: what was listed.
+    """
+
+    images: int
+    unreadable: int
+    reasons: list[str]
+    predicted_now: int
+    listing: Listing
+
+
+def score(
+    scoring: Scoring,
+    inputs: Sequence[Path],
+    executor: Executor,
+    column: str | None = None,
+    progress: data.Progress | None = None,
+) -> Scored:
+    """Predict what is missing of some images.
+
+    Args:
+        scoring: how, and where to; :func:`scoring_of` makes it.
+        inputs: image files, folders and Parquet files.
+        executor: does the blocks.
+        column: of the Parquet files; left out, the one that can hold images.
+        progress: told how many images are done.
+
+    Raises:
+        InvalidInput: the folder was begun with other settings or images, or there is nothing to predict.
+        RbueError: blocks could not be predicted; all others were.
+        InUse: another command writes there.
+    """
+    parquet()  # or say that it is not here, before anything is written
+    begun = scoring.manifest.exists()
+    if scoring.output.exists() and not begun and not (scoring.output.is_dir() and _is_bare(scoring.output)):
+        raise InvalidInput(f"{scoring.output} is there and not a folder that `rbue predict` began; give another -o.")
+    for given in inputs:
+        if given.is_dir() and scoring.output.resolve().is_relative_to(given.resolve()):
+            raise InvalidInput(f"{scoring.output} lies in {given}, a folder of images; give another -o.")
+    load_networks(scoring.config, scoring.root, torch.device("cpu"))  # or say what is wrong with them, once
+    made = not scoring.output.exists()
+    try:
+        with locked(scoring.output / ".lock"):
+            listing = _begin(scoring, inputs, column)
+            return _finish(scoring, listing, *_predict_missing(scoring, listing, executor, progress))
+    finally:
+        if made and not scoring.manifest.exists() and scoring.output.is_dir() and _is_bare(scoring.output):
+            shutil.rmtree(scoring.output, ignore_errors=True)
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether nothing is in a folder but what a command leaves that is killed before it wrote its manifest."""
+    return all(path.name.startswith((".lock", "_listing", "_found", "_manifest")) for path in folder.iterdir())
+
+
+def _begin(scoring: Scoring, inputs: Sequence[Path], column: str | None) -> Listing:
+    """List the images and note what is to be done, or refuse what does not continue what is there."""
+    settings, found = scoring.settings(), scoring.listing.with_name("_found.jsonl")
+    noted = read_json(scoring.manifest) if scoring.manifest.exists() else None
+    if noted is not None and not {"settings", "listing"} <= dict(noted).keys():
+        raise RbueError(f"{scoring.manifest} has another form; give another -o.")
+    for name, value in settings.items():
+        before = value if noted is None else noted["settings"].get(name)
+        if before != value:
+            what = "other weights" if name == "weights" else f"{name} {before!r} and not {value!r}"
+            raise InvalidInput(f"{scoring.output} was begun with {what}; give the same, or another -o.")
+    try:
+        listing = write_listing(inputs, found, column)
+        if noted is not None and noted["listing"]["sha256"] != listing.sha256:
+            raise InvalidInput(
+                f"{scoring.output} was begun with another list of images ({noted['listing']['images']:,} then, "
+                f"{listing.images:,} now); give the same, or another -o."
+            )
+        found.replace(scoring.listing)
+    finally:
+        found.unlink(missing_ok=True)
+    if noted is None:
+        facts = {"images": listing.images, "sha256": listing.sha256}
+        write_json(scoring.manifest, {"settings": settings, "listing": facts, "classes": _like(scoring).classes})
+    return listing
+
+
+def _blocks(scoring: Scoring, images: int) -> Iterator[Block]:
+    for number, place in enumerate(block_places(scoring.listing, scoring.block)):
+        start = number * scoring.block
+        yield Block(number, start, min(images, start + scoring.block), place)
+
+
+def _predict_missing(
+    scoring: Scoring, listing: Listing, executor: Executor, progress: data.Progress | None
+) -> tuple[int, list[RbueError]]:
+    """Predict the blocks whose files are not there; gives the images of those done, and the errors of the others."""
+    tell, errors, done = progress or silent, list[RbueError](), 0
+    before = sum(one.stop - one.start for one in _blocks(scoring, listing.images) if scoring.part(one.number).exists())
+    missing = (one for one in _blocks(scoring, listing.images) if not scoring.part(one.number).exists())
+    if before < listing.images:
+        tell("predicting images", before, listing.images)
+    for block, _, error in executor.each(partial(predict_block, scoring=scoring), lambda: next(missing, None)):
+        if error is not None:
+            errors.append(error)
+            continue
+        done += block.stop - block.start
+        tell("predicting images", before + done, listing.images)
+    return done, errors
+
+
+def _finish(scoring: Scoring, listing: Listing, done: int, errors: list[RbueError]) -> Scored:
+    """Look through the files, and note what they came to."""
+    if errors:
+        blocks = f"{len(errors)} block{'s' if len(errors) > 1 else ''} of {scoring.output}"
+        raise RbueError(
+            f"{blocks} could not be predicted ({str(errors[0]).rstrip('.')}); the same command tries again."
+        )
+    images, unreadable, reasons = 0, 0, list[str]()
+    for block in _blocks(scoring, listing.images):
+        rows, wrong, sentences = _counted(scoring.part(block.number), _REASONS - len(reasons))
+        if rows != block.stop - block.start:
+            raise RbueError(f"{scoring.part(block.number)} has {rows} rows; remove it to have it made again.")
+        images, unreadable, reasons = images + rows, unreadable + wrong, reasons + sentences
+    for orphan in scoring.output.glob("*.partial"):  # of processes that were killed; nobody writes here now
+        orphan.unlink(missing_ok=True)
+    noted = read_json(scoring.manifest)
+    if "finished" not in noted:
+        write_json(scoring.manifest, {**noted, "finished": {"images": images, "unreadable": unreadable}})
+    return Scored(images, unreadable, reasons, done, listing)
+
+
+def _counted(part: Path, most: int) -> tuple[int, int, list[str]]:
+    """Rows of a file, how many of them have an error, and the first of these."""
+    try:
+        with parquet().ParquetFile(part) as file:
+            metadata = file.metadata
+            place = metadata.schema.names.index("error")
+            groups = [metadata.row_group(number).column(place) for number in range(metadata.num_row_groups)]
+            wrong = sum(group.num_values - group.statistics.null_count for group in groups)
+            sentences = file.read(["error"]).column(0).drop_null()[:most].to_pylist() if wrong and most else []
+            return metadata.num_rows, wrong, sentences
+    except (OSError, ValueError, AttributeError) as error:
+        raise RbueError(f"{part} cannot be read ({error}); remove it to have it made again.") from error
+
+
+def scoring_of(
+    config: RunConfig,
+    root: Path,
+    output: Path,
+    device: torch.device,
+    *,
+    samples: int = 100,
+    seed: int = 0,
+    draws: str = "independent",
+    augment: str = "",
+    block: int = BLOCK,
+) -> Scoring:
+    """How to predict images with a run. ``block`` grows to a multiple of the images that are predicted at once."""
+    at_once = images_at_once(trained_on(config, root), device)
+    block = -(-block // at_once) * at_once
+    places = {"root": root.absolute(), "output": output.absolute()}
+    return Scoring(
+        config, samples=samples, seed=seed, draws=draws, augment=augment, device=device, block=block, **places
+    )
+
+
+def _like(scoring: Scoring) -> data.ImageSet:
+    return trained_on(scoring.config, scoring.root)
+
+
+@lru_cache(maxsize=1)
+def _loaded(scoring: Scoring) -> tuple[list[nn.Module], data.ImageSet]:
+    """The networks of a run, and a set without images that says what it takes; once a process."""
+    return load_networks(scoring.config, scoring.root, scoring.device), _like(scoring)
+
+
+def predict_block(block: Block, scoring: Scoring) -> None:
+    """Predict a block and write its file."""
+    networks, like = _loaded(scoring)
+    images = read_listed(scoring.listing, block.place, block.start, block.stop, like)
+    at_once = images_at_once(like, scoring.device)
+    columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA}
+    for first in range(block.start, block.stop, at_once):
+        some = list(islice(images, at_once))
+        for name, values in _predicted(some, first, networks, like, scoring).items():
+            columns[name] += values
+    buffer = io.BytesIO()
+    parquet().write_table(_table(columns), buffer)
+    write_bytes(scoring.part(block.number), buffer.getvalue())
+
+
+def _predicted(
+    some: list[ListedImage], first: int, networks: list[nn.Module], like: data.ImageSet, scoring: Scoring
+) -> dict[str, list[Any]]:
+    """The columns of some images. One that cannot be read is black to the network, and its answer is not kept.
+
+    So the others have the answers they would have if it could be read, to the last bit.
+    """
+    pixels = np.zeros((len(some), *like.images.shape[1:]), np.uint8)
+    for place, image in enumerate(some):
+        if image.pixels is not None:
+            pixels[place] = image.pixels
+    numbers = np.arange(first, first + len(some))
+    unlabelled = replace(like, images=pixels, labels=np.zeros(len(some), np.int64))
+    how = {"draws": scoring.draws, "augment": scoring.augment, "numbers": numbers}
+    prediction = predict_images(
+        *(scoring.config, networks, unlabelled, scoring.samples, scoring.seed, scoring.device),
+        **how,  # type: ignore[arg-type]
+    )
+    labels = prediction.label.tolist()
+    found = {
+        "label": labels,
+        "class_name": [like.classes[label] for label in labels],
+        "confidence": prediction.confidence.tolist(),
+        "entropy": prediction.entropy.tolist(),
+        "mutual_information": prediction.mutual_information.tolist(),
+        "samples": prediction.samples_used.tolist(),
+    }
+    wrong = [image.error is not None for image in some]
+    kept = {
+        name: [None if no else value for value, no in zip(values, wrong, strict=True)] for name, values in found.items()
+    }
+    names = [_text(image.name) for image in some]
+    return {"index": numbers.tolist(), "image": names, **kept, "error": [_text(image.error) for image in some]}
+
+
+def _text(text: str | None) -> str | None:
+    """A text that is valid UTF-8, which the name of a file need not be."""
+    return None if text is None else text.encode(errors="surrogateescape").decode(errors="replace")
+
+
+_SCHEMA = {
+    "index": "int64",
+    "image": "string",
+    "label": "int32",
+    "class_name": "string",
+    "confidence": "float32",
+    "entropy": "float32",
+    "mutual_information": "float32",
+    "samples": "int32",
+    "error": "string",
+}
+"""The columns of the answers, by Arrow's names of types."""
+
+
+def _table(columns: dict[str, list[Any]]) -> Any:
+    import pyarrow
+
+    arrays = [pyarrow.array(columns[name], getattr(pyarrow, kind)()) for name, kind in _SCHEMA.items()]
+    return pyarrow.table(arrays, names=list(_SCHEMA))

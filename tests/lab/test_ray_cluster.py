@@ -1,0 +1,291 @@
+"""The commands on a real Ray: equal to the last bit, also when a worker or the command itself is killed on the way.
+
+Run by ``make test-ray``. The cluster has two cores, and all processes one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
+from rbue.files import read_json
+from rbue.lab import executors
+from rbue.lab.cli import app
+from rbue.lab.executors import executor, in_order
+
+ray = pytest.importorskip("ray")
+pyarrow = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
+
+GRID = ("table1-cifar10", "fig-shift-cifar10", "--quick", "--models", "vgg13", "--epochs", "2")
+METHODS = ("--methods", "single,mc-droprelu:0.9,deep-ensemble:4")
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RBUE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The address of a cluster with two cores, as an administrator would have started it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [
+        "--head",
+        f"--port={port}",
+        "--num-cpus=2",
+        "--include-dashboard=false",
+        "--block",
+        "--disable-usage-stats",
+    ]
+    words += ["--node-ip-address=127.0.0.1", f"--object-store-memory={100 << 20}"]
+    cache = str(tmp_path_factory.mktemp("cache"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": cache}
+    log = (tmp_path_factory.mktemp("ray") / "log").open("wb")
+    start = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", *words]
+    process = subprocess.Popen(start, env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.2)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+        log.close()
+
+
+def begin(*words):
+    command = [sys.executable, "-m", "rbue", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process, code=0):
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == code, (out[-2000:], err[-4000:])
+    assert "Traceback" not in err, err[-4000:]
+    return out, err
+
+
+def rbue(*words, code=0):
+    """A command in this process; on Ray, this process is the one that gives out the tasks."""
+    result = CliRunner().invoke(app, [str(word) for word in words], prog_name="rbue")
+    assert result.exit_code == code, (result.exception, result.stdout[-2000:], result.stderr[-2000:])
+    return result.stdout
+
+
+def workers():
+    """Processes of Ray that are doing a task of this test, in its folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().startswith(b"ray::rbue") and os.readlink(path.with_name("cwd")) == os.getcwd():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return found
+
+
+def wait_for(condition, process):
+    """Wait until something is so, as long as a command runs."""
+    while process.poll() is None:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.005)
+    raise AssertionError(f"the command ended first: {process.communicate()}")
+
+
+def in_training(root):
+    """The process of a training that has come past its first epoch, by the lock of its folder."""
+    for state in Path(root).glob("**/state.safetensors"):
+        try:
+            if not (state.parent / "training.json").exists():
+                return int((state.parent / ".lock").read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            pass
+    return None
+
+
+TIMES = ("training_seconds", "seconds", "environment", "environments", "side_by_side")
+
+
+def without_times(content):
+    if isinstance(content, dict):
+        return {name: without_times(value) for name, value in content.items() if name not in TIMES}
+    return [without_times(one) for one in content] if isinstance(content, list) else content
+
+
+def essence(root):
+    """Everything that runs came to but the time it took, by path."""
+    found = {}
+    for path in sorted(Path(root).glob("**/*")):
+        name = str(path.relative_to(root))
+        if path.name in ("results.json", "calibration.json", "shift.json", "config.json", "training.json"):
+            found[name] = without_times(read_json(path))
+        elif path.suffix == ".npy":
+            found[name] = path.read_bytes()
+        elif path.name.startswith("weights") and path.suffix == ".safetensors":
+            found[name] = {key: value.tobytes() for key, value in load_file(path).items()}
+    return found
+
+
+def test_a_grid_that_is_interrupted_and_loses_a_worker_is_the_local_one(cluster):
+    words = ("paper", "run", *GRID, *METHODS, "--device", "cpu", "--json", "--runs")
+    process = begin(*words, "far", "--engine", "ray")  # on a cluster of its own
+    wait_for(lambda: in_training("far"), process)
+    process.send_signal(signal.SIGINT)
+    _, err = finish(process, code=130)
+    assert err.splitlines()[-1] == "stopped; what was finished is kept, and the same command continues from there."
+    assert no_more(workers)
+    process = begin(*words, "far", "--engine", "ray", "--address", cluster)
+    os.kill(wait_for(lambda: in_training("far"), process), signal.SIGKILL)
+    out, err = finish(process)
+    outcome = json.loads(out)
+    assert outcome["failed"] == outcome["left"] == outcome["skipped"] == []
+    assert len(outcome["done"]) == len(set(outcome["done"]))
+    assert "of 3: train colour-digits-few vgg13" in err
+    assert "epoch 2/2" in err
+    rbue(*words, "near")
+    far, near = essence("far"), essence("near")
+    assert far.keys() == near.keys()
+    assert sum("weights" in name for name in near) == 5
+    assert [name for name in near if far[name] != near[name]] == []
+
+
+def test_a_comparison_and_damaged_images_on_a_cluster_that_is_there(cluster, tmp_path):
+    words = ("--data", "colour-digits-few", "--methods", "single,mc-droprelu:0.9,deep-ensemble:2", "--epochs", "1")
+    words += ("--width", "0.25", "--samples", "4", "--json")
+    there = ("--engine", "ray", "--address", cluster)
+    tables = [json.loads(rbue("compare", *words, "--runs", name, *more)[0]) for name, more in
+              (("near", ("--device", "cpu")), ("far", there))]  # fmt: skip
+    for table in tables:
+        for row in table["methods"]:
+            del row["run"]
+    assert without_times(tables[0]) == without_times(tables[1])
+    for name, more in (("near", ("--device", "cpu")), ("far", there)):
+        some = sorted(map(str, Path(name).glob("*/*/*-seed0-*")))
+        assert len(some) == 3
+        rbue("shift", *some, "--corruptions", "fog,contrast,shot_noise", "--severities", "1,5", "--samples", 3, *more)
+    near, far = essence("near"), essence("far")
+    assert near.keys() == far.keys()
+    assert sum("shift.json" in name for name in near) == 4
+    assert [name for name in near if near[name] != far[name]] == []
+
+
+@pytest.fixture
+def digits_run():
+    out = rbue("train", "--method", "mc-droprelu:0.9", "--epochs", 1, "--width", 0.25, "--device", "cpu", "--json")
+    return json.loads(out)["run"]
+
+
+def test_a_killed_worker_and_a_killed_command_lose_no_row_and_write_none_twice(cluster, digits_run):
+    count = 60_000  # 8,000 in a block
+    pixels = np.random.RandomState(0).randint(0, 256, (count, 64), dtype=np.uint8)
+    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(pixels.ravel()), 64)
+    pq.write_table(pyarrow.table({"image": column}), "images.parquet")
+    words = ("predict", digits_run, "images.parquet", "--samples", 10, "-o")
+    rbue(*words, "local.parquet", "--device", "cpu")
+    parts = Path("far.parquet")
+
+    def done():
+        return len(list(parts.glob("part-*.parquet")))
+
+    there = ("--engine", "ray", "--address", cluster)
+    process = begin(*words, parts, *there)
+    wait_for(lambda: done() >= 1 and workers(), process)
+    os.kill(workers()[0], signal.SIGKILL)
+    wait_for(lambda: done() >= 3, process)
+    process.kill()
+    process.communicate()
+    before = done()
+    assert 3 <= before < 8
+    out = rbue(*words, parts, *there, "--json")
+    outcome = json.loads(out)
+    assert (outcome["images"], outcome["unreadable"]) == (count, 0)
+    assert outcome["predicted_now"] <= count - 8000 * before
+    files = sorted(path.name for path in parts.iterdir())
+    assert files == sorted(path.name for path in Path("local.parquet").iterdir())
+    for path in Path("local.parquet").glob("part-*"):
+        assert path.read_bytes() == (parts / path.name).read_bytes()
+    index = pq.read_table(parts, columns=["index"]).column(0).to_numpy()
+    assert np.array_equal(np.sort(index), np.arange(count))
+
+
+def deadly_tasks():
+    """Functions that are sent along: a worker of a cluster does not find this file."""
+
+    def die_at_first(item):
+        if not Path(f"{item} has died").exists():
+            Path(f"{item} has died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Path.cwd()
+
+    def die_always(item):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def complain(item):
+        warn("this is worth knowing.")
+        raise InvalidInput("this was wrong.") if item == "ours" else KeyError("this is a bug")
+
+    return die_at_first, die_always, complain
+
+
+def test_what_tasks_come_to(cluster, tmp_path, monkeypatch):
+    """Deaths, errors and warnings; tasks find the folder that the command was given in."""
+    die_at_first, die_always, complain = deadly_tasks()
+    monkeypatch.setattr(executors, "RETRIES", 1)
+    with pytest.raises(InvalidInput, match="1 cores and 1 GPUs"), executor("ray", cpu, address=cluster, gpus=1.0):
+        pass
+    with executor("ray", cpu, address=cluster) as there:
+        ended = list(there.each(die_at_first, in_order("ab")))
+        assert sorted(ended) == [("a", tmp_path, None), ("b", tmp_path, None)]
+        ((_, _, error),) = there.each(die_always, in_order("a"))
+        assert "the process of this task ended 2 times" in str(error)
+        with pytest.warns(RbueWarning, match="this is worth knowing"):
+            ((_, _, error),) = there.each(complain, in_order(["ours"]))
+        assert isinstance(error, InvalidInput)
+        assert str(error) == "this was wrong."
+        with pytest.raises(KeyError, match="this is a bug"):
+            list(there.each(complain, in_order(["other"])))
+        with pytest.raises(RbueError, match="No module named 'test_ray_cluster'"):
+            list(there.each(cpu, in_order("a")))  # sent by its name only
+
+
+def cpu():
+    return torch.device("cpu")
+
+
+def no_more(found, seconds=20):
+    deadline = time.monotonic() + seconds
+    while found() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not found()
