@@ -26,6 +26,9 @@ PATIENCE = timedelta(days=7)
 """How long a process that measures waits for the others, whose parts may take hours longer; ``torchrun`` ends it if
 one of them dies."""
 
+_LAST_WORDS = 10.0
+"""Seconds in which a process that has met an error surely says so."""
+
 _store: distributed.Store | None = None
 _reports = False
 
@@ -194,13 +197,17 @@ def _is_of_a_peer(error: Exception) -> bool:
 
 
 def is_reported_elsewhere(error: BaseException) -> bool:
-    """Whether another process says what went wrong.
+    """Whether another process says what went wrong; it is given the time for it.
 
-    Outside of :func:`joined` all processes of a machine meet the same errors, and its first one says so.
+    ``torchrun`` ends all processes when it sees that one has ended, so one that waits for the word of another mostly
+    does not return from here. Outside of :func:`joined` all processes of a machine meet the same errors, and its first
+    one says so. One that is still there after a while is alone with its error.
     """
-    if isinstance(error, PeerLost):
-        return error.said
-    return processes() > 1 and os.environ.get("LOCAL_RANK", "0") != "0" and not _reports
+    said = isinstance(error, PeerLost) and error.said
+    if processes() == 1 or (not said and (_reports or os.environ.get("LOCAL_RANK", "0") == "0")):
+        return False
+    time.sleep(_LAST_WORDS)
+    return said
 
 
 def data_parallel(network: nn.Module, rank: Rank, device: torch.device, sync_batchnorm: bool = False) -> nn.Module:
