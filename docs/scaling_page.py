@@ -99,11 +99,11 @@ def storing() -> list[str]:
 def training() -> list[str]:
     """The all-reduce of ResNet-18's gradients beside its step."""
     step = _results("training_step")["engines"]["captured"]["resnet18"]["rbue DropReLU"]["step_ms"]
-    batch, weights = _results("training_step")["batch"], _parameters()
+    batch, weights = _results("training_step")["batch"], _results("scaling")["by_parameters"][-1]["parameters"]
     eager = _results("full_training")["rows"]["eager TF32, plain ReLU"]["step_ms"]
     moved = 2 * 4 * weights
     lines = [
-        f"ResNet-18 has {weights:,} parameters (`results/runs`): {4 * weights / 1e6:.1f} MB of gradients in float32. "
+        f"ResNet-18 has {weights:,} parameters (`scaling.json`): {4 * weights / 1e6:.1f} MB of gradients in float32. "
         f"A ring all-reduce of many processes moves twice that through every link, {moved / 1e6:.1f} MB.",
         f"A captured step of batch {batch} takes {step:.2f} ms on one H200 (`training_step.json`). An eager one takes "
         f"{eager:.1f} ms: a plain loop in float32 with TF32 (`full_training.json`).",
@@ -127,11 +127,6 @@ def training() -> list[str]:
     return lines
 
 
-def _parameters() -> int:
-    (folder,) = (ROOT / "results" / "runs" / "cifar10" / "resnet18").glob("single-seed0-*")
-    return int(read_json(folder / "training.json")["parameters"])
-
-
 def failing() -> list[str]:
     """How often something fails, and what is lost then."""
     hours = HOURS_BETWEEN_FAILURES / GPUS
@@ -147,9 +142,18 @@ def costs() -> list[str]:
     found = _results("scaling")
     here = found["environment"]
     one, *more = found["by_processes"]
+    most, (small, *_, large), last = found["by_samples"][-1], found["by_parameters"], more[-1]
+    part = {what: last[f"{what}_longest_s"] / one[f"{what}_longest_s"] for what in ("predicting", "training")}
     lines = [
         f"{found['network']}, one thread of {here['cpu']}, torch {here['torch']}, medians of {found['trials']} trials, "
         f"processor seconds ({found['date']}).",
+        "",
+        f"- {most['samples']} samples cost {most['all']:.0f} plain passes if all sites are random, and "
+        f"{most['last']:.1f} if the last one is: everything before it runs once.",
+        f"- {large['parameters'] / small['parameters']:.0f} times the parameters take "
+        f"{large['ms_per_image'] / small['ms_per_image']:.0f} times as long; small networks keep a core less busy.",
+        f"- Of {last['processes']} processes the longest takes {part['predicting']:.2f} of what one takes to predict, and "
+        f"{part['training']:.2f} of what it takes to train. Training also adds up gradients, in smaller parts.",
         "",
         "| samples | all sites, in plain passes | last site |",
         "|---|---|---|",

@@ -6,6 +6,7 @@ Slow, as every process imports everything; what each of them does has quick test
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -16,21 +17,21 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.slow
 
 MODEL = """
-import os, signal
+import os, pathlib, signal
 from torch import nn
 
 class Network(nn.Module):
-    '''Without BatchNorm, whose statistics are each process's own. One process may be killed at its so-many-th step.'''
+    '''Without BatchNorm, whose statistics are each process's own. A file may say which process is killed, and when.'''
     def __init__(self, classes):
         super().__init__()
         hidden = [nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
         self.body, self.steps = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, classes)), 0
-        self.who, self.dies_at = os.environ.get("KILLED", "-1,0").split(",")
+        self.killed = pathlib.Path("killed.txt")
 
     def forward(self, x):
         self.steps += self.training
-        first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-        if first_start and os.environ["RANK"] == self.who and self.steps == int(self.dies_at):
+        if self.killed.exists() and self.killed.read_text() == f"{os.environ['RANK']} {self.steps}":
+            self.killed.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return self.body(x)
 
@@ -41,21 +42,41 @@ SUMS = {"atol": 1e-5, "rtol": 1e-4}
 """Weights after three epochs: gradients are added up in another order."""
 
 
-def rbue(folder, *words, processes=1, restarts=0, killed="-1,0"):
-    """Run a command in so many processes."""
+def started(folder, *words, processes=1, launcher=("--standalone",)):
+    """A command in so many processes."""
     command = [sys.executable, "-m", "rbue", *map(str, words)]
-    if processes > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        command[1:1] = [*launcher, f"--max-restarts={restarts}"]
+    if processes > 1 or "--nnodes=2" in launcher:
+        command[1:1] = ["-m", "torch.distributed.run", *launcher, f"--nproc-per-node={processes}"]
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "KILLED": killed}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=280)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, cwd=folder, **pipes)
 
 
-def train(folder, runs, *more, method="mc-droprelu:0.8", **how):
+def ended(process):
+    """What came of a command: exit code, standard output and error."""
+    try:
+        said = process.communicate(timeout=280)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, *said)
+
+
+def rbue(folder, *words, **how):
+    return ended(started(folder, *words, **how))
+
+
+def training(folder, runs, *more):
+    """The words of a training."""
     (folder / "plain_mlp.py").write_text(MODEL)
-    words = ["train", "--data", "digits", "--model", "plain_mlp:factory", "--method", method]
-    return rbue(folder, *words, "--epochs", 3, "--batch", 60, "--runs", runs, *more, **how)
+    words = ["train", "--data", "digits", "--model", "plain_mlp:factory", "--method", "mc-droprelu:0.8"]
+    return [*words, "--epochs", 3, "--batch", 60, "--runs", runs, *more]
+
+
+def train(folder, runs, *more, killed=None, restarts=0, **how):
+    if killed is not None:
+        (folder / "killed.txt").write_text(killed)
+    return rbue(folder, *training(folder, runs, *more), launcher=("--standalone", f"--max-restarts={restarts}"), **how)
 
 
 def run_in(folder, runs):
@@ -92,7 +113,7 @@ def test_several_processes_train_what_one_does(tmp_path, processes, more):
 def test_a_killed_process_starts_again_and_ends_in_the_same_bits(tmp_path, killed):
     """In the second of three epochs of 25 steps; the first process holds the lock of the folder."""
     train(tmp_path, "calm", processes=2)
-    done = train(tmp_path, "killed", processes=2, restarts=1, killed=f"{killed},40")
+    done = train(tmp_path, "killed", processes=2, restarts=1, killed=f"{killed} 40")
     assert done.returncode == 0, done.stderr
     assert "one of the 2 processes has ended" in done.stderr
     assert "Traceback" not in done.stderr
@@ -103,8 +124,26 @@ def test_a_killed_process_starts_again_and_ends_in_the_same_bits(tmp_path, kille
     assert not list((tmp_path / "killed").glob("**/*.partial"))
 
 
+def test_two_launchers_start_again_together(tmp_path):
+    """As on two machines, which count restarts apart: only the one whose process was killed has had one."""
+    (tmp_path / "killed.txt").write_text("1 40")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=one"]
+    launcher = ["--nnodes=2", "--max-restarts=1", *meeting]
+    words = training(tmp_path, "killed")
+    first, second = (started(tmp_path, *words, launcher=launcher) for _ in range(2))
+    done = [ended(first), ended(second)]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert sorted("continued" in one.stdout for one in done) == [False, True]
+    train(tmp_path, "calm", processes=2)
+    for name, value in weights(tmp_path, "calm").items():
+        assert weights(tmp_path, "killed")[name].equal(value)
+
+
 def test_a_training_goes_on_with_another_number_of_processes(tmp_path):
-    assert train(tmp_path, "runs", processes=2, killed="1,40").returncode == 1
+    assert train(tmp_path, "runs", processes=2, killed="1 40").returncode == 1
     assert not list((tmp_path / "runs").glob("**/training.json"))
     assert train(tmp_path, "runs", processes=3).returncode == 0
     train(tmp_path, "one")
@@ -115,7 +154,7 @@ def test_a_training_goes_on_with_another_number_of_processes(tmp_path):
 
 def test_two_processes_measure_what_one_does(tmp_path):
     """The damaged sets bit for bit; the test images, of which there is one batch, to the last digits."""
-    words = ["--data", "colour-digits-few", "--method", "mc-droprelu:0.8", "--epochs", 1]
+    words = ["--data", "colour-digits-few", "--width", 0.25, "--method", "mc-droprelu:0.8", "--epochs", 1]
     assert rbue(tmp_path, "train", *words, "--runs", "one").returncode == 0
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     found = {}
