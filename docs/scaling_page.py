@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.ticker import NullLocator
 from result_tables import ROOT
 
 from rbue.files import read_json
 from rbue.lab.report.figure_style import METHOD_COLOURS, MUTED, dress, legend, new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 GPUS, IMAGES, SIDE, CLASSES = 1000, 10**9, 32, 10
@@ -152,8 +154,8 @@ def costs() -> list[str]:
         f"{most['last']:.1f} if the last one is: everything before it runs once.",
         f"- {large['parameters'] / small['parameters']:.0f} times the parameters take "
         f"{large['ms_per_image'] / small['ms_per_image']:.0f} times as long; small networks keep a core less busy.",
-        f"- Of {last['processes']} processes the longest takes {part['predicting']:.2f} of what one takes to predict, and "
-        f"{part['training']:.2f} of what it takes to train. Training also adds up gradients, in smaller parts.",
+        f"- Of {last['processes']} processes the longest takes {part['predicting']:.2f} of what one takes to predict, "
+        f"and {part['training']:.2f} of what it takes to train. Training also adds up gradients, in smaller parts.",
         "",
         "| samples | all sites, in plain passes | last site |",
         "|---|---|---|",
@@ -179,32 +181,44 @@ def costs() -> list[str]:
 def picture() -> Figure:
     """Cost against samples, images, parameters and processes."""
     found, colour, other = _results("scaling"), METHOD_COLOURS["mc-droprelu"], METHOD_COLOURS["deep-ensemble"]
-    figure = new_figure(9.0, 6.2)
+    figure = new_figure(9.0, 6.4)
     (samples, images), (weights, processes) = figure.subplots(2, 2)
     style = {"marker": "o", "markersize": 4, "linewidth": 1.4}
-    rows = found["by_samples"]
-    for where, one in (("all", colour), ("last", other)):
-        samples.plot([row["samples"] for row in rows], [row[where] for row in rows], color=one, label=where, **style)
-    samples.set(xscale="log", yscale="log")
-    legend(samples, title=None)
-    dress(samples, title="Samples", x="samples", y="in plain passes", grid="both")
-    rows = found["by_images"]
-    images.plot([row["images"] for row in rows], [row["ms_per_image"] for row in rows], color=colour, **style)
-    images.set(xscale="log", ylim=(0, None))
+
+    def curve(axes: Axes, rows: list[dict[str, Any]], x: str, y: str, **more: Any) -> None:
+        axes.plot([row[x] for row in rows], [row[y] for row in rows], **{"color": colour, **style, **more})
+
+    def log_ticks(axis: Any, ticks: list[float], texts: list[str] | None = None) -> None:
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        axis.set_ticks(ticks, texts or [f"{tick:g}" for tick in ticks])
+        axis.set_minor_locator(NullLocator())
+
+    curve(samples, found["by_samples"], "samples", "all", label="all sites random")
+    curve(samples, found["by_samples"], "samples", "last", label="the last site random", color=other)
+    for axis in (samples.xaxis, samples.yaxis):
+        log_ticks(axis, [1, 2, 5, 10, 20, 50, 100])
+    legend(samples)
+    dress(samples, title="Samples", x="samples", y="cost, in plain passes", grid="both")
+    curve(images, found["by_images"], "images", "ms_per_image")
+    log_ticks(images.xaxis, [row["images"] for row in found["by_images"]])
+    images.set(ylim=(0, None))
     dress(images, title="Images", x="images in a call", y="ms an image", grid="both")
-    rows = found["by_parameters"]
-    weights.plot([row["parameters"] for row in rows], [row["ms_per_image"] for row in rows], color=colour, **style)
-    weights.set(xscale="log", yscale="log")
+    curve(weights, found["by_parameters"], "parameters", "ms_per_image")
+    counts = [row["parameters"] for row in found["by_parameters"]]
+    log_ticks(weights.xaxis, counts, [f"{count / 1e6:.1f} M" for count in counts])
+    log_ticks(weights.yaxis, [4, 8, 16, 32, 64])
     dress(weights, title="Parameters", x="parameters", y="ms an image", grid="both")
-    rows = found["by_processes"]
-    counts = [row["processes"] for row in rows]
-    processes.plot(
-        counts, [1 / count for count in counts], color=MUTED, linewidth=1.0, linestyle=":", label="1 / processes"
-    )
-    for what, one in (("predicting", colour), ("training", other)):
-        first = rows[0][f"{what}_longest_s"]
-        processes.plot(counts, [row[f"{what}_longest_s"] / first for row in rows], color=one, label=what, **style)
-    processes.set(ylim=(0, None), xticks=counts)
+    first = found["by_processes"][0]
+    rows = [
+        {name: row[name] / first[name] if name.endswith("_s") else row[name] for name in row}
+        | {"even": 1 / row["processes"]}
+        for row in found["by_processes"]
+    ]
+    even = {"color": MUTED, "linewidth": 1.0, "linestyle": ":", "marker": "", "label": "1 / processes"}
+    curve(processes, rows, "processes", "even", **even)
+    curve(processes, rows, "processes", "predicting_longest_s", label="predicting")
+    curve(processes, rows, "processes", "training_longest_s", label="training", color=other)
+    processes.set(ylim=(0, None), xticks=[row["processes"] for row in rows])
     legend(processes)
-    dress(processes, title="Processes", x="processes", y="longest processor time, of one's", grid="both")
+    dress(processes, title="Processes", x="processes", y="processor time of the longest", grid="both")
     return figure
