@@ -73,7 +73,7 @@ def predicting() -> list[str]:
             f"{alone:,.0f} s" if alone < 120 else f"{alone / 60:.1f} min",
             f"{pixels / way.seconds / 1e6:,.0f} MB/s",
             f"{GPUS * pixels / way.seconds / 1e9:,.0f} GB/s",
-            f"{total / 3600 / HOURS_BETWEEN_FAILURES:.4f}",
+            f"{total / 3600 / HOURS_BETWEEN_FAILURES:.5f}",
             way.source,
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -161,12 +161,15 @@ def costs() -> list[str]:
         "|---|---|---|",
         *(f"| {row['samples']} | {row['all']:.2f} | {row['last']:.2f} |" for row in found["by_samples"]),
         "",
-        f"| images, {found['samples_of_images']} samples | ms an image | | parameters | GFLOP a pass | ms an image |",
-        "|---|---|---|---|---|---|",
+        f"| images in a call, {found['samples_of_images']} samples | ms an image |",
+        "|---|---|",
+        *(f"| {row['images']} | {row['ms_per_image']:.1f} |" for row in found["by_images"]),
+        "",
+        "| parameters | GFLOP a pass | ms an image |",
+        "|---|---|---|",
     ]
-    for row, wide in zip(found["by_images"], found["by_parameters"], strict=True):
-        flops = f"{wide['gigaflops_per_image']:.3f} | {wide['ms_per_image']:.1f}"
-        lines.append(f"| {row['images']} | {row['ms_per_image']:.1f} | | {wide['parameters']:,} | {flops} |")
+    for row in found["by_parameters"]:
+        lines.append(f"| {row['parameters']:,} | {row['gigaflops_per_image']:.3f} | {row['ms_per_image']:.1f} |")
     lines += ["", "| processes | predicting: longest | sum | training: longest | sum |", "|---|---|---|---|---|"]
     for row in (one, *more):
         cells = (
