@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import one_training
+import scaling_page
 from result_picture import against_q, picture
 from result_tables import ROOT, RUNS, SAMPLES, Study
 
@@ -32,6 +33,7 @@ README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / 
 ONE_TRAINING = ROOT / "docs" / "one-training.md"
 DECISIONS = ROOT / "docs" / "decisions.md"
 CHOOSING_Q = ROOT / "docs" / "choosing-q.md"
+SCALING = ROOT / "docs" / "scaling.md"
 
 MAIN = Study("cifar10", "resnet18")
 OTHERS = {
@@ -74,6 +76,13 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         DECISIONS: {"ood": MAIN.outside()},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {"one-training": one_training.table(MAIN), "search": one_training.search()},
+        SCALING: {
+            "costs": scaling_page.costs(),
+            "predicting": scaling_page.predicting(),
+            "storing": scaling_page.storing(),
+            "training": scaling_page.training(),
+            "failing": scaling_page.failing(),
+        },
         CHOOSING_Q: {"q-cifar10": MAIN.by_q(), "q-cifar100": OTHERS["cifar100-resnet18"].by_q(), "q-tuned": _tuned()},
     }
 
@@ -155,6 +164,7 @@ def draw() -> None:
         "accuracy-nll": picture(MAIN),
         "one-training": one_training.picture(MAIN),
         "by-corruption": one_training.by_corruption(MAIN),
+        "scaling": scaling_page.picture(),
         "choosing-q": against_q({"CIFAR-10": MAIN, "CIFAR-100": OTHERS["cifar100-resnet18"]}),
         "shift-ece": severity_figures.severity_boxes(corrupted(SIX, "ece"), "ECE"),
         "shift-accuracy": severity_figures.severity_boxes(corrupted(SIX, "accuracy"), "accuracy", percent=True),

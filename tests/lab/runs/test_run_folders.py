@@ -26,7 +26,7 @@ RECIPE = {"epochs": 3, "batch": 7, "learning_rate": 0.3, "milestones": (0.5,), "
 RECIPE |= {"momentum": 0.5, "nesterov": False, "weight_decay": 0.5, "padding": 1, "flip": False}
 AVERAGES = [{"average": "swa"}, {"average": "swa", "average_start": 0.5}, {"average": "ema"}]
 AVERAGES += [{"average": "swa", "average_learning_rate": 0.5}, {"average": "ema", "average_decay": 0.5}]
-AUGMENTED = {"label_smoothing": 0.1, "cutout": 8, "mixup": 0.2, "noise": 0.1, "augmix": 0.5}
+AUGMENTED = {"label_smoothing": 0.1, "cutout": 8, "mixup": 0.2, "noise": 0.1, "augmix": 0.5, "sync_batchnorm": True}
 
 
 def test_every_setting_has_a_folder_of_its_own(tmp_path):

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from rbue.errors import RbueError
 from rbue.lab.methods import parse
+from rbue.lab.processes import Rank
 from rbue.lab.training import Job, Recipe, train, train_together, trainer
 from rbue.lab.training.checkpoint import read_tensors
-from rbue.lab.training.step import Rank, TrainingStep
+from rbue.lab.training.step import TrainingStep
 
 BASE = Recipe(epochs=5, batch=20, learning_rate=0.1, padding=1)
 SWA = replace(BASE, average="swa", average_start=0.4)  # of the epochs 2, 3 and 4

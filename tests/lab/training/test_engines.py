@@ -13,9 +13,10 @@ from test_trainer import RECIPE, RELATED, batches, fresh
 
 from rbue.errors import InvalidInput, RbueWarning
 from rbue.lab.methods import parse
+from rbue.lab.processes import Rank
 from rbue.lab.training import Job, Recipe, engines, train, train_together
 from rbue.lab.training.engines import engine_for
-from rbue.lab.training.step import Rank, TrainingStep
+from rbue.lab.training.step import TrainingStep
 
 
 def test_steps_inside_undone_leave_no_trace():

@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab.methods import parse
+from rbue.lab.processes import Rank
 from rbue.lab.training import Batches, Job, Recipe, recipe_for, train, train_together, trainer
 from rbue.lab.training.batches import crop, epoch_seed
 from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, read_tensors, snapshot
-from rbue.lab.training.step import Rank, TrainingStep, restart_randomness
+from rbue.lab.training.step import TrainingStep, restart_randomness
 
 CPU = torch.device("cpu")
 METHODS = ["single", "mc-dropout:0.2", "svi", "mc-droprelu:0.8", "mc-rrelu"]
@@ -443,6 +444,28 @@ def test_a_last_batch_with_one_image_for_a_process_is_left_out(batch, processes,
     assert list(step.batch_sizes()) == sizes
 
 
+@pytest.mark.parametrize("processes", [1, 2, 5])
+def test_without_batchnorm_the_batches_do_not_depend_on_the_number_of_processes(processes):
+    method, network = parse("single"), nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    steps = [TrainingStep(network, method, batches(batch=size), RECIPE, 0, Rank(0, processes)) for size in (31, 19)]
+    assert [list(step.batch_sizes()) for step in steps] == [[31] * 3 + [3], [19] * 5]
+
+
+@pytest.mark.parametrize(("processes", "sizes"), [(2, [31] * 3 + [3]), (4, [31] * 3)])
+def test_with_batchnorm_over_the_whole_batch_each_process_needs_one_image(processes, sizes):
+    method = parse("single")
+    network = nn.SyncBatchNorm.convert_sync_batchnorm(fresh(method))
+    step = TrainingStep(network, method, batches(batch=31), RECIPE, 0, Rank(0, processes))
+    assert list(step.batch_sizes()) == sizes
+
+
+def test_processes_that_see_other_checkpoints_are_refused(tmp_path, monkeypatch):
+    method = parse("single")
+    monkeypatch.setattr(Rank, "of_all", lambda self, value: [value, 7])
+    with pytest.raises(RbueError, match=r"would begin after 0, 7 epochs; put the folder of runs.*where all machines"):
+        train(Job(fresh(method), method, batches(), RECIPE, 0, tmp_path / "state.safetensors"), "plain")
+
+
 def test_every_process_draws_noise_of_its_own():
     network = fresh(parse("single"))
     drawn = []
@@ -540,24 +563,31 @@ def test_steps_draw_what_plain_calls_draw(spec):
         assert found.equal(expected)
 
 
-def test_processes_with_unequal_shares_take_the_step_of_one_on_average():
-    """Nine images and two processes: four and five. The gradients are averaged over processes, not over images."""
-    method, recipe = (
-        parse("single"),
-        Recipe(epochs=1, batch=9, learning_rate=1.0, momentum=0, weight_decay=0, padding=1),
-    )
-    steps = []
-    for rank in (Rank(), Rank(0, 2), Rank(1, 2)):
+@pytest.mark.parametrize("mixup", [0.0, 0.5])
+@pytest.mark.parametrize("spec", ["single", "mc-droprelu:0.5"])
+@pytest.mark.parametrize(("rows", "processes"), [(9, 2), (2, 3), (9, 3)])
+def test_processes_take_the_step_of_one_on_average(rows, processes, spec, mixup):
+    """Nine images and two processes: four and five; two and three: one has none.
+
+    The gradients are averaged over processes, not over images. Masks and pairs are those of the whole batch.
+    """
+    method = parse(spec)
+    recipe = Recipe(epochs=1, batch=9, learning_rate=1.0, momentum=0, weight_decay=0, padding=1, mixup=mixup)
+    steps, sums = [], []
+    for rank in (Rank(), *(Rank(index, processes) for index in range(processes))):
         torch.manual_seed(0)
-        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double()
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 2)).double()
+        network = method.prepare(network, torch.zeros(2, 1, 8, 8, dtype=torch.float64))
         before = network[1].weight.detach().clone()
-        data = batches(batch=9)
+        data = batches(batch=9, mixup=mixup)
         data.normalise = lambda x: x.permute(0, 3, 1, 2).double() / 255
         step = TrainingStep(network, method, data, recipe, 0, rank)
         step.start_epoch(0)
-        step(9)
+        step(rows)
         steps.append(network[1].weight.detach() - before)
-    torch.testing.assert_close((steps[1] + steps[2]) / 2, steps[0])
+        sums.append(torch.stack([step.loss_sum.double(), step.correct.double()]))
+    torch.testing.assert_close(sum(steps[1:]) / processes, steps[0], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(sum(sums[1:]), sums[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("nesterov", "batch", "images"), [(True, 40, 96), (False, 19, 95)])

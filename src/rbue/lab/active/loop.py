@@ -34,6 +34,7 @@ from rbue.files import read_json, write_json
 from rbue.lab import data
 from rbue.lab.active.picking import acquisition_named, check_samples, pick
 from rbue.lab.environment import facts
+from rbue.lab.processes import processes
 from rbue.lab.runs.folders import RunConfig, RunFolder, as_name
 from rbue.lab.runs.measuring import measure, predict_images, usable_samples
 from rbue.lab.runs.networks import draws_from_torch, fresh_network
@@ -41,7 +42,6 @@ from rbue.lab.runs.training import batches_for, training_images
 from rbue.lab.training import Job, Recipe, train, train_together
 from rbue.lab.training.batches import epoch_seed
 from rbue.lab.training.recipe import whole_number
-from rbue.lab.training.step import processes
 from rbue.lab.training.trainer import Diverged, TrainingSummary
 
 STEPS = 2000

@@ -21,6 +21,7 @@ from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab.cli import active, demo, inventory, measure, ood, paper, runs, serve, shift, train
 from rbue.lab.cli.options import takes_selection
 from rbue.lab.cli.output import Flowing, complain, remark
+from rbue.lab.processes import is_reported_elsewhere
 
 DEBUG = "--debug"
 
@@ -50,7 +51,8 @@ class Verbs(Flowing):
                 raise
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            complain(_sentence(error))
+            if not is_reported_elsewhere(error):
+                complain(_sentence(error))
             raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from error
 
 

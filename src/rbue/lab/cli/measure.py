@@ -71,7 +71,10 @@ def evaluate(
     augment: Augment = "",
     json: AsJson = False,
 ) -> None:
-    """Measure a trained run: accuracy, calibration, proper scores, diversity. The result is kept in its folder."""
+    """Measure a trained run: accuracy, calibration, proper scores, diversity. The result is kept in its folder.
+
+    Under torchrun every process predicts its part of the images.
+    """
     from rbue.lab.runs.folders import RunFolder, settings_and_root
     from rbue.lab.runs.measuring import evaluate_run
 

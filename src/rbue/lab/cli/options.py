@@ -97,7 +97,7 @@ class Selection:
         ),
     ] = "paper"
     epochs: Annotated[int | None, _recipe("Passes over the training images.")] = None
-    batch: Annotated[int | None, _recipe("Images in a step.")] = None
+    batch: Annotated[int | None, _recipe("Images in a step, over all processes.")] = None
     rate: Annotated[float | None, _recipe("Learning rate at the start.")] = None
     milestones: Annotated[str | None, _recipe("Fractions of the epochs where it drops: 0.45,0.9.")] = None
     factor: Annotated[float | None, _recipe("What it is multiplied by there.")] = None
@@ -129,6 +129,9 @@ class Selection:
     ] = None
     augmix: Annotated[
         float | None, _recipe("Part of the images that get AugMix, without its consistency loss (0).")
+    ] = None
+    sync_batchnorm: Annotated[
+        bool | None, _recipe("BatchNorm over the whole batch of several processes, on GPUs (each has its own part's).")
     ] = None
 
     def config(self, method: str) -> RunConfig:

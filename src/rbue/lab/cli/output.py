@@ -26,6 +26,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
+from rbue.lab.processes import is_first
+
 if TYPE_CHECKING:
     from rbue.lab import data
     from rbue.lab.runs.folders import RunConfig
@@ -42,7 +44,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 
 def stdout() -> Console:
-    """Where results go."""
+    """Where results go; of several processes only the first one's."""
     return _console(sys.stdout)
 
 
@@ -53,7 +55,7 @@ def stderr() -> Console:
 
 def _console(file: TextIO) -> Console:
     wide = None if file.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(file=file, width=wide, highlight=False)
+    return Console(file=file, width=wide, highlight=False, quiet=not is_first())
 
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -87,13 +89,16 @@ def remark(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Say what went wrong."""
-    stderr().print(f"[bold red]error:[/bold red] {as_markup(text)}", soft_wrap=True)
+    """Say what went wrong, in whichever process."""
+    console = stderr()
+    console.quiet = False
+    console.print(f"[bold red]error:[/bold red] {as_markup(text)}", soft_wrap=True)
 
 
 def print_json(content: Any) -> None:
     """The one JSON document of a command."""
-    sys.stdout.write(as_json(content))
+    if is_first():
+        sys.stdout.write(as_json(content))
 
 
 def as_json(content: Any) -> str:

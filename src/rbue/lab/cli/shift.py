@@ -47,6 +47,7 @@ from rbue.lab.cli.output import (
     working,
 )
 from rbue.lab.cli.runs import write_page
+from rbue.lab.processes import is_first
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,6 +110,7 @@ def shift(
 
     Published sets (CIFAR-10-C, CIFAR-100-C, Tiny-ImageNet-C) are used where they lie beside the data; otherwise the
     images are made here. Results are kept in the run folders, so a second command continues where one was stopped.
+    Under torchrun every process measures its part of the damaged sets.
     """
     from rbue.lab.report.run_records import read_records
     from rbue.lab.runs.folders import RunFolder
@@ -132,6 +134,8 @@ def shift(
         for root, configs in by_root.items():
             measured = shift_runs(configs, root, place, corruptions=names, progress=progress, **how)
             rows.update({(config, root): its_rows for config, its_rows in zip(configs, measured, strict=True)})
+    if not is_first():
+        return
     labels = labels_for([config for config, _ in found])
     outcome = []
     for (config, root), label in zip(found, labels, strict=True):

@@ -44,6 +44,7 @@ from rbue.lab.cli.output import (
     working,
 )
 from rbue.lab.cli.runs import is_readable, write_page
+from rbue.lab.processes import is_first
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +76,6 @@ def train(
     torchrun every process trains on its part of each batch.
     """
     from rbue.lab.runs.folders import RunFolder
-    from rbue.lab.training.step import is_first
 
     check_engine(engine)
     config = selection.config(method)
@@ -113,7 +113,6 @@ def trained(config: RunConfig, root: Path, device: torch.device, **how: Any) -> 
     """Train what is missing of a run, as :func:`train_run` does, and say what happened to each of its networks."""
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.runs.training import train_run
-    from rbue.lab.training.step import is_first
 
     members = config.members()
     before = [_outcome(RunFolder.of(member, root)) for member in members]
@@ -229,6 +228,8 @@ def compare(
         rows.append({"method": config.method, **result, "run": str(folder.path)})
     if len(errors) == len(rows):
         raise errors[0]
+    if not is_first():
+        return
     records = read_records(RunFolder(Path(row["run"])) for row in rows if "trouble" not in row)
     records = [record.measured_as(result_key(samples, sample_seed)) for record in records]
     marks = read_marks(records, len(rows))

@@ -22,6 +22,7 @@ from rbue.call_sites import evaluating
 from rbue.errors import InvalidInput, RbueError, did_you_mean
 from rbue.lab import data
 from rbue.lab.environment import facts
+from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device
 from rbue.lab.runs.augmented import augmented, canonical, parse_augment
 from rbue.lab.runs.folders import (
     RunConfig,
@@ -50,6 +51,7 @@ SAMPLE_COUNTS = (1, 4, 10, 30)
 """Numbers of samples at which a stochastic method is measured on the way to all of them."""
 DIVERSITY_SAMPLES = 4
 """JSD and DIS compare the first four samples, or the members of an ensemble (paper §4.4)."""
+ALONE = Rank()
 SPLITS = {"test": "results", "validation": "validation"}
 """What a run can be measured on, with the name of the file that keeps it."""
 
@@ -68,12 +70,14 @@ def predict_images(
     keep: Sequence[str] = (),
     chosen: NDArray[np.int64] | None = None,
     numbers: NDArray[np.int64] | None = None,
+    rank: Rank = ALONE,
 ) -> Prediction:
     """Predict a set of images with the method of a run; a method with fewer samples draws all it has.
 
     What to ``keep`` is as in :func:`rbue.predict`. ``chosen`` are the numbers of those to predict, if not all: what is
     said of an image does not depend on the others. ``numbers`` are what all images count as in the random stream, if
-    not as their place.
+    not as their place. Of several processes each predicts its part (:func:`own_part`), and all have the whole
+    prediction.
     """
     count = usable_samples(config, samples, augment)
     rule = adaptive if usable_samples(config, samples + 1, augment) > samples else None
@@ -83,10 +87,12 @@ def predict_images(
     keeping = Keeping(keep, task_of("logits"))
     with _measuring(networks, device), keeping.beside_scores(networks):
         parts = [
-            collect(stream, x, index, count, keeping=keeping, **settings)  # type: ignore[arg-type]
-            for stream, x, index in _streams(config, networks, images, seed, device, draws, augment, chosen, numbers)
+            [collect(stream, x, index, count, keeping=keeping, **settings)]  # type: ignore[arg-type]
+            for stream, x, index in _streams(
+                config, networks, images, seed, device, draws, augment, chosen, numbers, rank
+            )
         ]
-    return concatenate(parts)
+    return _whole(parts, rank, device)[0]
 
 
 def predict_images_at(
@@ -99,14 +105,40 @@ def predict_images_at(
     keep: int,
     draws: str = "independent",
     augment: str = "",
+    rank: Rank = ALONE,
 ) -> list[Prediction]:
     """Predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep`` samples."""
     reached = sorted({usable_samples(config, count, augment) for count in counts})
     with _measuring(networks, device):
         parts = [
             collect_at(stream, x, numbers, reached, seed=seed, keep=min(keep, reached[-1]), draws=draws)
-            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment)
+            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment, rank=rank)
         ]
+    return _whole(parts, rank, device)
+
+
+def own_part(rank: Rank, images: int, batch: int) -> range:
+    """Which of so many images are this process's: whole batches of those that one process would make, if that is fair.
+
+    Then every prediction has the bits that one process gives it. Where one process would have a tenth more to do than
+    evenly, images are divided instead: other batches, in which libraries may add up in another order.
+
+    >>> own_part(Rank(0, 2), 10_000, 500), own_part(Rank(1, 3), 10_000, 500), own_part(Rank(1, 2), 355, 8000)
+    (range(0, 5000), range(3000, 6500), range(177, 355))
+    """
+    batches = -(-images // batch)
+    most = -(-batches // rank.world_size)
+    if 10 * most * rank.world_size > 11 * batches:
+        return rank.rows(images)
+    own = rank.rows(batches)
+    return range(own.start * batch, min(own.stop * batch, images))
+
+
+def _whole(parts: list[list[Prediction]], rank: Rank, device: torch.device) -> list[Prediction]:
+    """The predictions of all processes, in the order of the images; in each part there are as many, one a row."""
+    if rank.world_size > 1:
+        own = [[one.to("cpu") for one in part] for part in parts]
+        parts = [[one.to(device) for one in part] for said in rank.of_all(own) for part in said]
     return [concatenate(part) for part in zip(*parts, strict=True)]
 
 
@@ -154,13 +186,15 @@ def _streams(
     augment: str = "",
     chosen: NDArray[np.int64] | None = None,
     numbers: NDArray[np.int64] | None = None,
+    rank: Rank = ALONE,
 ) -> Iterator[tuple[SampleStream, torch.Tensor, torch.Tensor]]:
-    """For each batch of the images: what draws samples, the normalised batch, and the numbers of its images."""
+    """For each batch of a process's images: what draws samples, the normalised batch, the numbers of its images."""
     normalise = Normalise(images.mean, images.std, device)
     rows = images_at_once(images, device)
     which = np.arange(len(images)) if chosen is None else chosen
-    for start in range(0, len(which), rows):
-        part = which[start : start + rows]
+    own = own_part(rank, len(which), rows)
+    for start in range(own.start, own.stop, rows):
+        part = which[start : min(start + rows, own.stop)]
         x = normalise(torch.from_numpy(images.images[part]).to(device))
         index = torch.from_numpy((part if numbers is None else numbers[part]).astype(np.int32)).to(device)
         stream = config.parsed.stream(networks, x, seed, draws=draws)
@@ -220,14 +254,23 @@ def evaluate_run(
     What was measured before is given again, unless another version of the random stream drew it, a folder of images
     has other test images by now, or the stored probabilities were removed. An ensemble some of whose members' weights
     are elsewhere is combined from stored probabilities.
+
+    Under ``torchrun`` every process predicts its part of the images, on its own GPU if there are some. All give the
+    result; the first one keeps it.
     """
     check_split(config, split)
     refuse_other_images(config, root)
     warn_of_changed_code(config, root)
-    folder = RunFolder.of(config, root)
-    augment = canonical(augment)
+    device, augment = own_device(device), canonical(augment)
     draws = usable_draws(config, draws, augment)
-    key = result_key(samples, seed, draws, augment)
+    with joined(torch.device("cpu"), PATIENCE) as rank:
+        known = rank.of_first(_known(config, root, split, result_key(samples, seed, draws, augment)))
+        return known or _measured(config, root, device, samples, seed, split, draws, augment, rank)
+
+
+def _known(config: RunConfig, root: Path, split: str, key: str) -> dict[str, Any] | None:
+    """What was measured before, if it is still what would be measured."""
+    folder = RunFolder.of(config, root)
     known = folder.entries(SPLITS[split])
     if key in known:
         outdated = _outdated(config, known[key], split)
@@ -238,7 +281,7 @@ def evaluate_run(
             raise RbueError(
                 f"{folder.path} was measured {outdated}; its weights are not kept in this folder to measure it again."
             )
-    return _measured(config, root, device, samples, seed, split, draws, augment)
+    return None
 
 
 def check_split(config: RunConfig, split: str) -> None:
@@ -285,6 +328,7 @@ def _measured(
     split: str = "test",
     draws: str = "independent",
     augment: str = "",
+    rank: Rank = ALONE,
 ) -> dict[str, Any]:
     folder = RunFolder.of(config, root)
     with folder.locked():
@@ -292,7 +336,7 @@ def _measured(
     images = images_of(config, split)
     labels = torch.from_numpy(images.labels).to(device)
     combine = split == "test" and not augment  # members keep the probabilities of test images as they are
-    stored = _from_members(config, root, device, samples, seed, images) if combine else None
+    stored = _from_members(config, root, device, samples, seed, images, rank) if combine else None
     if stored is not None:
         first, prediction = stored
         curve: list[dict[str, float]] = []
@@ -302,11 +346,11 @@ def _measured(
         growing = members is None or bool(augment)
         counts = [*(count for count in SAMPLE_COUNTS if count < samples and growing), samples]
         compared = members or DIVERSITY_SAMPLES
-        drawn = predict_images_at(config, networks, images, counts, seed, device, compared, draws, augment)
+        drawn = predict_images_at(config, networks, images, counts, seed, device, compared, draws, augment, rank)
         *fewer, prediction = drawn
         first = prediction
         if samples < compared or draws != "independent" or augment:
-            first = predict_images(config, networks, images, compared, seed, device, return_samples=True)
+            first = predict_images(config, networks, images, compared, seed, device, return_samples=True, rank=rank)
         curve = [{"samples": int(one.samples_used[0]), **measure(one, labels)} for one in fewer]
     training = [RunFolder.of(member, root).read("training") for member in config.members()]
     result = {
@@ -321,21 +365,29 @@ def _measured(
         "draws": draws,
         **({"augment": augment} if augment else {}),
         "device": device.type,
+        **({"processes": rank.world_size} if rank.world_size > 1 else {}),
         "stream_version": prediction.stream_version,
         "data": images.record(),
         "environment": facts(),
     }
     key = result_key(samples, seed, draws, augment)
-    with folder.locked():
-        folder.open(config, facts())
-        result["probs_sha256"] = write_probs(_probs(folder, split), prediction.probs.cpu().numpy())
-        others = {name: one for name, one in folder.entries(SPLITS[split]).items() if name != key}
-        folder.write(SPLITS[split], {**others, key: result})  # the last one is that of the stored probabilities
-    return result
+    if is_first():
+        with folder.locked():
+            folder.open(config, facts())
+            result["probs_sha256"] = write_probs(_probs(folder, split), prediction.probs.cpu().numpy())
+            others = {name: one for name, one in folder.entries(SPLITS[split]).items() if name != key}
+            folder.write(SPLITS[split], {**others, key: result})  # the last one is that of the stored probabilities
+    return rank.of_first(result)
 
 
 def _from_members(
-    config: RunConfig, root: Path, device: torch.device, samples: int, seed: int, images: data.ImageSet
+    config: RunConfig,
+    root: Path,
+    device: torch.device,
+    samples: int,
+    seed: int,
+    images: data.ImageSet,
+    rank: Rank,
 ) -> tuple[Prediction, Prediction] | None:
     """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
 
@@ -360,7 +412,7 @@ def _from_members(
                     f"{folder.path} was measured on other test images than {config.data} holds here, or not to the "
                     f"end; its weights are not kept in this folder to measure it again for {config.method}."
                 )
-            _measured(member, root, device, samples, seed)
+            _measured(member, root, device, samples, seed, rank=rank)
     probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
     return of_samples(probs), of_samples(probs[:samples])
 

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from rbue.call_sites import innermost
-from rbue.errors import RbueError, warn
+from rbue.errors import InvalidInput, RbueError, warn
 from rbue.files import Lock
 from rbue.lab import data, models
 from rbue.lab.environment import facts
 from rbue.lab.models.registry import source_checksum
+from rbue.lab.processes import Rank, data_parallel, is_first, joined, own_device
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network
 from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
 from rbue.lab.training.checkpoint import save_weights
-from rbue.lab.training.step import Rank, data_parallel, is_first, joined, own_device
 from rbue.lab.training.trainer import EpochLog
 
 Report = Callable[[RunConfig, EpochReport], None]
@@ -70,23 +70,29 @@ def train_runs(
     missing = missing_networks(configs, root)
     for config in missing:
         config.parsed.check_training(config.recipe.epochs, config.recipe.average)
+        if config.recipe.sync_batchnorm and device.type != "cuda":
+            raise InvalidInput(
+                f"sync_batchnorm needs GPUs, as torch has no synchronised BatchNorm for a {device.type}; leave it out."
+            )
     for config in configs:
         refuse_other_images(config, root)
         warn_of_changed_code(config, root)
     diverged: dict[RunConfig, Diverged] = {}
     with joined(device) as rank:
+        # Another process may just have trained some; those that train together must not disagree on that.
+        missing = rank.of_first(missing)
         for group in _groups(missing, together):
             with ExitStack() as stack:
                 locks = {
                     config: stack.enter_context(RunFolder.of(config, root).locked(wait=0))
                     for config in (group if is_first() else ())
                 }
-                # Another process may just have trained them; several that train together must not disagree on that.
-                still = missing_networks(group, root) if rank.world_size == 1 else group
+                still = rank.of_first(missing_networks(group, root))
                 if not still:
                     continue
                 with explaining_memory(device, "choose a smaller --batch or --width, or another --device"):
                     diverged |= _train_networks(still, root, device, rank, report, engine, shard_mib, locks)
+        rank.wait()  # for the files of the first
     if diverged and len(missing) == 1:
         raise diverged[missing[0]]
     if diverged:
@@ -196,7 +202,8 @@ def _job(
 ) -> Job:
     """One network to train, on its device; its folder notes what is to run there."""
     batches = batches_for(config, images, device)
-    network = data_parallel(fresh_network(config, images, device), rank, device)
+    network = fresh_network(config, images, device)
+    network = data_parallel(network, rank, device, config.recipe.sync_batchnorm)
     if is_first():
         folder.open(config, facts())
     return Job(

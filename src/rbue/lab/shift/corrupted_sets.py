@@ -30,6 +30,7 @@ from rbue.lab.corruptions import corrupted
 from rbue.lab.corruptions.corrupting import SMALLEST_SIDE, usable_cores
 from rbue.lab.corruptions.sets import find_published
 from rbue.lab.data.images import grey
+from rbue.lab.processes import processes_here
 from rbue.lab.shift.rows import Cell
 
 WORTH_HELPERS = 50_000
@@ -80,8 +81,8 @@ def prepared(
 
 
 def helpers_for(images: int) -> int:
-    """How many helper processes that many images are worth on this machine."""
-    return max(0, usable_cores() - SPARED_CORES) if images >= WORTH_HELPERS else 0
+    """How many helper processes that many images are worth on this machine, which others may measure on too."""
+    return max(0, usable_cores() // processes_here() - SPARED_CORES) if images >= WORTH_HELPERS else 0
 
 
 def as_trained(damaged: data.ImageSet, clean: data.ImageSet) -> data.ImageSet:

@@ -24,6 +24,7 @@ from rbue.lab.data.folder import is_here
 from rbue.lab.data.images import Labels, sha256_of
 from rbue.lab.data.registry import FOLDER_PREFIX, silent
 from rbue.lab.environment import facts
+from rbue.lab.processes import PATIENCE, Rank, joined, own_device
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.measuring import check_split, images_of, measure, predict_images
 from rbue.lab.runs.networks import load_networks
@@ -93,6 +94,9 @@ def shift_runs(
     measured and is combined from their stored probabilities. A run whose weights are not here gives what it has, with a
     warning about what is missing.
 
+    Under ``torchrun`` every process makes and measures its part of the damaged sets, each of them as one process would,
+    and keeps their rows; all give the rows of all.
+
     Args:
         configs: the runs.
         root: folder of the run folders.
@@ -101,7 +105,7 @@ def shift_runs(
         severities: out of 1 to 5.
         samples: random passes for each image.
         seed: of the passes; the damage to the images always has seed 0.
-        progress: told how many measurements are done, of how many.
+        progress: told how many measurements are done, of how many of this process.
         adaptive: stop earlier for images whose answer has settled.
         cache: whether generated images are kept for the next time (see :func:`rbue.lab.corruptions.corrupted`).
         helpers: how many processes make images; None decides by their number.
@@ -127,18 +131,22 @@ def shift_runs(
     for config in configs:
         check_split(config, split)
         by_images.setdefault(_which_images(config, split), []).append(config)
-    groups = {which: Group(runs, root, device, cells, setting, split) for which, runs in by_images.items()}
-    total = sum(len(group.networks) for group in groups.values()) * len(cells)
-    done = total - sum(len(group.needed) for group in groups.values())
-    tell = progress or silent
-    if done < total:
-        tell("measuring under corruptions", done, total)
-    for group in groups.values():
-        with closing(group.measure_missing(cache, helpers)) as steps:
-            for _ in steps:
-                done += 1
-                tell("measuring under corruptions", done, total)
-    return [groups[_which_images(config, split)].rows_of(config) for config in configs]
+    device = own_device(device)
+    with joined(torch.device("cpu"), PATIENCE) as rank:
+        groups = {which: Group(runs, root, device, cells, setting, split, rank) for which, runs in by_images.items()}
+        rank.wait()  # until all have seen what is missing
+        total = sum(len(group.networks) * len(group.own) for group in groups.values())
+        done = total - sum(len(group.needed) for group in groups.values())
+        tell = progress or silent
+        if done < total:
+            tell("measuring under corruptions", done, total)
+        for group in groups.values():
+            with closing(group.measure_missing(cache, helpers)) as steps:
+                for _ in steps:
+                    done += 1
+                    tell("measuring under corruptions", done, total)
+        rank.wait()  # for the rows of the others
+        return [groups[_which_images(config, split)].rows_of(config) for config in configs]
 
 
 def _which_images(config: RunConfig, split: str) -> tuple[str, int, int]:
@@ -160,7 +168,9 @@ class Group:
     """Runs with the same clean images, and what is missing of them.
 
     Attributes:
-        needed: what has to be measured, as networks and sets; members of ensembles stand for themselves.
+        own: the sets of this process. A row is measured by one process, and neighbours cost about the same; so they are
+            dealt out one by one. What is missing is not, as a process may see rows that another one has just written.
+        needed: what this process has to measure, as networks and sets; members of ensembles stand for themselves.
         networks: those that have to be loaded for it.
     """
 
@@ -171,9 +181,11 @@ class Group:
         device: torch.device,
         cells: Sequence[Cell],
         setting: Setting,
-        split: str = "test",
+        split: str,
+        rank: Rank,
     ) -> None:
         self.root, self.device, self.cells, self.setting, self.split = root, device, cells, setting, split
+        self.own = cells[rank.index :: rank.world_size]
         self.first = configs[0]
         self.ensembles = [config for config in configs if config.parsed.networks > 1]
         self.needed: set[tuple[RunConfig, Cell]] = set()
@@ -222,7 +234,7 @@ class Group:
             cells = wanted & self._missing(member, with_probs)
             folder = RunFolder.of(member, self.root)
             if folder.has_weights and folder.read("training") is not None:
-                self.needed.update((member, cell) for cell in cells)
+                self.needed.update((member, cell) for cell in cells.intersection(self.own))
                 continue
             lacking.update(cells)
             how = self._store(member).outdated(member, self.setting, self.clean, with_probs)
@@ -261,9 +273,9 @@ class Group:
     def measure_missing(self, cache: bool, helpers: int | None) -> Generator[None, None, None]:
         """Measure what is missing, one network and one set at a time."""
         networks = {config: load_networks(config, self.root, self.device) for config in self.networks}
-        at_work = [cell for cell in self.cells if any(wanted == cell for _, wanted in self.needed)]
+        at_work = [cell for cell in self.own if any(wanted == cell for _, wanted in self.needed)]
         for config in self.ensembles:
-            for cell in self.cells:
+            for cell in self.own:
                 if cell not in at_work:
                     self._combine(config, cell)
         if not at_work:

@@ -143,23 +143,37 @@ class Batches:
             x = cutout(x, self.cutout, plan.centres[places])
         return self.normalise(x), self.labels[numbers]
 
-    def soften(self, plan: EpochPlan, places: Tensor, x: Tensor, y: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def soften(
+        self,
+        plan: EpochPlan,
+        places: Tensor,
+        x: Tensor,
+        y: Tensor,
+        smoothing: float,
+        others: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Images and targets of a batch under mixup and label smoothing; the labels themselves where both are off.
 
         Targets are the probability of each class, which cross-entropy takes in place of labels: it is linear in them,
         so that the loss is the mixture of the labels' losses. In mixup (Zhang et al., 2018) an image keeps the larger
-        part of a pair, and takes the other from the image at its place counted from the end of the batch.
+        part of a pair, and takes the other from the image at its place counted from the end of the batch. ``others``
+        are those images and labels if ``x`` is a process's part of a batch.
         """
         if plan.parts is None and not smoothing:
             return x, y
-        target = (y[:, None] == torch.arange(self.classes, device=y.device)).to(x.dtype)
-        target = target * (1 - smoothing) + smoothing / self.classes
+        target = self._probabilities(y, x.dtype, smoothing)
         if plan.parts is not None:
             part = plan.parts[places // self.batch][:, None]
-            target = part * target + (1 - part) * target.flip(0)
+            other = target.flip(0) if others is None else self._probabilities(others[1], x.dtype, smoothing)
+            target = part * target + (1 - part) * other
             part = part[:, :, None, None]
-            x = part * x + (1 - part) * x.flip(0)
+            x = part * x + (1 - part) * (x.flip(0) if others is None else others[0])
         return x, target
+
+    def _probabilities(self, y: Tensor, dtype: torch.dtype, smoothing: float) -> Tensor:
+        """Smoothed labels, ``(B, classes)``."""
+        target = (y[:, None] == torch.arange(self.classes, device=y.device)).to(dtype)
+        return target * (1 - smoothing) + smoothing / self.classes
 
 
 def _check_images(images: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> None:

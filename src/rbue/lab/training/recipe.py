@@ -68,7 +68,7 @@ _AVERAGES: dict[str, dict[str, Callable[[Recipe], float]]] = {
 }
 """The kinds of averages, each with its settings and what they are if they are left out."""
 
-_LATER = ("label_smoothing", "cutout", "mixup", "noise", "augmix")
+_LATER = ("label_smoothing", "cutout", "mixup", "noise", "augmix", "sync_batchnorm")
 """What recipes did not have at first; stored only where it is on."""
 
 
@@ -87,6 +87,7 @@ class Recipe:
     The settings below those of the average are off by default. Statistics for an average are estimated without mixup.
 
     Attributes:
+        batch: images in a step, over all processes that train together.
         average: ``"swa"``, ``"ema"`` or None.
         average_start: where averaging starts: a fraction of the epochs if it is below 1, else how many epochs come
             before. 0.6 for SWA and 0 for EMA if left out.
@@ -100,6 +101,8 @@ class Recipe:
             noise; each has a standard deviation of its own, uniform from 0 to the largest.
         augmix: the part of the images that get AugMix without its consistency loss (Hendrycks et al., 2020), at
             severity 3; others in every epoch.
+        sync_batchnorm: whether BatchNorm in training has the mean and variance of the whole batch where several
+            processes train, and not of each process's part of it; GPUs only, as torch has it for them alone.
     """
 
     epochs: int = 200
@@ -121,11 +124,12 @@ class Recipe:
     mixup: float = 0.0
     noise: float = 0.0
     augmix: float = 0.0
+    sync_batchnorm: bool = False
 
     def __post_init__(self) -> None:
         for name, lowest in (("epochs", 1), ("batch", 1), ("padding", 0), ("cutout", 0)):
             self._set(name, whole_number(name, getattr(self, name), lowest))
-        for name in ("nesterov", "flip"):
+        for name in ("nesterov", "flip", "sync_batchnorm"):
             self._set(name, yes_or_no(name, getattr(self, name)))
         self._check_numbers(_NUMBERS)
         self._set("milestones", _growing_fractions(self.milestones))

@@ -5,11 +5,9 @@ It is written so that it can be captured: whatever changes on the way is a tenso
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.table import path_word
 from rbue.errors import InvalidInput
 from rbue.lab.methods.base import Loss, Method, TrainingProgress
+from rbue.lab.processes import Rank
 from rbue.lab.training.averaging import WeightAverage
 from rbue.lab.training.batches import Batches, epoch_seed
 from rbue.lab.training.recipe import Recipe
@@ -59,7 +58,7 @@ class TrainingStep:
         self.done = torch.zeros((), dtype=torch.int64, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
         self.correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.forward: Callable[[Tensor], tuple[Loss, Tensor]] = self.loss_at
+        self.forward: Callable[..., tuple[Loss, Tensor]] = self.loss_at
         """What computes the loss; a compiled form of :meth:`loss_at` may be put here."""
 
     def _own_schedule(self) -> tuple[Tensor | None, Tensor | None]:
@@ -110,10 +109,14 @@ class TrainingStep:
         """Draw the plan of an epoch before it starts."""
         self.planned = epoch, self.batches.plan(epoch)
 
-    def loss_at(self, places: Tensor) -> tuple[Loss, Tensor]:
-        """The loss and class scores of the images at some places of the epoch, and their labels."""
+    def loss_at(self, places: Tensor, partners: Tensor | None = None) -> tuple[Loss, Tensor]:
+        """The loss and class scores of the images at some places of the epoch, and their labels.
+
+        ``partners`` are the places of the images they are mixed with, if that are not the same ones in reverse.
+        """
         x, y = self.batches.take(self.plan, places)
-        x, target = self.batches.soften(self.plan, places, x, y, self.recipe.label_smoothing)
+        others = None if partners is None else self.batches.take(self.plan, partners)
+        x, target = self.batches.soften(self.plan, places, x, y, self.recipe.label_smoothing, others)
         fraction = self.done / (self.recipe.epochs * len(self.batches))
         with self._precision():
             return self.method.loss(self.network, x, target, TrainingProgress(fraction, len(self.batches.images))), y
@@ -121,13 +124,25 @@ class TrainingStep:
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
-    def next_loss(self, rows: int, forward: Callable[[Tensor], tuple[Loss, Tensor]]) -> tuple[Loss, Tensor]:
-        """What ``forward`` makes of this process's part of the next ``rows`` images of the epoch."""
+    def _own(self, rows: int) -> tuple[range, int]:
+        """This process's part of the next ``rows`` images, and how many of it count.
+
+        A process for which a last batch has no image takes one of another's, which counts for nothing: all processes
+        have to take part in the step.
+        """
         own = self.rank.rows(rows)
-        start = self.done % len(self.batches) * self.batches.batch + own.start
+        return own or range(own.start, own.start + 1), len(own)
+
+    def next_loss(self, rows: int, forward: Callable[..., tuple[Loss, Tensor]]) -> tuple[Loss, Tensor]:
+        """What ``forward`` makes of this process's part of the next ``rows`` images of the epoch."""
+        own, _ = self._own(rows)
+        start = self.done % len(self.batches) * self.batches.batch
+        places = [start + own.start + self.rows[: len(own)]]
+        if self.plan.parts is not None and self.rank.world_size > 1:  # pairs are those of the whole batch
+            places.append(start + rows - 1 - own.start - self.rows[: len(own)])
         with uncounted(self.network, self.numbers[own.start : own.stop]):
             try:
-                return forward(start + self.rows[: len(own)])
+                return forward(*places)
             except ValueError as error:
                 if len(own) > 1 or "more than 1 value per channel" not in str(error):
                     raise
@@ -138,10 +153,10 @@ class TrainingStep:
 
     def __call__(self, rows: int) -> None:
         """Train on the next ``rows`` images of the epoch."""
-        own = self.rank.rows(rows)
+        _, counted = self._own(rows)
         (loss, logits), y = self.next_loss(rows, self.forward)
         self.optimiser.zero_grad(set_to_none=True)
-        (loss * (len(own) * self.rank.world_size / rows)).backward()
+        (loss * (counted * self.rank.world_size / rows)).backward()
         count_call(self.network)
         if self.learning_rates is not None:
             self._set_learning_rate(self._now(self.learning_rates))
@@ -150,8 +165,8 @@ class TrainingStep:
             self._add_noise(self._now(self.noise))
         if self.average is not None:
             self.average.after_step()
-        self.loss_sum += loss.detach() * len(own)
-        self.correct += (logits.detach().argmax(1) == y).sum()
+        self.loss_sum += loss.detach() * counted
+        self.correct += (logits.detach().argmax(1) == y).sum() * min(counted, 1)
         self.done += 1
 
     @torch.no_grad()
@@ -164,13 +179,21 @@ class TrainingStep:
         """The sizes of an epoch's batches; the last one may be smaller, and is trained on.
 
         Only a smaller one that leaves a process with a single image or none is left out: BatchNorm cannot normalise it.
+        Without BatchNorm the number of processes makes no difference, nor does it for two images and more if BatchNorm
+        sees the whole batch.
         """
         images, batch = len(self.batches.images), self.batches.batch
         for start in range(0, images, batch):
             rows = min(batch, images - start)
-            smaller = start > 0 and rows < batch
-            if rows >= (2 if smaller else 1) * self.rank.world_size:
+            if start == 0 or rows == batch or rows >= max(2, self._least * self.rank.world_size):
                 yield rows
+
+    @cached_property
+    def _least(self) -> int:
+        """The fewest images of a batch with which each process can do something."""
+        layers = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+        alone = [one for one in layers if not isinstance(one, nn.SyncBatchNorm)]
+        return 2 if alone else min(len(layers), 1)
 
     def epoch_means(self) -> tuple[float, float]:
         """Mean loss and training accuracy of the epoch so far; under mixup the label of the larger part counts."""
@@ -253,57 +276,3 @@ def _optimiser(network: nn.Module, method: Method, recipe: Recipe, device: torch
         for parameter in (one for one in network.parameters() if one.requires_grad):
             optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimiser
-
-
-# Several processes, one network: what ``torchrun`` starts.
-
-
-@dataclass(frozen=True)
-class Rank:
-    """Which of ``world_size`` processes this is, counted from 0; each trains on its part of every batch."""
-
-    index: int = 0
-    world_size: int = 1
-
-    def rows(self, batch: int) -> range:
-        """The places of a batch that are this process's."""
-        return range(batch * self.index // self.world_size, batch * (self.index + 1) // self.world_size)
-
-
-def processes() -> int:
-    """How many processes ``torchrun`` has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_first() -> bool:
-    """Whether this process is the one that writes files and speaks."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def own_device(device: torch.device) -> torch.device:
-    """The device of this process: GPU ``k`` for the ``k``-th process of a machine."""
-    if device.type != "cuda" or processes() == 1:
-        return device
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
-@contextmanager
-def joined(device: torch.device) -> Iterator[Rank]:
-    """Inside the block the processes know each other; yields this one's rank."""
-    if processes() == 1:
-        yield Rank()
-        return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield Rank(distributed.get_rank(), distributed.get_world_size())
-    finally:
-        distributed.destroy_process_group()
-
-
-def data_parallel(network: nn.Module, rank: Rank, device: torch.device) -> nn.Module:
-    """The network, with gradients averaged over all processes."""
-    if rank.world_size == 1:
-        return network
-    return nn.parallel.DistributedDataParallel(network, [device.index] if device.type == "cuda" else None)

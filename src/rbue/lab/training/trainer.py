@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from rbue.errors import RbueError, warn
 from rbue.files import DiskFull, append_text, parse_json, write_bytes
 from rbue.lab.methods.base import Method, spec_of
+from rbue.lab.processes import Rank
 from rbue.lab.training.batches import Batches
 from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
 from rbue.lab.training.engines import Engine, PlainEngine, engine_for
 from rbue.lab.training.recipe import Recipe
-from rbue.lab.training.step import Rank, TrainingStep
+from rbue.lab.training.step import TrainingStep
 
 _SAVING_PART, _WRITING_PART = 0.005, 0.02
 """Where epochs are short: the largest part of the time that training waits for checkpoints, and the largest in which
@@ -162,6 +163,7 @@ class _Runner:
             self.progress = load_checkpoint(
                 job.checkpoint, job.network, self.step.optimiser, job.settings(), self._average()
             )
+        self._refuse_other_beginnings()
         self.engine: Engine = PlainEngine(self.step)  # of one that has nothing left to run
         if not self.finished:
             self.engine = engine_for(self.step, engine, int(self.progress["epoch"]))
@@ -169,6 +171,15 @@ class _Runner:
         file = job.checkpoint if job.rank.index == 0 else None
         self.writer = None if file is None else CheckpointWriter(file)
         self.saving, self.saved_at = 0.0, time.perf_counter()
+
+    def _refuse_other_beginnings(self) -> None:
+        """Processes that wait for each other must have as many steps to take."""
+        epochs = self.job.rank.of_all(int(self.progress["epoch"]))
+        if len(set(epochs)) > 1:
+            raise RbueError(
+                f"the processes would begin after {', '.join(map(str, epochs))} epochs; put the folder of runs, with "
+                f"{self.job.checkpoint}, where all machines see it."
+            )
 
     def _average(self) -> dict[str, Tensor] | None:
         return None if self.step.average is None else self.step.average.tensors
@@ -220,7 +231,8 @@ class _Runner:
         network = self.job.network
         # Of the buffers only running_mean, running_var and the like: a mask may hold -inf from the start.
         statistics = (buffer for name, buffer in network.named_buffers() if ".running_" in f".{name}")
-        return all(bool(torch.isfinite(tensor).all()) for tensor in (*network.parameters(), *statistics))
+        finite = all(bool(torch.isfinite(tensor).all()) for tensor in (*network.parameters(), *statistics))
+        return all(self.job.rank.of_all(finite))  # each process has statistics of its own
 
     def _is_time_to_save(self, writer: CheckpointWriter, now: float) -> bool:
         pause = max(self.saving / _SAVING_PART, writer.seconds / _WRITING_PART)
