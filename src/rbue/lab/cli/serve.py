@@ -166,7 +166,7 @@ def _refuse(typed: dict[str, str], names: tuple[str, ...], why: str) -> None:
 
 def _network(path: Path, model: str | None, device: str | None) -> nn.Module:
     """The network of a saved file, from a factory that takes no arguments."""
-    from rbue.lab.models.registry import find_own
+    from rbue.lab.own_code import find_own
     from rbue.saving import load
 
     place, _, attribute = (model or "").partition(":")

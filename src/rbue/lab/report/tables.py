@@ -254,10 +254,22 @@ def csv_table(table: Table) -> str:
 
 
 def csv_rows(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Values as comma-separated lines below one with their names; None is an empty field."""
+    """Values as comma-separated lines below one with their names; None is an empty field.
+
+    A spreadsheet would run text that begins like a formula, so that gets an apostrophe first, which it hides.
+
+    >>> print(csv_rows(["class", "count"], [["=1+1", -2]]), end="")
+    class,count
+    '=1+1,-2
+    """
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([names, *rows])
+    lines = ([_no_formula(value) for value in row] for row in (names, *rows))
+    csv.writer(buffer, lineterminator="\n").writerows(lines)
     return buffer.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 LATEX_PACKAGES = r"\usepackage{booktabs,float,graphicx}"

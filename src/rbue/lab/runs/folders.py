@@ -41,6 +41,7 @@ from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import checksum, json_bytes, locked, read_json, write_bytes, write_json
 from rbue.lab.methods import Method, parse, spec_of
+from rbue.lab.own_code import NotNamed, named_by, note_named, refuse_unnamed
 from rbue.lab.training.checkpoint import INDEX, ONE_FILE
 from rbue.lab.training.recipe import Recipe, real_number, whole_number
 
@@ -118,12 +119,26 @@ class RunConfig:
         return {**asdict(self), "recipe": self.recipe.as_json()}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> RunConfig:
-        """The inverse of :meth:`as_json`."""
+    def from_json(cls, content: dict[str, Any], file: object = "this config.json") -> RunConfig:
+        """The inverse of :meth:`as_json`; code of one's own that the ``file`` names is not run for it.
+
+        Raises:
+            NotNamed: it names code that the user has not named (:mod:`rbue.lab.own_code`).
+            RbueError: it holds no such settings.
+        """
         try:
-            return cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
+            with named_by(file):
+                config = cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
+                if ":" in config.model:
+                    refuse_unnamed(config.model)
+                return config
+        except NotNamed:
+            raise
         except (KeyError, TypeError) as error:
-            raise RbueError(f"this config.json was written by another version of rbue ({error}).") from error
+            raise RbueError(f"{file} was written by another version of rbue ({error}).") from error
+        except (RbueError, OverflowError) as error:
+            kind = InvalidInput if isinstance(error, InvalidInput) else RbueError
+            raise kind(f"{file} holds settings that cannot be used: {error}") from error
 
 
 def _canonical(method: Any) -> str:
@@ -182,7 +197,8 @@ class RunFolder:
 
     def config(self) -> RunConfig:
         """The settings written in the folder."""
-        return RunConfig.from_json(read_json(self._config, "the command that trained this run writes it anew"))
+        content = read_json(self._config, "the command that trained this run writes it anew")
+        return RunConfig.from_json(content, self._config)
 
     @property
     def _config(self) -> Path:
@@ -190,6 +206,7 @@ class RunFolder:
 
     def open(self, config: RunConfig, environment: dict[str, Any]) -> None:
         """Make the folder and note what is to run in it; settings that cannot be read are written anew."""
+        note_named()
         if not self._config.exists():
             write_json(self.path / "environment.json", environment)
         try:

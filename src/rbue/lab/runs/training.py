@@ -14,7 +14,7 @@ from rbue.call_sites import innermost
 from rbue.errors import RbueError, warn
 from rbue.lab import data, models
 from rbue.lab.environment import facts
-from rbue.lab.models.registry import source_checksum
+from rbue.lab.own_code import source_checksum
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import draws_from_torch, fresh_network
 from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
