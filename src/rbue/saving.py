@@ -8,6 +8,7 @@ the user's, and :func:`load` is given a network of it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ from rbue.torch_internals import tree_leaves, tree_map_only
 KIND, FORMAT = "converted network", 1
 _ROWS = 2
 """Images of an example that are enough to find sites with."""
+_LARGEST = 1 << 28
+"""Numbers in an example: a file is not believed beyond that, for zeros of its shape are made to find sites with."""
 _NAMED = 3
 """Names in an error; the others are counted."""
 
@@ -115,7 +118,9 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
         random, same = note["random"], note["same"]
         name, settings = str(note["activation"]["class"]), dict(note["activation"]["settings"])
         tensors |= {name: tensors[first] for name, first in same.items()}
-        temperature, classes, others = float(note["temperature"]), note["classes"], dict(note["plain"])
+        temperature, classes, others = float(note["temperature"]), class_names(note["classes"]), dict(note["plain"])
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"a temperature of {temperature}")
         chosen = None if random is None else frozenset((sites[k].path, sites[k].call) for k in random)
         kept = None if note["example"] is None else _from_json(note["example"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -387,7 +392,10 @@ def _from_json(value: Mapping[str, Any]) -> Any:
         dtype = getattr(torch, value["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise TypeError(value["dtype"])
-        return torch.empty(value["shape"], dtype=dtype, device="meta")
+        found = torch.empty(value["shape"], dtype=dtype, device="meta")
+        if found.numel() > _LARGEST:
+            raise ValueError(f"an example of shape {value['shape']}")
+        return found
     if "dict" in value:
         return {key: _from_json(one) for key, one in value["dict"].items()}
     for kind in (tuple, list):

@@ -131,9 +131,9 @@ def _scaled(folder: Path | None, scale: float, height: int, width: int) -> tuple
 
 def _read(path: Path) -> Bytes:
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=("JPEG", "PNG")) as image:
             return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} is not a whole image ({error}); get it again.") from error
 
 

@@ -226,8 +226,13 @@ def markdown_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], right:
     return "".join(f"| {' | '.join(line)} |\n" for line in (headings, rule, *rows))
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
+"""Control characters but those that are white space."""
+
+
 def markdown_text(text: str) -> str:
-    """Text in which no character is markup, on one line."""
+    """Text in which no character is markup, on one line; a terminal that shows the file gets no control character."""
+    text = _CONTROL.sub("\ufffd", text)
     return re.sub(r"([\\`*_{}\[\]<>|#~$&])", r"\\\1", " ".join(text.split()))
 
 
@@ -297,7 +302,11 @@ def latex_text(text: str) -> str:
     """
 
     def known(letter: str) -> str:
-        return letter if letter <= "\u00ff" else rf"\textless{{}}U+{ord(letter):04X}\textgreater{{}}"
+        return (
+            letter
+            if letter <= "\u00ff" and not _CONTROL.match(letter)
+            else rf"\textless{{}}U+{ord(letter):04X}\textgreater{{}}"
+        )
 
     return re.sub("-(?=-)", "-{}", "".join(_SPECIAL.get(letter) or known(letter) for letter in text))
 

@@ -42,6 +42,7 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.files import checksum, json_bytes, locked, read_json, write_bytes, write_json
 from rbue.lab.methods import Method, parse, spec_of
 from rbue.lab.own_code import NotNamed, named_by, note_named, refuse_unnamed
+from rbue.lab.runs.forms import EACH, FORMS, misfit
 from rbue.lab.training.checkpoint import INDEX, ONE_FILE
 from rbue.lab.training.recipe import Recipe, real_number, whole_number
 
@@ -240,6 +241,9 @@ class RunFolder:
         if not (isinstance(content, dict) and _ALWAYS_THERE.get(name, set()) <= content.keys()):
             raise RbueError(f"{path} has another form; remove it to have it made again.")
         self._refuse_damage(path)
+        wrong = misfit(content, FORMS.get(name, {}))
+        if wrong:
+            raise RbueError(f"{path} has another form at {wrong[:100]!r}; remove it to have it made again.")
         return content
 
     def entries(self, name: str) -> dict[str, dict[str, Any]]:
@@ -268,7 +272,7 @@ class RunFolder:
     def _checksums(self) -> dict[str, list[str]]:
         """The checksums that files may have, by name; runs from before they were noted have none."""
         content = read_json(self._noted, "remove it") if self._noted.exists() else {}
-        if not isinstance(content, dict) or not all(isinstance(sums, list) for sums in content.values()):
+        if misfit(content, {EACH: [lambda one: isinstance(one, str)]}):
             raise RbueError(f"{self._noted} has another form; remove it.")
         return content
 

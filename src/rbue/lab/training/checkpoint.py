@@ -8,6 +8,7 @@ those of the network itself, whatever wrapper it trains in, and nothing in these
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,7 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json, read_safetensors, safetensors_bytes, write_bytes, write_json
 
 ONE_FILE, INDEX = "weights.safetensors", "weights.index.json"
+_SHARD = re.compile(r"weights-\d+-of-\d+\.safetensors")
 _WEIGHTS, _MOMENTUM, _AVERAGE = "weights.", "momentum.", "average."
 _LARGEST_PIECE = 64 << 20
 """Bytes of tensors that are copied together: as much memory has to be free on the GPU."""
@@ -55,9 +57,18 @@ def load_weights(folder: Path, network: nn.Module) -> None:
         path = folder / INDEX
         if not path.exists():
             raise RbueError(f"{folder} holds no weights ({ONE_FILE} or {INDEX}); remove it and train it again.")
-        files = sorted(set(read_json(path)["weight_map"].values()))
-        tensors = {name: value for file in files for name, value in _read(folder / file).items()}
+        index = read_json(path)
+        files = set(index["weight_map"].values()) if _is_index(index) else set()
+        if not files:
+            raise RbueError(f"{path} names no files beside it; remove {folder} and train it again.")
+        tensors = {name: value for file in sorted(files) for name, value in _read(folder / file).items()}
     _put_weights(network, tensors, path)
+
+
+def _is_index(content: Any) -> bool:
+    """Whether it says which file holds each tensor, all of them in the folder that it lies in."""
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    return isinstance(places, dict) and all(isinstance(one, str) and _SHARD.fullmatch(one) for one in places.values())
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -239,8 +250,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
     """The tensors and the progress note of a file; nothing in it is ever executed."""
     try:
         tensors, note = read_safetensors(path)
-        if not isinstance(note, dict) or not isinstance(note.get("epoch"), int):
+        if not isinstance(note, dict) or type(note.get("epoch")) is not int or note["epoch"] < 0:
             raise ValueError("it does not note an epoch")
+        numbers = all(isinstance(note.get(name, 0.0), int | float) for name in ("seconds", "loss", "accuracy"))
+        if not numbers or not isinstance(note.get("settings", {}), dict):
+            raise ValueError("it notes no progress of a training")
         return tensors, note
     except (SafetensorError, OSError, ValueError) as error:
         raise RbueError(f"{path} is not a readable checkpoint ({error}); remove it to start again.") from error
