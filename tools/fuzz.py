@@ -85,7 +85,7 @@ def judge(target: Any, seed: int, number: int, base: Path, folder: Path, loud: b
     except target.errors as error:
         if loud:
             traceback.print_exc()
-        fault = _fault(str(error), file.name if target.names_file else "")
+        fault = _fault(str(error), (file.name, str(folder)) if target.names_file else ("",))
         return ("bad message", f"{word}: {fault}: {error}") if fault else ("refused", word)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are no answers either
         if loud:
@@ -97,8 +97,8 @@ def judge(target: Any, seed: int, number: int, base: Path, folder: Path, loud: b
         return kind, f"{word} in {file}: {type(error).__name__} at {where}: {str(error)[:200]}"
 
 
-def _fault(message: str, name: str) -> str:
-    """What is wrong with the words of an error."""
+def _fault(message: str, names: tuple[str, ...]) -> str:
+    """What is wrong with the words of an error; a set of several files is named by its folder."""
     if not message.strip():
         return "empty"
     if "\n" in message.strip():
@@ -107,7 +107,7 @@ def _fault(message: str, name: str) -> str:
         return f"{len(message)} letters"
     if not message.rstrip().endswith((".", "?", ")")):
         return "no sentence"
-    return "" if name in message else f"does not name {name}"
+    return "" if any(name in message for name in names) else f"does not name {names[0]}"
 
 
 def _listing(place: Path, folder: Path) -> list[tuple[str, int, int]]:

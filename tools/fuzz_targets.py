@@ -41,6 +41,7 @@ from rbue.lab.runs.loading import load_run
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.training import Job, train
 from rbue.lab.training.checkpoint import save_weights
+from rbue.lab.training.trainer import Diverged
 
 Mutation = Callable[[Random, bytes], tuple[str, bytes]]
 
@@ -221,7 +222,10 @@ def _build_state(folder: Path) -> None:
 
 def _read_state(folder: Path, file: Path, random: Random) -> Any:
     job = _job(folder)
-    summary = train(job, "plain")
+    try:
+        summary = train(job, "plain")
+    except Diverged:  # from numbers that are no good, in a file that is
+        return {}
     if summary.epochs < 3 or not isinstance(summary.loss, float):
         raise Wrong(f"{summary}")
     return dict(job.network.state_dict())
@@ -470,7 +474,7 @@ def _evil_pickle(random: Random, whole: bytes) -> tuple[str, bytes]:
     call = b"cos\nsystem\n(S'touch pwned'\ntR."
     laughs = b"](" + b"K\x00" * 100 + b"eq\x00"
     for level in range(1, 8):
-        laughs += b"](" + b"h" + bytes([level - 1]) + (b"h" + bytes([level - 1])) * 99 + b"eq" + bytes([level])
+        laughs += b"0](" + (b"h" + bytes([level - 1])) * 100 + b"eq" + bytes([level])
     content = pickle.dumps({b"data": _planes(), b"labels": _arrays()[1].tolist()}, protocol=random.choice((0, 1, 2, 4)))
     kinds = {
         "call": call,
@@ -669,12 +673,6 @@ def targets() -> dict[str, Target]:
     """Every target by its name."""
     sealed = (mutations.safetensors_fields,)
     found = [
-        Target(
-            "run JSON", _build_run, [*(f"**/{name}.json" for name in JSON_OF_RUN), "**/log.jsonl"], _read_json_of_run,
-            (_lines,), share=2, check=lambda found: True, names_file=False,
-        ),
-        Target("active JSON", _build_active, ("**/active.json", "**/rounds.json", "paper/settings.json"), _read_active,
-               (mutations.json_fields,), _is_ok, names_file=False),
         Target("weights", _build_run, ("**/weights.safetensors",), _read_weights, sealed, _are_weights, 2),
         Target("shards", _build_shards, ("**/weights-*.safetensors", "**/weights.index.json"), _read_weights,
                (_shard_fields,), _are_weights, 2, names_file=False),
@@ -697,6 +695,12 @@ def targets() -> dict[str, Target]:
                (_archive_members,), _is_split, 3),
         Target("stored set", _build_store, ("fuzzed/*",), _read_store, (_store_fields,), _is_split, 2),
         Target("probabilities", _build_probs, ("*",), _read_probs, (_array_fields,), _is_ok, 2),
+        Target(
+            "run JSON", _build_run, [*(f"**/{name}.json" for name in JSON_OF_RUN), "**/log.jsonl"], _read_json_of_run,
+            (_lines,), share=2, check=lambda found: True, names_file=False,
+        ),
+        Target("active JSON", _build_active, ("**/active.json", "**/rounds.json", "paper/settings.json"), _read_active,
+               (mutations.json_fields,), _is_ok, names_file=False),
     ]  # fmt: skip
     return {one.name: one for one in found}
 

@@ -25,7 +25,7 @@ from rbue.activations import Randomness
 from rbue.call_sites import Site, SiteTable, conversion_of, innermost, install
 from rbue.call_sites.following import converted_part
 from rbue.call_sites.tracing import find_sites
-from rbue.errors import ConversionError, InvalidInput, RbueError, warn
+from rbue.errors import ConversionError, InvalidInput, RbueError, reason, warn
 from rbue.files import read_safetensors, safetensors_bytes, write_bytes
 from rbue.torch_internals import tree_leaves, tree_map_only
 
@@ -124,7 +124,7 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
         chosen = None if random is None else frozenset((sites[k].path, sites[k].call) for k in random)
         kept = None if note["example"] is None else _from_json(note["example"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InvalidInput(f"{file} has a damaged description ({error!r}); save the network again.") from error
+        raise InvalidInput(f"{file} has a damaged description ({reason(error)}); save the network again.") from error
     activation = _activation(file, name, settings, activation)
     _load_tensors(file, network, tensors)
     if sites:
@@ -248,7 +248,7 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, note = read_safetensors(file)
     except SafetensorError as error:
         raise InvalidInput(
-            f"{file} is cut off or no safetensors file ({error}); give one that rbue.save wrote."
+            f"{file} is cut off or no safetensors file ({reason(error)}); give one that rbue.save wrote."
         ) from error
     except ValueError as error:
         raise InvalidInput(f"{file} cannot be read: {error}; save the network again.") from error
@@ -261,7 +261,7 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     if not isinstance(note.get("format"), int) or note["format"] > FORMAT:
         raise InvalidInput(
-            f"{file} has format {note.get('format')}, by rbue {note.get('rbue')}, and rbue {__version__} reads up to "
+            f"{file} has format {note.get('format')!r:.50}, by rbue {note.get('rbue')!r:.50}, and rbue {__version__} reads up to "
             f"format {FORMAT}; update rbue."
         )
     return tensors, note
@@ -333,7 +333,7 @@ def _sites_again(network: nn.Module, example: Any, activation: Randomness) -> Si
         raise
     except Exception as error:  # of the network's own code, or torch's
         raise ConversionError(
-            f"{type(network).__name__} cannot run on the example that its sites are found with ({error}); give "
+            f"{type(network).__name__} cannot run on the example that its sites are found with ({reason(error)}); give "
             "load(..., example=x) with an input that it takes."
         ) from error
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 from PIL import Image
 
+from rbue.errors import reason
 from rbue.lab.corruptions.corrupting import Batch, Floats, corruption
 from rbue.lab.data.images import Bytes
 from rbue.lab.data.registry import DataError
@@ -134,7 +135,7 @@ def _read(path: Path) -> Bytes:
         with Image.open(path, formats=("JPEG", "PNG")) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is not a whole image ({error}); get it again.") from error
+        raise DataError(f"{path} is not a whole image ({reason(error)}); get it again.") from error
 
 
 def shrink(texture: Bytes, scale: float) -> Bytes:

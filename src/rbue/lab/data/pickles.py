@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rbue.errors import reason
 from rbue.lab.data.registry import DataError
 
 
@@ -130,7 +131,7 @@ def read_pickle(data: bytes, place: str) -> dict[Any, Any]:
     except RecursionError:
         raise DataError(f"{place} is nested too deeply to be plain data; get the file again.") from None
     except Exception as error:
-        raise DataError(f"{place} is not a whole pickle ({error or type(error).__name__}); get it again.") from error
+        raise DataError(f"{place} is not a whole pickle ({reason(error)}); get it again.") from error
     if not isinstance(content, dict):
         raise DataError(f"{place} holds a {type(content).__name__} instead of a dictionary; get the file again.")
     return content

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from rbue.errors import reason
 from rbue.lab.data.images import OFFICIAL, Bytes, Checksums, ImageSet, Labels, checksums
 from rbue.lab.data.registry import Chunk, DataError, DataSet, Layout, Progress, SplitFiles, silent
 
@@ -94,7 +95,7 @@ class ArchiveSource:
             raise
         except _DAMAGED as error:
             raise DataError(
-                f"{path} is not a whole archive ({error or type(error).__name__}); delete it and fetch it again."
+                f"{path} is not a whole archive ({reason(error)}); delete it and fetch it again."
             ) from error
         self._prefix = self._folder_of(marker)
 
@@ -137,7 +138,7 @@ class ArchiveSource:
             stream = self._archive.extractfile(info)  # type: ignore[arg-type]
             return stream.read() if stream is not None else b""
         except _DAMAGED as error:
-            raise DataError(f"{self.place(name)} is damaged or truncated ({error or type(error).__name__}).") from error
+            raise DataError(f"{self.place(name)} is damaged or truncated ({reason(error)}).") from error
 
     def children(self, name: str) -> list[str]:
         """Names directly inside a folder, sorted, shorter ones first."""

@@ -32,14 +32,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rbue import random_stream
-from rbue.errors import InvalidInput, RbueError
-from rbue.files import checksum, json_bytes, locked, read_json, write_bytes, write_json
+from rbue.errors import InvalidInput, RbueError, reason
+from rbue.files import checksum, json_bytes, load_array, locked, read_json, write_bytes, write_json
 from rbue.lab.methods import Method, parse, spec_of
 from rbue.lab.own_code import NotNamed, named_by, note_named, refuse_unnamed
 from rbue.lab.runs.forms import EACH, FORMS, misfit
@@ -358,13 +357,11 @@ def belong_to(path: Path, result: Mapping[str, Any]) -> bool:
 def read_probs(path: Path) -> NDArray[np.float32]:
     """Mean probabilities kept earlier, summing to one again after their rounding."""
     try:
-        with path.open("rb") as file:
-            stored = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise RbueError(f"{path} cannot be read ({error}); remove it to have it made again.") from error
-    if not isinstance(stored, np.ndarray) or stored.dtype.kind != "f":
-        what = stored.dtype if isinstance(stored, np.ndarray) else "several arrays"
-        raise RbueError(f"{path} holds {what} instead of floats; remove it to have it made again.")
+        stored = load_array(path)
+    except (OSError, ValueError) as error:
+        raise RbueError(f"{path} cannot be read ({reason(error)}); remove it to have it made again.") from error
+    if stored.dtype.kind != "f":
+        raise RbueError(f"{path} holds {stored.dtype} instead of floats; remove it to have it made again.")
     if stored.ndim != 2:
         raise RbueError(
             f"{path} has shape {stored.shape} instead of (images, classes); remove it to have it made again."

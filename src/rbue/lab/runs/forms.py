@@ -111,7 +111,7 @@ FORMS: Mapping[str, Form] = {
     "rounds": {
         "first": [_whole],
         "data": _IMAGES,
-        "rounds": [{**_RESULT, "labels": _whole, "picked": _or_none([_whole]), "seconds": _seconds}],
+        "rounds": [{**_RESULT, "labels": _whole, "picked": _or_none([_whole]), "seconds": {EACH: _seconds}}],
     },
 }
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rbue.call_sites import evaluating, unchanged
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, reason
 from rbue.lab import data, models
 from rbue.lab.methods import Method
 from rbue.lab.runs.folders import RunConfig, RunFolder
@@ -107,7 +107,8 @@ def trained_on(config: RunConfig, root: Path) -> data.ImageSet:
         return data.ImageSet(pixels, labels, classes, record["name"], "test", mean, std)
     except (KeyError, ValueError) as error:
         raise RbueError(
-            f"{folder.path / 'training.json'} does not say what images it was trained on ({error}); train it again."
+            f"{folder.path / 'training.json'} does not say what images it was trained on ({reason(error)}); train it "
+            "again."
         ) from error
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from rbue.call_sites import innermost
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, reason
 from rbue.files import read_json, read_safetensors, safetensors_bytes, write_bytes, write_json
 
 ONE_FILE, INDEX = "weights.safetensors", "weights.index.json"
@@ -123,7 +123,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return read_safetensors(path)[0]
     except (SafetensorError, OSError, ValueError) as error:
-        raise RbueError(f"{path} cannot be read ({error}); remove {path.parent} and train it again.") from error
+        raise RbueError(f"{path} cannot be read ({reason(error)}); remove {path.parent} and train it again.") from error
 
 
 def snapshot(
@@ -227,6 +227,11 @@ def load_checkpoint(
         _refuse_other_settings(path, progress.get("settings", {}), settings)
     weights = {name[len(_WEIGHTS) :]: value for name, value in tensors.items() if name.startswith(_WEIGHTS)}
     _put_weights(network, weights, path)
+    beside: dict[str, Tensor] = {_MOMENTUM + name: value for name, value in network.named_parameters()}
+    beside |= {_AVERAGE + name: value for name, value in (average or {}).items()}
+    wrong = sorted(name for name in beside.keys() & tensors.keys() if tensors[name].shape != beside[name].shape)
+    if wrong:
+        raise RbueError(f"{path} holds the training of another network: {wrong[0]!r} has another shape.")
     for name, parameter in network.named_parameters():
         momentum = tensors.get(_MOMENTUM + name)
         if momentum is not None:
@@ -241,8 +246,8 @@ def _refuse_other_settings(path: Path, noted: Mapping[str, Any], settings: Mappi
     for name in dict.fromkeys([*noted, *settings]) if noted else ():  # the oldest checkpoints note none
         if noted.get(name) != settings.get(name):
             raise RbueError(
-                f"{path} holds a training with {name} {noted.get(name)}, not {settings.get(name)}; remove it to start "
-                "again, or give another file."
+                f"{path} holds a training with {name[:50]} {str(noted.get(name))[:200]}, not "
+                f"{str(settings.get(name))[:200]}; remove it to start again, or give another file."
             )
 
 
@@ -257,4 +262,4 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
             raise ValueError("it notes no progress of a training")
         return tensors, note
     except (SafetensorError, OSError, ValueError) as error:
-        raise RbueError(f"{path} is not a readable checkpoint ({error}); remove it to start again.") from error
+        raise RbueError(f"{path} is not a readable checkpoint ({reason(error)}); remove it to start again.") from error
