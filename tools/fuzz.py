@@ -25,6 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from queue import Empty, Queue
@@ -169,7 +170,7 @@ def fuzz(name: str, seed: int, count: int, place: Path) -> tuple[Counter[str], l
     outcomes: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     begun, at = time.perf_counter(), 0
-    (place.parent / "tmp").mkdir(exist_ok=True)
+    (place.parent / "tmp").mkdir(exist_ok=True)  # beside what is watched
     while at < count:
         worker, started, patience = Worker(name, seed, at, count, place), -1, 5 * SECONDS
         while True:
@@ -205,7 +206,8 @@ def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--inputs", type=int, default=12_000, help="how many in all")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--only", help="targets whose name has this text")
+    options.add_argument("--only", help="targets whose name has this text; others stay as they are in the output")
+    options.add_argument("--jobs", type=int, default=1, help="targets at the same time")
     options.add_argument("--input", type=int, help="one input of one target again, in this process")
     options.add_argument("-o", "--output", type=Path, default=ROOT / "results" / "fuzzing.json")
     given = options.parse_args()
@@ -219,14 +221,15 @@ def main() -> int:
         place = Path(name)
         if given.input is not None:
             return _again(next(iter(chosen.values())), given.seed, given.input, place)
-        shares = sum(one.share for one in chosen.values())
-        entries, failures = {}, list[dict[str, Any]]()
-        for number, (title, one) in enumerate(chosen.items()):
-            count = -(-given.inputs * one.share // shares)
-            folder = place / str(number)
+        shares = sum(one.share for one in targets().values())
+        entries, failures = _before(given) if given.only else ({}, list[dict[str, Any]]())
+
+        def run(title: str) -> None:
+            count = -(-given.inputs * chosen[title].share // shares)
+            folder = place / str([*chosen].index(title))
             folder.mkdir()
             outcomes, failed, seconds = fuzz(title, given.seed, count, folder)
-            failures += failed
+            failures[:] = [one for one in failures if one["target"] != title] + failed
             entries[title] = {
                 "inputs": count,
                 **{key: outcomes[key] for key in sorted(outcomes)},
@@ -234,8 +237,12 @@ def main() -> int:
             }
             print(f"{title}: {entries[title]}", flush=True)
             shutil.rmtree(folder)
+
+        with ThreadPoolExecutor(given.jobs) as pool:
+            list(pool.map(run, chosen))
+        entries = {title: entries[title] for title in targets() if title in entries}
     content = {
-        "command": f"python tools/fuzz.py --inputs {given.inputs} --seed {given.seed}",
+        "command": _command(given),
         "inputs": sum(one["inputs"] for one in entries.values()),
         "failures": failures,
         "seconds": sum(one["seconds"] for one in entries.values()),
@@ -249,6 +256,17 @@ def main() -> int:
     given.output.write_text(json.dumps(content, indent=1) + "\n")
     print(f"{content['inputs']} inputs, {len(failures)} failures")
     return 1 if failures else 0
+
+
+def _before(given: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What an earlier start with the same settings found of other targets."""
+    found = json.loads(given.output.read_text()) if given.output.exists() else {}
+    same = found.get("command") == _command(given)
+    return (found["targets"], found["failures"]) if same else ({}, [])
+
+
+def _command(given: argparse.Namespace) -> str:
+    return f"python tools/fuzz.py --inputs {given.inputs} --seed {given.seed}"
 
 
 def _again(target: Any, seed: int, number: int, place: Path) -> int:

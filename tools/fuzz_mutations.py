@@ -272,7 +272,7 @@ def _members_changed(random: Random, members: list[tuple[str, bytes]]) -> tuple[
     elif word == "twice":
         members.append((name, content[:10]))
     elif word == "bomb":
-        members[at] = name, bytes(64 << 20)
+        members[at] = name, bytes(8 << 20)
     elif word == "many":
         members += [(f"{name}.{k}", b"") for k in range(2000)]
     else:

@@ -261,10 +261,15 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     if not isinstance(note.get("format"), int) or note["format"] > FORMAT:
         raise InvalidInput(
-            f"{file} has format {note.get('format')!r:.50}, by rbue {note.get('rbue')!r:.50}, and rbue {__version__} reads up to "
-            f"format {FORMAT}; update rbue."
+            f"{file} has format {_quoted(note.get('format'))}, by rbue {_quoted(note.get('rbue'))}, and rbue "
+            f"{__version__} reads up to format {FORMAT}; update rbue."
         )
     return tensors, note
+
+
+def _quoted(value: Any) -> str:
+    """What a file says, without what a terminal obeys."""
+    return repr(value)[:50].strip("'")
 
 
 # ---- activations

@@ -77,7 +77,7 @@ def laughs(levels: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (laughs(7), "holds more than a million things"),
+        (laughs(7), "holds more than half a million things"),
         (b"\x80\x02}r\xff\xff\xff\x7f.", "numbers something 2147483647 among 9 bytes"),
         (b"\x80\x02}p-5\n.", "batch (is not a whole pickle|numbers something -5)"),
         (b"\x80\x02]q\x00h\x00a.", "is nested too deeply"),

@@ -196,4 +196,7 @@ def _conformal(engine: Engine, coverage: float, held_out: Path | None, seed: int
         raise InvalidInput(f"{held_out} is no .npz file with probs and labels ({why}).") from error
     if probs.ndim != 2 or probs.shape[1] != len(engine.classes):
         raise InvalidInput(f"{held_out} has probs of shape {probs.shape}; there are {len(engine.classes)} classes.")
-    return fitted(probs, labels, coverage)
+    try:
+        return fitted(probs, labels, coverage)
+    except InvalidInput as error:
+        raise InvalidInput(f"{held_out} cannot be used: {error}") from error

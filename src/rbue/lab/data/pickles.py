@@ -151,7 +151,7 @@ class _Plain:
     """
 
     def __init__(self) -> None:
-        self.left = 1_000_000
+        self.left = 500_000
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
         if depth > 8:
@@ -161,7 +161,7 @@ class _Plain:
         if type(value) in (list, dict):
             self.left -= len(value)
             if self.left < 0:
-                raise _Refused("holds more than a million things")
+                raise _Refused("holds more than half a million things")
         if type(value) is list:
             return [item if type(item) in (bytes, str, int) else self(item, depth + 1) for item in value]
         if type(value) is dict:

@@ -236,6 +236,11 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|#~$&])", r"\\\1", " ".join(text.split()))
 
 
+def whole_letters(text: str) -> str:
+    """Text that a file can hold: half letters, from names of files that are no UTF-8, become question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def csv_table(table: Table) -> str:
     """The table for spreadsheets and scripts: numbers unrounded, an empty field for a missing value.
 
@@ -270,7 +275,7 @@ def csv_rows(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     buffer = io.StringIO()
     lines = ([_no_formula(value) for value in row] for row in (names, *rows))
     csv.writer(buffer, lineterminator="\n").writerows(lines)
-    return buffer.getvalue()
+    return whole_letters(buffer.getvalue())
 
 
 def _no_formula(value: Any) -> Any:
