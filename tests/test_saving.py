@@ -338,3 +338,29 @@ def test_the_description_is_one_json_value(saved: Path) -> None:
     assert note["activation"] == {"class": "DropReLU", "settings": {"q": 0.8, "mask": "element"}}
     assert note["random"] == [2]
     assert note["same"] == {"also.weight": "head.weight"}
+
+
+def noted(file: Path, **changed: Any) -> Path:
+    """The file with other entries in its note, and its checksum right."""
+    tensors, note = files.read_safetensors(file)
+    file.write_bytes(files.safetensors_bytes(tensors, {**note, **changed}))
+    return file
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"classes": ["a", 1]},
+        {"classes": "abc"},
+        {"temperature": float("nan")},
+        {"temperature": 0},
+        {"temperature": -1.0},
+        {"example": {"shape": [1 << 20, 1 << 20], "dtype": "float32"}},
+    ],
+    ids=str,
+)
+def test_a_note_that_cannot_be_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    net = rbue.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), rbue.DropReLU(0.9), example=torch.zeros(1, 2))
+    rbue.save(net, tmp_path / "net.safetensors")
+    with pytest.raises(InvalidInput, match=r"net\.safetensors has a damaged description"):
+        rbue.load(noted(tmp_path / "net.safetensors", **changed), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))

@@ -8,6 +8,7 @@ from numbers import Integral
 _BETWEEN = ("rbue", "torch", "contextlib", "importlib")
 """Packages whose lines may lie between the user's and the one that warns."""
 
+_LONGEST = 300
 _ALIKE = 0.6
 """Words less alike than this, from 0 to 1, are no suggestion."""
 
@@ -53,6 +54,16 @@ def whole_number(value: object, name: str, *, least: int = 1, most: int | None =
         upper = "" if most is None else f" and at most {most}"
         raise InvalidInput(f"{name} is {number}; give a whole number of at least {least}{upper}.")
     return number
+
+
+def reason(error: BaseException) -> str:
+    r"""What another library's error says, on one line and not too long; its name if it says nothing.
+
+    >>> reason(ValueError("a bad\n number")), reason(MemoryError())
+    ('a bad number', 'MemoryError')
+    """
+    text = " ".join(str(error).split())
+    return (text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...") or type(error).__name__
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -15,12 +15,12 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rbue.errors import RbueError, warn
+from rbue.errors import RbueError, reason, warn
 
 try:
     import fcntl
@@ -28,6 +28,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 _numbers = itertools.count()
@@ -146,7 +147,7 @@ def read_json(path: Path, way_out: str = "remove it to have it made again") -> A
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RbueError(f"{path} cannot be read ({error}); {way_out}.") from error
+        raise RbueError(f"{path} cannot be read ({reason(error)}); {way_out}.") from error
 
 
 _DEEPEST = 100
@@ -168,6 +169,48 @@ def parse_json(text: str) -> Any:
         if not level:
             return content
     raise too_deep
+
+
+def load_array(file: Path | IO[bytes], mmap_mode: Literal["c", "r"] | None = None) -> NDArray[Any]:
+    """The array in a .npy file; no pickle is read.
+
+    Raises:
+        ValueError: whatever is wrong with it: NumPy reads headers by Python's parser, and believes what they promise.
+        OSError: it cannot be read.
+    """
+    import numpy as np
+
+    with _any_fault():
+        found = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
+    if not isinstance(found, np.ndarray):
+        raise ValueError("it holds several arrays")
+    return found
+
+
+def load_arrays(file: Path | IO[bytes], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Named arrays in an .npz file, with the same errors."""
+    import numpy as np
+
+    with _any_fault():
+        found = np.load(file, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise ValueError("it holds one array without a name")
+        with found:
+            arrays = {name: found[name] for name in names}
+    wrong = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is no array")
+    return arrays
+
+
+@contextlib.contextmanager
+def _any_fault() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # a bad zip file, zlib's, no memory for what a header promises, too deep a header
+        raise ValueError(reason(error)) from error
 
 
 def checksum(content: bytes) -> str:

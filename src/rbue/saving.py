@@ -8,6 +8,7 @@ the user's, and :func:`load` is given a network of it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,13 +25,15 @@ from rbue.activations import Randomness
 from rbue.call_sites import Site, SiteTable, conversion_of, innermost, install
 from rbue.call_sites.following import converted_part
 from rbue.call_sites.tracing import find_sites
-from rbue.errors import ConversionError, InvalidInput, RbueError, warn
+from rbue.errors import ConversionError, InvalidInput, RbueError, reason, warn
 from rbue.files import read_safetensors, safetensors_bytes, write_bytes
 from rbue.torch_internals import tree_leaves, tree_map_only
 
 KIND, FORMAT = "converted network", 1
 _ROWS = 2
 """Images of an example that are enough to find sites with."""
+_LARGEST = 1 << 28
+"""Numbers in an example: a file is not believed beyond that, for zeros of its shape are made to find sites with."""
 _NAMED = 3
 """Names in an error; the others are counted."""
 
@@ -115,11 +118,13 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
         random, same = note["random"], note["same"]
         name, settings = str(note["activation"]["class"]), dict(note["activation"]["settings"])
         tensors |= {name: tensors[first] for name, first in same.items()}
-        temperature, classes, others = float(note["temperature"]), note["classes"], dict(note["plain"])
+        temperature, classes, others = float(note["temperature"]), class_names(note["classes"]), dict(note["plain"])
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"a temperature of {temperature}")
         chosen = None if random is None else frozenset((sites[k].path, sites[k].call) for k in random)
         kept = None if note["example"] is None else _from_json(note["example"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InvalidInput(f"{file} has a damaged description ({error!r}); save the network again.") from error
+        raise InvalidInput(f"{file} has a damaged description ({reason(error)}); save the network again.") from error
     activation = _activation(file, name, settings, activation)
     _load_tensors(file, network, tensors)
     if sites:
@@ -243,7 +248,7 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, note = read_safetensors(file)
     except SafetensorError as error:
         raise InvalidInput(
-            f"{file} is cut off or no safetensors file ({error}); give one that rbue.save wrote."
+            f"{file} is cut off or no safetensors file ({reason(error)}); give one that rbue.save wrote."
         ) from error
     except ValueError as error:
         raise InvalidInput(f"{file} cannot be read: {error}; save the network again.") from error
@@ -256,10 +261,15 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     if not isinstance(note.get("format"), int) or note["format"] > FORMAT:
         raise InvalidInput(
-            f"{file} has format {note.get('format')}, by rbue {note.get('rbue')}, and rbue {__version__} reads up to "
-            f"format {FORMAT}; update rbue."
+            f"{file} has format {_quoted(note.get('format'))}, by rbue {_quoted(note.get('rbue'))}, and rbue "
+            f"{__version__} reads up to format {FORMAT}; update rbue."
         )
     return tensors, note
+
+
+def _quoted(value: Any) -> str:
+    """What a file says, without what a terminal obeys."""
+    return repr(value)[:50].strip("'")
 
 
 # ---- activations
@@ -328,7 +338,7 @@ def _sites_again(network: nn.Module, example: Any, activation: Randomness) -> Si
         raise
     except Exception as error:  # of the network's own code, or torch's
         raise ConversionError(
-            f"{type(network).__name__} cannot run on the example that its sites are found with ({error}); give "
+            f"{type(network).__name__} cannot run on the example that its sites are found with ({reason(error)}); give "
             "load(..., example=x) with an input that it takes."
         ) from error
 
@@ -387,7 +397,10 @@ def _from_json(value: Mapping[str, Any]) -> Any:
         dtype = getattr(torch, value["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise TypeError(value["dtype"])
-        return torch.empty(value["shape"], dtype=dtype, device="meta")
+        found = torch.empty(value["shape"], dtype=dtype, device="meta")
+        if found.numel() > _LARGEST:
+            raise ValueError(f"an example of shape {value['shape']}")
+        return found
     if "dict" in value:
         return {key: _from_json(one) for key, one in value["dict"].items()}
     for kind in (tuple, list):

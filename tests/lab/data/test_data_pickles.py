@@ -64,3 +64,27 @@ def test_pickles_of_python_3_are_read_too():
         got = read_pickle(pickle.dumps({"data": array, "labels": [1, 2], b"raw": b"\xff\0"}, protocol), "FILE")
         assert np.array_equal(got["data"] if "data" in got else got[b"data"], array)
         assert got[b"raw"] == b"\xff\0"
+
+
+def laughs(levels: int) -> bytes:
+    """Lists of a hundred times the list before: few bytes that are a hundred to that power of things."""
+    lists = b"](" + b"K\x00" * 100 + b"eq\x00"
+    for level in range(1, levels):
+        lists += b"0](" + (b"h" + bytes([level - 1])) * 100 + b"eq" + bytes([level])
+    return b"\x80\x02}U\x04data" + lists + b"s."
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (laughs(7), "holds more than half a million things"),
+        (b"\x80\x02}r\xff\xff\xff\x7f.", "numbers something 2147483647 among 9 bytes"),
+        (b"\x80\x02}p-5\n.", "batch (is not a whole pickle|numbers something -5)"),
+        (b"\x80\x02]q\x00h\x00a.", "is nested too deeply"),
+        (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fabc.", "is not a whole pickle"),
+    ],
+    ids=["laughs", "memo", "negative memo", "itself", "length"],
+)
+def test_a_small_file_does_not_ask_for_all_of_the_memory_or_time(content, words):
+    with pytest.raises(data.DataError, match=words):
+        read_pickle(content, "batch")

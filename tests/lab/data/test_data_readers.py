@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import tarfile
+import zipfile
 from dataclasses import replace
 
 import data_files as files
@@ -10,7 +13,8 @@ import numpy as np
 import pytest
 
 from rbue.lab import data
-from rbue.lab.data import registry
+from rbue.lab.data import readers, registry, source_files
+from rbue.lab.data.source_files import ArchiveSource
 
 EXACT = {
     "cifar10": [files.cifar10_binary, files.cifar10_python, files.cifar10_sheets],
@@ -208,3 +212,45 @@ def test_damaged_parts_are_named(jpegs, tmp_path):
     (parts / "index.json").write_text('["cat"]')
     with pytest.raises(data.DataError, match="no class code in the entry 'cat'"):
         data.import_("tiny-imagenet", parts, tmp_path / "root")
+
+
+def test_what_an_archive_says_of_itself_is_limited(tmp_path, monkeypatch):
+    for name, mode in (("set.tar", "w"), ("set.tar.gz", "w:gz")):
+        with tarfile.open(tmp_path / name, mode) as out:
+            for member in ("a/data.bin", "a/more"):
+                info = tarfile.TarInfo(member)
+                info.size = 200
+                out.addfile(info, io.BytesIO(bytes(200)))
+    with zipfile.ZipFile(tmp_path / "set.zip", "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("a/data.bin", bytes(200))
+        out.writestr("a/more", bytes(200))
+    names = ("set.tar", "set.tar.gz", "set.zip")
+    monkeypatch.setattr(source_files, "_LARGEST", 200)
+    assert all(ArchiveSource(tmp_path / name, "data.bin").read("data.bin") == bytes(200) for name in names)
+    monkeypatch.setattr(source_files, "_LARGEST", 199)
+    for name in names:
+        with pytest.raises(data.DataError, match=rf"{name}:a/data.bin would have 200 bytes"):
+            ArchiveSource(tmp_path / name, "data.bin").read("data.bin")
+    monkeypatch.setattr(source_files, "_MOST", 1)
+    for name in names:
+        with pytest.raises(data.DataError, match=f"{name} holds more than 1 files"):
+            ArchiveSource(tmp_path / name, "data.bin")
+
+
+def test_links_and_devices_in_an_archive_are_no_files(tmp_path):
+    with tarfile.open(tmp_path / "set.tar", "w") as out:
+        for name, kind in (("a", tarfile.SYMTYPE), ("b", tarfile.LNKTYPE), ("c", tarfile.CHRTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd"
+            out.addfile(info)
+        out.addfile(tarfile.TarInfo("../outside"))
+    source = ArchiveSource(tmp_path / "set.tar", "a")
+    assert not any(source.has(name) for name in "abc")
+    assert source.read("../outside") == b""
+    assert not (tmp_path.parent / "outside").exists()
+
+
+def test_a_label_that_no_integer_holds_is_refused():
+    assert readers._is_whole_numbers([0, -1])
+    assert not readers._is_whole_numbers([10**30])
+    assert not readers._is_whole_numbers([True])

@@ -178,7 +178,7 @@ def test_damage_to_a_stored_set_is_seen(shrink, tmp_path, monkeypatch):
         data.load("cifar10", "test", tmp_path / "root")
     with path.open("wb") as file:
         np.savez(file, np.zeros(3, np.uint8))
-    with pytest.raises(data.DataError, match=r"test-images.npy holds several arrays instead of"):
+    with pytest.raises(data.DataError, match=r"test-images.npy is .* damaged \(it holds several arrays\)"):
         data.load("cifar10", "test", tmp_path / "root")
     path.write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(data.DataError, match=r"test-images.npy is missing or damaged"):

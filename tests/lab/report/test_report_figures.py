@@ -384,3 +384,11 @@ def _lab(linear):
     x = weights @ np.clip(linear, 0, 1) / [0.95047, 1, 1.08883]
     f = np.where(x > 0.008856, np.cbrt(x), 7.787 * x + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def test_names_of_classes_are_no_formulas_and_no_markup():
+    names = [r"$\frac$", "</text><script>", "a --> b", "$x$"]
+    text = style.inline_svg(figures.confusion_matrix(np.eye(4, dtype=int), names), "alt", "p")
+    assert "<script" not in text
+    assert text.count(r"$\frac$") >= 2  # a name at each side
+    assert text.count(">$x$<") == 2

@@ -21,6 +21,7 @@ from rbue.lab.report.tables import (
     latex_text,
     markdown_rows,
     markdown_table,
+    markdown_text,
     percent,
     points,
     whole,
@@ -221,3 +222,13 @@ def test_formats():
 def test_tables_of_texts_are_written_as_they_are():
     assert markdown_rows(["a", "b"], [["`x`", "1"]], right=["b"]) == "| a | b |\n| --- | ---: |\n| `x` | 1 |\n"
     assert csv_rows(["a", "b"], [[None, 0.1], ["x,y", 2]]) == 'a,b\n,0.1\n"x,y",2\n'
+
+
+def test_a_spreadsheet_runs_no_text():
+    text = csv_rows(["=a", "b"], [["=cmd()", -1], ["@x", "+1"], ["\t=x", "-"], ["a=b", None]])
+    assert text == "'=a,b\n'=cmd(),-1\n'@x,'+1\n'\t=x,'-\na=b,\n"
+
+
+def test_control_characters_reach_neither_terminal_nor_tex():
+    assert not set(markdown_text("a\x1b[2J\x9b\x00b")) & set("\x1b\x9b\x00")
+    assert latex_text("a\x1bb") == r"a\textless{}U+001B\textgreater{}b"

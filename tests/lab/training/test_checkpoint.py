@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rbue.errors import InvalidInput, RbueError
-from rbue.files import write_bytes
+from rbue.files import safetensors_bytes, write_bytes
 from rbue.lab.training import checkpoint
 from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, load_weights, save_weights, snapshot
 from rbue.lab.training.trainer import EpochLog, EpochReport, read_log
@@ -271,3 +271,48 @@ def test_an_interruption_leaves_nothing_half_written(tmp_path, monkeypatch):
         write_bytes(path, b"new")
     assert [one.name for one in tmp_path.iterdir()] == ["notes"]
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [],
+        {},
+        {"weight_map": {}},
+        {"weight_map": ["a"]},
+        {"weight_map": {"0.weight": 3}},
+        {"weight_map": {"0.weight": "../weights-00001-of-00002.safetensors"}},
+        {"weight_map": {"0.weight": "/tmp/weights-00001-of-00002.safetensors"}},
+    ],
+    ids=str,
+)
+def test_an_index_names_files_beside_it(tmp_path, index):
+    (tmp_path / "weights.index.json").write_text(json.dumps(index))
+    with pytest.raises(RbueError, match=r"weights\.index\.json names no files beside it"):
+        load_weights(tmp_path, network(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("note", "words"),
+    [
+        ({"epoch": -1}, "does not note an epoch"),
+        ({"epoch": True}, "does not note an epoch"),
+        ({"epoch": 1, "seconds": "x"}, "notes no progress"),
+        ({"epoch": 1, "settings": []}, "notes no progress"),
+    ],
+)
+def test_a_checkpoint_notes_its_progress(tmp_path, note, words):
+    write_bytes(tmp_path / "state", safetensors_bytes({}, note))
+    with pytest.raises(RbueError, match=f"state is not a readable checkpoint .*{words}"):
+        checkpoint.read_tensors(tmp_path / "state")
+
+
+@pytest.mark.parametrize("kind", ["momentum", "average"])
+def test_momentum_and_average_have_the_shapes_of_the_network(tmp_path, kind):
+    one = nn.Linear(2, 2)
+    optimiser, average = torch.optim.SGD(one.parameters(), 0.1), {"weight": torch.zeros(2, 2)}
+    tensors = {f"weights.{name}": value.detach() for name, value in one.state_dict().items()}
+    content = safetensors_bytes({**tensors, f"{kind}.weight": torch.zeros(1)}, {"epoch": 1})  # it could be expanded
+    write_bytes(tmp_path / "state", content)
+    with pytest.raises(RbueError, match=f"state holds the training of another network: '{kind}.weight' has another"):
+        load_checkpoint(tmp_path / "state", one, optimiser, average=average)

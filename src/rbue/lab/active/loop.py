@@ -34,6 +34,7 @@ from rbue.files import read_json, write_json
 from rbue.lab import data
 from rbue.lab.active.picking import acquisition_named, check_samples, pick
 from rbue.lab.environment import facts
+from rbue.lab.own_code import note_named
 from rbue.lab.processes import processes
 from rbue.lab.runs.folders import RunConfig, RunFolder, as_name
 from rbue.lab.runs.measuring import measure, predict_images, usable_samples
@@ -97,14 +98,14 @@ class ActiveConfig:
         return {**{name: value for name, value in asdict(self).items() if name != "run"}, **run}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> ActiveConfig:
+    def from_json(cls, content: dict[str, Any], file: object = "this active.json") -> ActiveConfig:
         """The inverse of :meth:`as_json`."""
         own = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
         run = {name: value for name, value in content.items() if name not in own}
         try:
-            return cls(RunConfig.from_json(run), **own)
+            return cls(RunConfig.from_json(run, file), **own)
         except TypeError as error:
-            raise RbueError(f"this active.json was written by another version of rbue ({error}).") from error
+            raise RbueError(f"{file} was written by another version of rbue ({error}).") from error
 
     @property
     def id(self) -> str:
@@ -230,6 +231,7 @@ def _kept(folder: RunFolder) -> dict[str, Any]:
 
 def _opened(folder: RunFolder, config: ActiveConfig, images: data.ImageSet) -> dict[str, Any]:
     """Make the folder; what ``rounds.json`` holds before the first round."""
+    note_named()
     write_json(folder.path / "environment.json", facts())
     write_json(folder.path / f"{FILE}.json", config.as_json())
     return {
@@ -345,6 +347,7 @@ def read_active(folder: RunFolder) -> tuple[ActiveConfig, list[Round], dict[str,
     Raises:
         RbueError: a file cannot be read.
     """
-    config = ActiveConfig.from_json(read_json(folder.path / f"{FILE}.json"))
+    file = folder.path / f"{FILE}.json"
+    config = ActiveConfig.from_json(read_json(file), file)
     environment = folder.read("environment") or {}
     return config, list(_kept(folder).get("rounds", ())), environment

@@ -12,29 +12,35 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
 
 from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
+from rbue.lab import own_code
 from rbue.lab.cli import active, demo, inventory, measure, ood, paper, runs, serve, shift, train
 from rbue.lab.cli.options import takes_selection
 from rbue.lab.cli.output import Flowing, complain, remark
 from rbue.lab.processes import is_reported_elsewhere
 
-DEBUG = "--debug"
+DEBUG, TRUST = "--debug", "--trust"
 
 
 class Verbs(Flowing):
     """The verbs, with errors turned into one sentence and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Let ``--debug`` stand anywhere on the line."""
+        """Let ``--debug`` and ``--trust NAME`` stand anywhere on the line."""
         end = args.index("--") if "--" in args else len(args)
-        if DEBUG in args[:end]:
-            args = [DEBUG, *(word for word in args[:end] if word != DEBUG), *args[end:]]
-        return super().parse_args(ctx, args)
+        words, common, others = iter(args[:end]), list[str](), list[str]()
+        for word in words:
+            ours = word in (DEBUG, TRUST) or word.startswith(f"{TRUST}=")
+            (common if ours else others).append(word)
+            if word == TRUST:
+                common += islice(words, 1)
+        return super().parse_args(ctx, [*common, *others, *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb."""
@@ -146,11 +152,16 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error.")] = False,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(TRUST, metavar="NAME", help="Run this code, package.module:name, where a run asks for it."),
+    ] = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     """Honest uncertainty for image classifiers: train, measure and compare methods on your own data."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for --model my_networks:make
+    own_code.look_in(os.getcwd())  # for --model my_networks:make
+    if trust:
+        os.environ[own_code.TRUST] = ",".join([*trust, os.environ.get(own_code.TRUST, "")])  # processes inherit it
 
 
 def main() -> None:

@@ -58,8 +58,8 @@ def _console(file: TextIO) -> Console:
     return Console(file=file, width=wide, highlight=False, quiet=not is_first())
 
 
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""What a terminal obeys, or by which it turns text around; not the line feed."""
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys, or by which it turns text around, or that no file of text can hold; not the line feed."""
 
 
 def visible(text: str) -> str:

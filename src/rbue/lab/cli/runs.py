@@ -27,6 +27,7 @@ from rbue.lab.cli.output import (
     visible,
     working,
 )
+from rbue.lab.own_code import NotNamed
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs.", epilog="Example: rbue runs list")
 
 RunName = Annotated[str, typer.Argument(help=RUN_HELP)]
-BROKEN, MEASURED, TRAINED = "cannot be read", "measured", "trained"
+BROKEN, ASKS, MEASURED, TRAINED = "cannot be read", "asks for other code", "measured", "trained"
 
 _SHOWN_APART = ("data", "environment", "by_samples")
 """Parts of a result that are no list of names and values."""
@@ -147,9 +148,10 @@ def _summary(run: RunFolder) -> dict[str, Any]:
     entry: dict[str, Any] = {"run": str(run.path), "id": run.path.name.rpartition("-")[2]}
     try:
         config = run.config()
-    except RbueError:
+    except RbueError as error:
         unknown = dict.fromkeys(("data", "model", "method", "seed"), "?")
-        return {**entry, **unknown, "state": BROKEN, "weights": None, "accuracy": None}
+        state = ASKS if isinstance(error, NotNamed) else BROKEN
+        return {**entry, **unknown, "state": state, "weights": None, "accuracy": None}
     chosen = {"data": config.data, "model": config.model, "method": config.method, "seed": config.seed}
     broken = [name for name in ("results", "training") if not is_readable(run, name)]
     if broken:

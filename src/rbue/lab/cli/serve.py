@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from zipfile import BadZipFile
 
 import typer
 
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, reason
 from rbue.lab.cli.options import DRAWS, DeviceName, RunsFolder, device_named, find_run, fractions, was_typed
 from rbue.lab.cli.output import say, working
 
@@ -166,7 +165,7 @@ def _refuse(typed: dict[str, str], names: tuple[str, ...], why: str) -> None:
 
 def _network(path: Path, model: str | None, device: str | None) -> nn.Module:
     """The network of a saved file, from a factory that takes no arguments."""
-    from rbue.lab.models.registry import find_own
+    from rbue.lab.own_code import find_own
     from rbue.saving import load
 
     place, _, attribute = (model or "").partition(":")
@@ -183,8 +182,7 @@ def _network(path: Path, model: str | None, device: str | None) -> nn.Module:
 
 
 def _conformal(engine: Engine, coverage: float, held_out: Path | None, seed: int) -> Conformal:
-    import numpy as np
-
+    from rbue.files import load_arrays
     from rbue.lab.runs.serving import RunEngine, fitted
 
     if held_out is None:
@@ -192,11 +190,13 @@ def _conformal(engine: Engine, coverage: float, held_out: Path | None, seed: int
             return engine.conformal(coverage, seed)
         raise InvalidInput("--conformal needs held-out images; give --held-out an .npz file with probs and labels.")
     try:
-        with np.load(held_out, allow_pickle=False) as found:
-            probs, labels = found["probs"], found["labels"]
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        why = getattr(error, "strerror", None) or error
+        probs, labels = load_arrays(held_out, ("probs", "labels")).values()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or reason(error)
         raise InvalidInput(f"{held_out} is no .npz file with probs and labels ({why}).") from error
     if probs.ndim != 2 or probs.shape[1] != len(engine.classes):
         raise InvalidInput(f"{held_out} has probs of shape {probs.shape}; there are {len(engine.classes)} classes.")
-    return fitted(probs, labels, coverage)
+    try:
+        return fitted(probs, labels, coverage)
+    except InvalidInput as error:
+        raise InvalidInput(f"{held_out} cannot be used: {error}") from error

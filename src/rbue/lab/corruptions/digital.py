@@ -174,5 +174,5 @@ def jpeg_compression(batch: Batch, quality: float) -> Bytes:
     for row, image in zip(out, batch.images, strict=True):
         with io.BytesIO() as file:
             Image.fromarray(image).save(file, "JPEG", quality=int(quality))
-            row[:] = np.asarray(Image.open(file))
+            row[:] = np.asarray(Image.open(file, formats=("JPEG",)))
     return out

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 from PIL import Image
 
+from rbue.errors import reason
 from rbue.lab.corruptions.corrupting import Batch, Floats, corruption
 from rbue.lab.data.images import Bytes
 from rbue.lab.data.registry import DataError
@@ -131,10 +132,10 @@ def _scaled(folder: Path | None, scale: float, height: int, width: int) -> tuple
 
 def _read(path: Path) -> Bytes:
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=("JPEG", "PNG")) as image:
             return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} is not a whole image ({error}); get it again.") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} is not a whole image ({reason(error)}); get it again.") from error
 
 
 def shrink(texture: Bytes, scale: float) -> Bytes:

@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rbue._version import __version__
-from rbue.files import write_json
+from rbue.errors import reason
+from rbue.files import load_array, write_json
 from rbue.lab.corruptions.corrupting import SCHEME, SEVERITIES, check_severity, constants_of, corrupt, find
 from rbue.lab.corruptions.frost import FrostSource, frost_source
 from rbue.lab.data.images import Bytes, ImageSet, sha256_of
@@ -133,12 +134,11 @@ def _open_published(path: Path, test_set: ImageSet, name: str, severity: int, pr
 
 def _array(path: Path, shape: tuple[int, ...], test_set: ImageSet, kinds: str) -> NDArray[Any]:
     try:
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is missing or damaged ({error}); get {path.parent.name} again.") from error
-    fits = isinstance(array, np.ndarray) and array.shape == shape and array.dtype.kind in kinds
-    if not fits or (kinds == "u" and array.dtype != np.uint8):
-        what = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "no single array"
+        array = load_array(path, "c")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is missing or damaged ({reason(error)}); get {path.parent.name} again.") from error
+    if array.shape != shape or array.dtype.kind not in kinds or (kinds == "u" and array.dtype != np.uint8):
+        what = f"{array.dtype} {array.shape}"
         wanted = f"{'uint8' if kinds == 'u' else 'whole numbers'} {shape}"
         raise DataError(
             f"{path} holds {what} instead of {wanted}, five times the {len(test_set)} test images; "
@@ -244,7 +244,7 @@ def _cached(recipe: _Recipe, root: Path, progress: Progress) -> Bytes:
 def _open_generated(path: Path, record: Path, facts: dict[str, Any]) -> Bytes | None:
     try:
         written = json.loads(record.read_text(encoding="utf-8"))
-        images = np.load(path, mmap_mode="c", allow_pickle=False)
+        images = load_array(path, "c")
         whole = written["facts"] == facts and list(images.shape) == facts["shape"] and images.dtype == np.uint8
         return images if whole and sha256_of(images) == written["sha256"] else None
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, RecursionError):

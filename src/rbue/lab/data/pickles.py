@@ -10,10 +10,12 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
 
+from rbue.errors import reason
 from rbue.lab.data.registry import DataError
 
 
@@ -119,7 +121,8 @@ def read_pickle(data: bytes, place: str) -> dict[Any, Any]:
         DataError: Damaged, or anything in it that is not plain data.
     """
     try:
-        content = _plain(_Reader(io.BytesIO(data), encoding="bytes").load(), depth=0)
+        _check_sizes(data)
+        content = _Plain()(_Reader(io.BytesIO(data), encoding="bytes").load())
     except _Refused as refusal:
         raise DataError(
             f"{place} {refusal}; only plain data is read from pickles, so this file was refused and nothing in it was "
@@ -128,22 +131,41 @@ def read_pickle(data: bytes, place: str) -> dict[Any, Any]:
     except RecursionError:
         raise DataError(f"{place} is nested too deeply to be plain data; get the file again.") from None
     except Exception as error:
-        raise DataError(f"{place} is not a whole pickle ({error or type(error).__name__}); get it again.") from error
+        raise DataError(f"{place} is not a whole pickle ({reason(error)}); get it again.") from error
     if not isinstance(content, dict):
         raise DataError(f"{place} holds a {type(content).__name__} instead of a dictionary; get the file again.")
     return content
 
 
-def _plain(value: Any, depth: int) -> Any:
-    """The value with arrays in place of their stand-ins; refuses types that are not plain."""
-    if depth > 8:
-        raise _Refused("is nested too deeply")
-    if type(value) in (bytes, str, int):
-        return value
-    if type(value) is list:
-        return [item if type(item) in (bytes, str, int) else _plain(item, depth + 1) for item in value]
-    if type(value) is dict:
-        return {_plain(key, depth + 1): _plain(item, depth + 1) for key, item in value.items()}
-    if type(value) is _Array and value.value is not None:
-        return value.value
-    raise _Refused(f"holds a {type(value).__name__.lstrip('_')}")
+def _check_sizes(data: bytes) -> None:
+    """Refuse a place in the memo beyond the file's own length: all places before it would be given memory."""
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= len(data):
+            raise _Refused(f"numbers something {argument} among {len(data)} bytes")
+
+
+class _Plain:
+    """Puts arrays in place of their stand-ins and refuses types that are not plain.
+
+    One list may stand in another a hundred times, and that in a third: what is visited is counted, not what is there.
+    """
+
+    def __init__(self) -> None:
+        self.left = 500_000
+
+    def __call__(self, value: Any, depth: int = 0) -> Any:
+        if depth > 8:
+            raise _Refused("is nested too deeply")
+        if type(value) in (bytes, str, int):
+            return value
+        if type(value) in (list, dict):
+            self.left -= len(value)
+            if self.left < 0:
+                raise _Refused("holds more than half a million things")
+        if type(value) is list:
+            return [item if type(item) in (bytes, str, int) else self(item, depth + 1) for item in value]
+        if type(value) is dict:
+            return {self(key, depth + 1): self(item, depth + 1) for key, item in value.items()}
+        if type(value) is _Array and value.value is not None:
+            return value.value
+        raise _Refused(f"holds a {type(value).__name__.lstrip('_')}")

@@ -11,7 +11,6 @@ import io
 import json
 import re
 import struct
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -20,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rbue.errors import reason
+from rbue.files import load_arrays
 from rbue.lab.data.images import Bytes
 from rbue.lab.data.pickles import read_pickle
 from rbue.lab.data.registry import Chunk, DataError, DataSet, Reader, SplitFiles
@@ -100,7 +101,7 @@ def _read_idx(source: Source, file: str, shape: tuple[int, ...]) -> Bytes:
             with gzip.open(io.BytesIO(data)) as stream:
                 data = stream.read(header + size + 1)  # never more than what can be right
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{place} is damaged or truncated ({error}); get it again.") from error
+            raise DataError(f"{place} is damaged or truncated ({reason(error)}); get it again.") from error
     if data[:4] != bytes((0, 0, 8, len(shape))):
         raise DataError(f"{place} begins with {data[:4].hex()}, not as an idx file of {len(shape)} dimensions does.")
     found = struct.unpack(f">{len(shape)}I", data[4:header]) if len(data) >= header else ()
@@ -125,7 +126,7 @@ def svhn_mat(given: SplitFiles) -> Iterator[Chunk]:
         raise
     except Exception as error:
         raise DataError(
-            f"{place} is not a whole MATLAB 5 file with X and y ({error or type(error).__name__}); get it again."
+            f"{place} is not a whole MATLAB 5 file with X and y ({reason(error)}); get it again."
         ) from error
     if images.dtype != np.uint8 or images.shape != (*shape, count) or labels.shape != (count,):
         raise DataError(
@@ -188,19 +189,20 @@ def _read_picture(source: Source, file: str) -> Bytes:
                 raise DataError(f"{place} is {image.width}x{image.height}, too large for a sheet.")
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{place} is not a whole picture ({error}); get it again.") from error
+        raise DataError(f"{place} is not a whole picture ({reason(error)}); get it again.") from error
 
 
 def _read_npz(source: Source, file: str, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Named integer arrays of one dimension."""
     place = source.place(file)
     try:
-        with np.load(io.BytesIO(source.read(file)), allow_pickle=False) as arrays:
-            found = {key: arrays[key] for key in keys}
+        found = load_arrays(io.BytesIO(source.read(file)), keys)
     except DataError:
         raise
-    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError, AttributeError) as error:
-        raise DataError(f"{place} is not a whole .npz with {', '.join(keys)} ({error}); get it again.") from error
+    except (ValueError, OSError) as error:
+        raise DataError(
+            f"{place} is not a whole .npz with {', '.join(keys)} ({reason(error)}); get it again."
+        ) from error
     for key, array in found.items():
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise DataError(f"{place}: {key} is {array.dtype} {array.shape} instead of a list of whole numbers.")
@@ -211,11 +213,11 @@ def _read_json(source: Source, file: str) -> Any:
     try:
         return json.loads(source.read(file))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{source.place(file)} is not whole JSON ({error}); get it again.") from error
+        raise DataError(f"{source.place(file)} is not whole JSON ({reason(error)}); get it again.") from error
 
 
 def _is_whole_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int for value in values)
+    return isinstance(values, list) and all(type(value) is int and abs(value) < 1 << 31 for value in values)
 
 
 # TinyImageNet. Decoders may differ in the last bit of a JPEG, so no checksum of the decoded arrays is published; the
@@ -267,7 +269,9 @@ def _join_parts(source: Source, codes: tuple[str, ...], part: str) -> Iterator[t
     try:
         labels_of = [codes.index(code) for code in listed]
     except ValueError as error:
-        raise DataError(f"{source.place('index.json')} names a class the set does not have ({error}).") from error
+        raise DataError(
+            f"{source.place('index.json')} names a class the set does not have ({reason(error)})."
+        ) from error
     headers: dict[int, bytes] = {}
     number = 0
     while source.has(f"{part}-{number}.bin"):
@@ -302,7 +306,7 @@ def _listed_codes(index: Any, place: str) -> list[str]:
         values = list(entry.values()) if isinstance(entry, dict) else entry if isinstance(entry, list) else [entry]
         match = next((m for v in values if isinstance(v, str) and (m := re.match(r"n\d{8}\b", v))), None)
         if match is None:
-            raise DataError(f"{place} has no class code in the entry {entry!r}.")
+            raise DataError(f"{place} has no class code in the entry {str(entry)[:100]!r}.")
         codes.append(match.group())
     return codes
 
@@ -337,4 +341,4 @@ def read_jpeg(file: Any, size: tuple[int, int], place: object) -> Bytes:
                 raise DataError(f"{place} is {image.size[0]}x{image.size[1]} instead of {size[0]}x{size[1]}.")
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{place} is not a whole JPEG ({error}); get it again.") from error
+        raise DataError(f"{place} is not a whole JPEG ({reason(error)}); get it again.") from error

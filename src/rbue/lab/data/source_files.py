@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -18,10 +19,27 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from rbue.errors import reason
 from rbue.lab.data.images import OFFICIAL, Bytes, Checksums, ImageSet, Labels, checksums
 from rbue.lab.data.registry import Chunk, DataError, DataSet, Layout, Progress, SplitFiles, silent
 
-_DAMAGED = (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError)
+_DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    OverflowError,
+    RuntimeError,  # encrypted
+    struct.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    NotImplementedError,
+)
+_LARGEST = 1 << 30
+"""Bytes of a file in an archive, whose name says how large it is once unpacked; CIFAR's largest has 31 million."""
+_MOST = 1_000_000
+"""Files in an archive; TinyImageNet has 120,000."""
 
 
 class FolderSource:
@@ -71,9 +89,13 @@ class ArchiveSource:
                 self._files = {
                     info.name.removeprefix("./"): info for info in self._archive.getmembers() if info.isfile()
                 }
+            if len(self._files) > _MOST:
+                raise DataError(f"{path} holds more than {_MOST:,} files; it is another archive under this name.")
+        except DataError:
+            raise
         except _DAMAGED as error:
             raise DataError(
-                f"{path} is not a whole archive ({error or type(error).__name__}); delete it and fetch it again."
+                f"{path} is not a whole archive ({reason(error)}); delete it and fetch it again."
             ) from error
         self._prefix = self._folder_of(marker)
 
@@ -107,13 +129,16 @@ class ArchiveSource:
         info = self._files.get(self._prefix + name)
         if info is None:
             raise DataError(f"{self.path} holds no {name}; it may be another archive under this name.")
+        size = info.size if isinstance(info, tarfile.TarInfo) else info.file_size
+        if size > _LARGEST:
+            raise DataError(f"{self.place(name)} would have {size:,} bytes, which is no file of a data set.")
         try:
             if isinstance(self._archive, zipfile.ZipFile):
                 return self._archive.read(info)  # type: ignore[arg-type]
             stream = self._archive.extractfile(info)  # type: ignore[arg-type]
             return stream.read() if stream is not None else b""
         except _DAMAGED as error:
-            raise DataError(f"{self.place(name)} is damaged or truncated ({error or type(error).__name__}).") from error
+            raise DataError(f"{self.place(name)} is damaged or truncated ({reason(error)}).") from error
 
     def children(self, name: str) -> list[str]:
         """Names directly inside a folder, sorted, shorter ones first."""

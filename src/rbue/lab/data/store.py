@@ -22,12 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rbue._version import __version__
+from rbue.errors import reason
+from rbue.files import load_array
 from rbue.lab.data.folder import load_folder, splits_of
 from rbue.lab.data.images import Bytes, Checksums, ImageSet, Labels, compact_labels
 from rbue.lab.data.registry import (
@@ -128,7 +129,9 @@ def find_stored(root: Path, name: str) -> Stored | None:
             for split, entry in meta["splits"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({error}); remove {folder} and fetch or import the set again.") from error
+        raise DataError(
+            f"{path} is damaged ({reason(error)}); remove {folder} and fetch or import the set again."
+        ) from error
     return Stored(folder, splits)
 
 
@@ -198,16 +201,15 @@ def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
     try:
         large = path.stat().st_size >= MAPPED_FROM
         # Copy-on-write: torch can share the memory without a warning, and the file can never be changed through it.
-        array = np.load(path, mmap_mode="c" if large else None, allow_pickle=False)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        array = load_array(path, "c" if large else None)
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"{path} is missing or damaged ({error}); remove {path.parent} and fetch or import the set again."
+            f"{path} is missing or damaged ({reason(error)}); remove {path.parent} and fetch or import the set again."
         ) from error
-    single = isinstance(array, np.ndarray)
-    if not single or array.shape != shape or array.dtype.kind != "u":
-        what = f"{array.dtype} {array.shape}" if single else "several arrays"
+    if array.shape != shape or array.dtype.kind != "u":
         raise DataError(
-            f"{path} holds {what} instead of unsigned {shape}; remove {path.parent} and fetch or import the set again."
+            f"{path} holds {array.dtype} {array.shape} instead of unsigned {shape}; remove {path.parent} and fetch or "
+            "import the set again."
         )
     return array
 

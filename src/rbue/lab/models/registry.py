@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from hashlib import sha256
-from importlib import import_module
 from numbers import Integral
-from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -16,6 +13,7 @@ import torch
 from torch import nn
 
 from rbue.errors import InvalidInput, did_you_mean
+from rbue.lab.own_code import find_own
 
 Factory = Callable[..., nn.Module]
 _F = TypeVar("_F", bound=Factory)
@@ -110,46 +108,6 @@ def _create_own(spec: str, wanted: dict[str, Any]) -> nn.Module:
         raise InvalidInput(f"{spec} returned the same network twice; it must make a new one at each call.")
     _handed_out.add(network)
     return network
-
-
-def source_checksum(name: str) -> str | None:
-    """A checksum of the file that a network or method of one's own comes from, if there is such a file."""
-    if ":" not in name:
-        return None
-    try:
-        source = inspect.getsource(_module(name.partition(":")[0], name))
-    except (OSError, TypeError):
-        return None
-    return sha256(source.encode()).hexdigest()
-
-
-def _module(place: str, spec: str) -> ModuleType:
-    try:
-        return import_module(place)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and (place == missing or place.startswith(f"{missing}.")):
-            raise InvalidInput(
-                f"there is no module {missing!r} to import for {spec!r}; install it, or set PYTHONPATH to the folder "
-                "it lies in."
-            ) from error
-        raise InvalidInput(
-            f"importing {place!r} for {spec!r} failed with {type(error).__name__}: {error}; "
-            f"`python -c 'import {place}'` shows where."
-        ) from error
-
-
-def find_own(place: str, attribute: str, spec: str) -> Any:
-    """What a user's ``package.module:attribute``, a part of the text ``spec``, names."""
-    module = _module(place, spec)
-    try:
-        return getattr(module, attribute)
-    except AttributeError as error:
-        hint = did_you_mean(attribute, (key for key in dir(module) if not key.startswith("_")))
-        raise InvalidInput(
-            f"module {module.__name__!r} has no {attribute!r}{hint}; {spec!r} must name something defined in "
-            f"{module.__file__ or 'it'}."
-        ) from error
 
 
 def _accepted(factory: Callable[..., Any], wanted: dict[str, Any], spec: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json
 from rbue.lab.methods import parse, spec_of
+from rbue.lab.own_code import named_by
 from rbue.lab.paper.experiments import Experiment, Grid
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.training.recipe import Recipe, recipe_for
@@ -173,7 +174,8 @@ class Settings:
         try:
             lists = ("models", "methods", "seeds")
             content = content | {name: tuple(content[name]) for name in lists if content.get(name) is not None}
-            return cls(**content)
+            with named_by("paper/settings.json"):
+                return cls(**content)
         except (AttributeError, TypeError) as error:
             raise RbueError(
                 f"paper/settings.json was written by another version of rbue ({error}); remove it."

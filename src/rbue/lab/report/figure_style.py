@@ -219,8 +219,12 @@ def inline_svg(figure: Figure, alt: str, prefix: str) -> str:
 
 def _written(figure: Figure, fonts: str) -> str:
     import matplotlib as mpl
+    from matplotlib.text import Text
 
     buffer = io.StringIO()
-    with _writing, mpl.rc_context({"svg.fonttype": fonts, "svg.hashsalt": "rbue"}):
+    settings = {"svg.fonttype": fonts, "svg.hashsalt": "rbue", "text.parse_math": False}
+    with _writing, mpl.rc_context(settings):  # type: ignore[arg-type]
+        for text in figure.findobj(Text):  # names of classes may hold dollars, which are no formula
+            text.set_parse_math(False)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return buffer.getvalue()

@@ -35,6 +35,7 @@ from rbue.lab.report.tables import (
     latex_text,
     markdown_table,
     markdown_text,
+    whole_letters,
 )
 
 if TYPE_CHECKING:
@@ -294,7 +295,8 @@ class Page:
 
     def html(self) -> str:
         """One file that needs nothing else."""
-        return _templates().get_template("page.html").render(page=self, sections=list(self._named()))
+        text = _templates().get_template("page.html").render(page=self, sections=list(self._named()))
+        return whole_letters(text)
 
     def markdown(self) -> str:
         """Its words and tables as Markdown."""
@@ -302,7 +304,7 @@ class Page:
         for section in self.sections:
             inside = [text for block in section.blocks if (text := block.markdown())]
             parts += [f"## {markdown_text(section.title)}", *inside] if inside else []
-        return "\n\n".join(part for part in [*parts, markdown_text(self.foot)] if part) + "\n"
+        return whole_letters("\n\n".join(part for part in [*parts, markdown_text(self.foot)] if part) + "\n")
 
     def latex(self) -> str:
         """Its words and tables as LaTeX, to be included in a document with ``booktabs``, ``float`` and ``graphicx``."""

@@ -226,9 +226,19 @@ def markdown_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], right:
     return "".join(f"| {' | '.join(line)} |\n" for line in (headings, rule, *rows))
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
+"""Control characters but those that are white space."""
+
+
 def markdown_text(text: str) -> str:
-    """Text in which no character is markup, on one line."""
+    """Text in which no character is markup, on one line; a terminal that shows the file gets no control character."""
+    text = _CONTROL.sub("\ufffd", text)
     return re.sub(r"([\\`*_{}\[\]<>|#~$&])", r"\\\1", " ".join(text.split()))
+
+
+def whole_letters(text: str) -> str:
+    """Text that a file can hold: half letters, from names of files that are no UTF-8, become question marks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def csv_table(table: Table) -> str:
@@ -254,10 +264,22 @@ def csv_table(table: Table) -> str:
 
 
 def csv_rows(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Values as comma-separated lines below one with their names; None is an empty field."""
+    """Values as comma-separated lines below one with their names; None is an empty field.
+
+    A spreadsheet would run text that begins like a formula, so that gets an apostrophe first, which it hides.
+
+    >>> print(csv_rows(["class", "count"], [["=1+1", -2]]), end="")
+    class,count
+    '=1+1,-2
+    """
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([names, *rows])
-    return buffer.getvalue()
+    lines = ([_no_formula(value) for value in row] for row in (names, *rows))
+    csv.writer(buffer, lineterminator="\n").writerows(lines)
+    return whole_letters(buffer.getvalue())
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 LATEX_PACKAGES = r"\usepackage{booktabs,float,graphicx}"
@@ -285,7 +307,11 @@ def latex_text(text: str) -> str:
     """
 
     def known(letter: str) -> str:
-        return letter if letter <= "\u00ff" else rf"\textless{{}}U+{ord(letter):04X}\textgreater{{}}"
+        return (
+            letter
+            if letter <= "\u00ff" and not _CONTROL.match(letter)
+            else rf"\textless{{}}U+{ord(letter):04X}\textgreater{{}}"
+        )
 
     return re.sub("-(?=-)", "-{}", "".join(_SPECIAL.get(letter) or known(letter) for letter in text))
 

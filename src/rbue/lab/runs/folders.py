@@ -32,15 +32,16 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rbue import random_stream
-from rbue.errors import InvalidInput, RbueError
-from rbue.files import Lock, checksum, json_bytes, locked, read_json, write_bytes, write_json
+from rbue.errors import InvalidInput, RbueError, reason
+from rbue.files import Lock, checksum, json_bytes, load_array, locked, read_json, write_bytes, write_json
 from rbue.lab.methods import Method, parse, spec_of
+from rbue.lab.own_code import NotNamed, named_by, note_named, refuse_unnamed
+from rbue.lab.runs.forms import EACH, FORMS, misfit
 from rbue.lab.training.checkpoint import INDEX, ONE_FILE, STATE, WAIT_FOR_ROOM
 from rbue.lab.training.recipe import Recipe, real_number, whole_number
 
@@ -118,12 +119,26 @@ class RunConfig:
         return {**asdict(self), "recipe": self.recipe.as_json()}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> RunConfig:
-        """The inverse of :meth:`as_json`."""
+    def from_json(cls, content: dict[str, Any], file: object = "this config.json") -> RunConfig:
+        """The inverse of :meth:`as_json`; code of one's own that the ``file`` names is not run for it.
+
+        Raises:
+            NotNamed: it names code that the user has not named (:mod:`rbue.lab.own_code`).
+            RbueError: it holds no such settings.
+        """
         try:
-            return cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
+            with named_by(file):
+                config = cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
+                if ":" in config.model:
+                    refuse_unnamed(config.model)
+                return config
+        except NotNamed:
+            raise
         except (KeyError, TypeError) as error:
-            raise RbueError(f"this config.json was written by another version of rbue ({error}).") from error
+            raise RbueError(f"{file} was written by another version of rbue ({error}).") from error
+        except (RbueError, OverflowError) as error:
+            kind = InvalidInput if isinstance(error, InvalidInput) else RbueError
+            raise kind(f"{file} holds settings that cannot be used: {error}") from error
 
 
 def _canonical(method: Any) -> str:
@@ -182,7 +197,8 @@ class RunFolder:
 
     def config(self) -> RunConfig:
         """The settings written in the folder."""
-        return RunConfig.from_json(read_json(self._config, "the command that trained this run writes it anew"))
+        content = read_json(self._config, "the command that trained this run writes it anew")
+        return RunConfig.from_json(content, self._config)
 
     @property
     def _config(self) -> Path:
@@ -190,6 +206,7 @@ class RunFolder:
 
     def open(self, config: RunConfig, environment: dict[str, Any]) -> None:
         """Make the folder and note what is to run in it; settings that cannot be read are written anew."""
+        note_named()
         if not self._config.exists():
             write_json(self.path / "environment.json", environment)
         try:
@@ -223,6 +240,9 @@ class RunFolder:
         if not (isinstance(content, dict) and _ALWAYS_THERE.get(name, set()) <= content.keys()):
             raise RbueError(f"{path} has another form; remove it to have it made again.")
         self._refuse_damage(path)
+        wrong = misfit(content, FORMS.get(name, {}))
+        if wrong:
+            raise RbueError(f"{path} has another form at {wrong[:100]!r}; remove it to have it made again.")
         return content
 
     def entries(self, name: str) -> dict[str, dict[str, Any]]:
@@ -251,7 +271,7 @@ class RunFolder:
     def _checksums(self) -> dict[str, list[str]]:
         """The checksums that files may have, by name; runs from before they were noted have none."""
         content = read_json(self._noted, "remove it") if self._noted.exists() else {}
-        if not isinstance(content, dict) or not all(isinstance(sums, list) for sums in content.values()):
+        if misfit(content, {EACH: [lambda one: isinstance(one, str)]}):
             raise RbueError(f"{self._noted} has another form; remove it.")
         return content
 
@@ -337,13 +357,11 @@ def belong_to(path: Path, result: Mapping[str, Any]) -> bool:
 def read_probs(path: Path) -> NDArray[np.float32]:
     """Mean probabilities kept earlier, summing to one again after their rounding."""
     try:
-        with path.open("rb") as file:
-            stored = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise RbueError(f"{path} cannot be read ({error}); remove it to have it made again.") from error
-    if not isinstance(stored, np.ndarray) or stored.dtype.kind != "f":
-        what = stored.dtype if isinstance(stored, np.ndarray) else "several arrays"
-        raise RbueError(f"{path} holds {what} instead of floats; remove it to have it made again.")
+        stored = load_array(path)
+    except (OSError, ValueError) as error:
+        raise RbueError(f"{path} cannot be read ({reason(error)}); remove it to have it made again.") from error
+    if stored.dtype.kind != "f":
+        raise RbueError(f"{path} holds {stored.dtype} instead of floats; remove it to have it made again.")
     if stored.ndim != 2:
         raise RbueError(
             f"{path} has shape {stored.shape} instead of (images, classes); remove it to have it made again."

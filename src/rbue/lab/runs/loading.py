@@ -17,6 +17,7 @@ from rbue.lab.data import ImageSet
 from rbue.lab.data.folder import read_image
 from rbue.lab.data.images import Bytes
 from rbue.lab.environment import default_device
+from rbue.lab.own_code import trust as trust_names
 from rbue.lab.runs.augmented import canonical
 from rbue.lab.runs.folders import RunConfig, RunFolder, settings_and_root
 from rbue.lab.runs.measuring import predict_images, usable_draws
@@ -108,17 +109,23 @@ class TrainedRun:
         return found
 
 
-def load_run(path: str | PathLike[str], device: str | torch.device | None = None) -> TrainedRun:
+def load_run(
+    path: str | PathLike[str], device: str | torch.device | None = None, trust: Sequence[str] | str = ()
+) -> TrainedRun:
     """The trained run in a folder, for use in Python.
 
     Args:
         path: the run folder that ``rbue train`` prints.
         device: where the networks go; left out: a GPU if there is one.
+        trust: code of your own that the run may ask for, such as ``my_networks:make``. None is run because a file names
+            it, unless a run was trained with it here by you (:mod:`rbue.lab.own_code`).
 
     Raises:
         InvalidInput: there is no run in the folder.
+        NotNamed: it asks for other code.
         RbueError: it was not trained to the end, its weights are elsewhere, or a file is damaged.
     """
+    trust_names(trust)
     folder = RunFolder(Path(path).expanduser())
     if not (folder.path / "config.json").is_file():
         raise InvalidInput(f"{folder.path} is no run folder; give the one that `rbue train` printed.")

@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rbue.call_sites import evaluating, unchanged
-from rbue.errors import InvalidInput, OutOfMemory, RbueError
+from rbue.errors import InvalidInput, OutOfMemory, RbueError, reason
 from rbue.lab import data, models
 from rbue.lab.methods import Method
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.training.checkpoint import can_be_saved, load_weights
 from rbue.sampling.passes import class_scores
 from rbue.sampling.stacking import is_out_of_memory
+
+_LARGEST_IMAGE = 1 << 26
+"""Numbers in one image. What a file says is believed up to here, so that it cannot ask for all of the memory."""
 
 
 class NoWeights(RbueError):
@@ -89,13 +92,25 @@ def prepared(network: nn.Module, method: Method, image: tuple[int, int, int], de
 
 def trained_on(config: RunConfig, root: Path) -> data.ImageSet:
     """A set without images: size, classes and normalisation of what a run was trained on, wherever that is now."""
-    noted = RunFolder.of(config.members()[0], root).read("training") or {}
+    folder = RunFolder.of(config.members()[0], root)
+    noted = folder.read("training") or {}
     if "class_names" not in noted:  # a run from before they were noted
         return data.load(config.data, "test")
-    record = noted["data"]
-    pixels, labels = np.empty((0, *record["shape"]), np.uint8), np.empty(0, np.int64)
-    classes, mean, std = (tuple(values) for values in (noted["class_names"], record["mean"], record["std"]))
-    return data.ImageSet(pixels, labels, classes, record["name"], "test", mean, std)
+    try:
+        record = noted["data"]
+        height, width, channels = record["shape"]
+        if not (
+            1 <= height * width * channels <= _LARGEST_IMAGE and min(record["shape"]) >= 1 and noted["class_names"]
+        ):
+            raise ValueError(f"images of shape {record['shape']} and {len(noted['class_names'])} classes")
+        pixels, labels = np.empty((0, height, width, channels), np.uint8), np.empty(0, np.int64)
+        classes, mean, std = (tuple(values) for values in (noted["class_names"], record["mean"], record["std"]))
+        return data.ImageSet(pixels, labels, classes, record["name"], "test", mean, std)
+    except (KeyError, ValueError) as error:
+        raise RbueError(
+            f"{folder.path / 'training.json'} does not say what images it was trained on ({reason(error)}); train it "
+            "again."
+        ) from error
 
 
 def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[nn.Module]:

@@ -15,7 +15,7 @@ from rbue.errors import InvalidInput, RbueError, warn
 from rbue.files import Lock
 from rbue.lab import data, models
 from rbue.lab.environment import facts
-from rbue.lab.models.registry import source_checksum
+from rbue.lab.own_code import source_checksum
 from rbue.lab.processes import Rank, data_parallel, is_first, joined, own_device
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network

@@ -8,6 +8,7 @@ those of the network itself, whatever wrapper it trains in, and nothing in these
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,10 +22,11 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from rbue.call_sites import innermost
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, reason
 from rbue.files import read_json, read_safetensors, safetensors_bytes, write_bytes, write_json
 
 ONE_FILE, INDEX, STATE = "weights.safetensors", "weights.index.json", "state.safetensors"
+_SHARD = re.compile(r"weights-\d+-of-\d+\.safetensors")
 _WEIGHTS, _MOMENTUM, _AVERAGE = "weights.", "momentum.", "average."
 WAIT_FOR_ROOM = 600.0
 """Seconds that a full disk is waited for when hours of work would otherwise be lost."""
@@ -57,9 +59,18 @@ def load_weights(folder: Path, network: nn.Module) -> None:
         path = folder / INDEX
         if not path.exists():
             raise RbueError(f"{folder} holds no weights ({ONE_FILE} or {INDEX}); {_way_to_weights(folder)}.")
-        files = sorted(set(read_json(path)["weight_map"].values()))
-        tensors = {name: value for file in files for name, value in _read(folder / file).items()}
+        index = read_json(path)
+        files = set(index["weight_map"].values()) if _is_index(index) else set()
+        if not files:
+            raise RbueError(f"{path} names no files beside it; {_way_to_weights(folder)}.")
+        tensors = {name: value for file in sorted(files) for name, value in _read(folder / file).items()}
     _put_weights(network, tensors, path)
+
+
+def _is_index(content: Any) -> bool:
+    """Whether it says which file holds each tensor, all of them in the folder that it lies in."""
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    return isinstance(places, dict) and all(isinstance(one, str) and _SHARD.fullmatch(one) for one in places.values())
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -114,7 +125,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return read_safetensors(path)[0]
     except (SafetensorError, OSError, ValueError) as error:
-        raise RbueError(f"{path} cannot be read ({error}); {_way_to_weights(path.parent)}.") from error
+        raise RbueError(f"{path} cannot be read ({reason(error)}); {_way_to_weights(path.parent)}.") from error
 
 
 def _way_to_weights(folder: Path) -> str:
@@ -230,6 +241,11 @@ def load_checkpoint(
         _refuse_other_settings(path, progress.get("settings", {}), settings)
     weights = {name[len(_WEIGHTS) :]: value for name, value in tensors.items() if name.startswith(_WEIGHTS)}
     _put_weights(network, weights, path)
+    beside: dict[str, Tensor] = {_MOMENTUM + name: value for name, value in network.named_parameters()}
+    beside |= {_AVERAGE + name: value for name, value in (average or {}).items()}
+    wrong = sorted(name for name in beside.keys() & tensors.keys() if tensors[name].shape != beside[name].shape)
+    if wrong:
+        raise RbueError(f"{path} holds the training of another network: {wrong[0]!r} has another shape.")
     for name, parameter in network.named_parameters():
         momentum = tensors.get(_MOMENTUM + name)
         if momentum is not None:
@@ -244,8 +260,8 @@ def _refuse_other_settings(path: Path, noted: Mapping[str, Any], settings: Mappi
     for name in dict.fromkeys([*noted, *settings]) if noted else ():  # the oldest checkpoints note none
         if noted.get(name) != settings.get(name):
             raise RbueError(
-                f"{path} holds a training with {name} {noted.get(name)}, not {settings.get(name)}; remove it to start "
-                "again, or give another file."
+                f"{path} holds a training with {name[:50]} {str(noted.get(name))[:200]}, not "
+                f"{str(settings.get(name))[:200]}; remove it to start again, or give another file."
             )
 
 
@@ -253,8 +269,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
     """The tensors and the progress note of a file; nothing in it is ever executed."""
     try:
         tensors, note = read_safetensors(path)
-        if not isinstance(note, dict) or not isinstance(note.get("epoch"), int):
+        if not isinstance(note, dict) or type(note.get("epoch")) is not int or note["epoch"] < 0:
             raise ValueError("it does not note an epoch")
+        numbers = all(isinstance(note.get(name, 0.0), int | float) for name in ("seconds", "loss", "accuracy"))
+        if not numbers or not isinstance(note.get("settings", {}), dict):
+            raise ValueError("it notes no progress of a training")
         return tensors, note
     except (SafetensorError, OSError, ValueError) as error:
-        raise RbueError(f"{path} is not a readable checkpoint ({error}); remove it to start again.") from error
+        raise RbueError(f"{path} is not a readable checkpoint ({reason(error)}); remove it to start again.") from error
