@@ -269,19 +269,19 @@ class Campaign:
         moment = self.moments.uniform(0, first) if starting else self.moments.uniform(0.95 * first, 1.05 * seconds)
         aimed = self.moments.random() < 0.25
         self.starts += 1
-        start = time.monotonic()
+        left, start = unfinished(folder), time.monotonic()
         process = self._start(self.job.command, folder)
         try:
             while process.is_running() and time.monotonic() - start < moment:
                 time.sleep(0.002)
-            while aimed and process.is_running() and not unfinished(folder):
+            while aimed and process.is_running() and unfinished(folder) <= left:
                 pass
         finally:
             moment, killed = time.monotonic() - start, process.kill()
         if not killed:
             process.end()
             return False
-        self.in_writing += unfinished(folder)
+        self.in_writing += not unfinished(folder) <= left
         how_far = stage(folder)
         if moment < first:
             how_far = "starting"
@@ -314,9 +314,9 @@ def work_of(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*.*") if path.name not in (".lock", "config.json", "environment.json")}
 
 
-def unfinished(folder: Path) -> bool:
-    """Whether a file is being written, or was."""
-    return any(name.endswith(UNFINISHED) for _, _, names in os.walk(folder) for name in names)
+def unfinished(folder: Path) -> set[str]:
+    """The files that are being written, or were when a job was killed."""
+    return {name for _, _, names in os.walk(folder) for name in names if name.endswith(UNFINISHED)}
 
 
 def left_over(folder: Path) -> list[Path]:
