@@ -195,14 +195,19 @@ class Campaign:
         given = self.place / "given"
         self._prepare(given)
         whole = shutil.copytree(given, self.place / "whole")
-        seconds, first = self._undisturbed(whole)
+        undisturbed, to_start = self._undisturbed(whole)
+        seconds, first = undisturbed, to_start
         self.reference = {name: content(whole / name) for name in compared(whole)}
-        tell(f"{self.job.name}: {seconds:.1f} s undisturbed, of which {first:.1f} s to start")
+        tell(f"{self.job.name}: {undisturbed:.1f} s undisturbed, of which {to_start:.1f} s to start")
         finished, equal = 0, True
         while self.stages.total() < kills:
-            folder = shutil.copytree(given, self.place / "killed")
+            folder, start = shutil.copytree(given, self.place / "killed"), time.monotonic()
+            kills_before = self.stages.total()
             while self._is_killed(folder, seconds, first):
                 self._look(folder)
+            if self.stages.total() == kills_before:  # other work on this machine may have begun or ended
+                seconds, before = time.monotonic() - start, seconds
+                first *= seconds / before
             finished += 1
             self._look(folder)
             now = {name: content(folder / name) for name in compared(folder)}
@@ -215,8 +220,8 @@ class Campaign:
         return {
             "job": self.job.name,
             "command": f"rbue {self.job.command}",
-            "undisturbed_seconds": round(seconds, 1),
-            "seconds_to_start": round(first, 1),
+            "undisturbed_seconds": round(undisturbed, 1),
+            "seconds_to_start": round(to_start, 1),
             "kills": self.stages.total(),
             "starts": self.starts,
             "finished": finished,
@@ -260,26 +265,29 @@ class Campaign:
 
     def _is_killed(self, folder: Path, seconds: float, first: float) -> bool:
         """Start the job, and kill it unless it finishes before."""
-        starting = self.moments.random() < 0.1
+        starting = self.moments.random() < 0.05
         moment = self.moments.uniform(0, first) if starting else self.moments.uniform(0.95 * first, 1.05 * seconds)
         aimed = self.moments.random() < 0.25
         self.starts += 1
-        start = time.monotonic()
+        left, start = unfinished(folder), time.monotonic()
         process = self._start(self.job.command, folder)
         try:
             while process.is_running() and time.monotonic() - start < moment:
                 time.sleep(0.002)
-            while aimed and process.is_running() and not unfinished(folder):
+            while aimed and process.is_running() and unfinished(folder) <= left:
                 pass
         finally:
-            killed = process.kill()
+            moment, killed = time.monotonic() - start, process.kill()
         if not killed:
             process.end()
             return False
-        self.in_writing += unfinished(folder)
-        part = int(10 * (moment - first) / (seconds - first)) * 10
-        how_far = f"after {part} % of the work" if self.job.idle else stage(folder)
-        self.stages[how_far if moment > first else "starting"] += 1
+        self.in_writing += not unfinished(folder) <= left
+        how_far = stage(folder)
+        if moment < first:
+            how_far = "starting"
+        elif self.job.idle:
+            how_far = f"after {min(100, round(10 * (moment - first) / (seconds - first)) * 10)} % of the work"
+        self.stages[how_far] += 1
         tell(f"  kill {self.stages.total()} after {moment:.1f} s: {how_far}")
         return True
 
@@ -306,9 +314,9 @@ def work_of(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*.*") if path.name not in (".lock", "config.json", "environment.json")}
 
 
-def unfinished(folder: Path) -> bool:
-    """Whether a file is being written, or was."""
-    return any(name.endswith(UNFINISHED) for _, _, names in os.walk(folder) for name in names)
+def unfinished(folder: Path) -> set[str]:
+    """The files that are being written, or were when a job was killed."""
+    return {name for _, _, names in os.walk(folder) for name in names if name.endswith(UNFINISHED)}
 
 
 def left_over(folder: Path) -> list[Path]:
