@@ -26,7 +26,8 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def second(monkeypatch):
     """Be the second of two processes."""
-    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+    numbers = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    for name, value in {**numbers, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(processes, "_LAST_WORDS", 0.0)
 
@@ -52,6 +53,15 @@ def test_alone_there_is_nobody_to_wait_for():
         assert (rank, rank.of_all(3), rank.of_first(4)) == (Rank(), [3], 4)
     assert is_first()
     assert not is_reported_elsewhere(RbueError("no"))
+
+
+def test_other_programs_may_set_the_same_variables(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert is_first()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(InvalidInput, match=r"WORLD_SIZE is 4, but RANK.* start the command by torchrun, or unset"):
+        joined(CPU).__enter__()
 
 
 def test_processes_meet_under_a_name_that_none_used_before(monkeypatch):

@@ -164,10 +164,15 @@ def test_two_processes_measure_what_one_does(tmp_path):
         clean = rbue(tmp_path, "evaluate", run, *how, processes=processes)
         sets = ["--corruptions", "fog,contrast,shot_noise", "--severities", "1,5", "--no-cache"]
         shifted = rbue(tmp_path, "shift", run, *sets, *how, "-o", f"figures {runs}", processes=processes)
-        assert (clean.returncode, shifted.returncode) == (0, 0), clean.stderr + shifted.stderr
-        found[runs] = json.loads(clean.stdout)["result"], json.loads(shifted.stdout)["runs"][0]["rows"], run
-    (one, rows, first), (two, other_rows, second) = found["one"], found["two"]
+        few = ["--far", "digits", "--images", 100, "--training-images", 200, "--k", 5]
+        apart = rbue(tmp_path, "ood", run, *few, *how, processes=processes)
+        assert {clean.returncode, shifted.returncode, apart.returncode} == {0}, clean.stderr + shifted.stderr
+        scores = json.loads(apart.stdout)["runs"][0]["result"]["sets"]["digits"]["scores"]
+        found[runs] = json.loads(clean.stdout)["result"], json.loads(shifted.stdout)["runs"][0]["rows"], scores, run
+    (one, rows, scores, first), (two, other_rows, other_scores, second) = found["one"], found["two"]
     assert other_rows == rows
+    for name, measures in scores.items():
+        assert other_scores[name] == pytest.approx(measures, abs=1e-4), name
     for file in sorted((first / "shift").iterdir()):
         assert (second / "shift" / file.name).read_bytes() == file.read_bytes()
     assert two["processes"] == 2

@@ -71,17 +71,23 @@ class Rank:
 
 def processes() -> int:
     """How many processes ``torchrun`` has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _variable("WORLD_SIZE", 1)
 
 
 def processes_here() -> int:
     """How many of them are on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return _variable("LOCAL_WORLD_SIZE", 1)
 
 
 def is_first() -> bool:
     """Whether this process is the one that writes files and speaks."""
-    return processes() == 1 or int(os.environ.get("RANK", "0")) == 0
+    return processes() == 1 or _variable("RANK", 0) == 0
+
+
+def _variable(name: str, otherwise: int) -> int:
+    """A number that ``torchrun`` hands to its processes; other programs may set the same variables otherwise."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else otherwise
 
 
 def own_device(device: torch.device) -> torch.device:
@@ -95,7 +101,7 @@ def own_device(device: torch.device) -> torch.device:
             f"there are {processes_here()} processes for {torch.cuda.device_count()} GPUs; give torchrun "
             f"--nproc-per-node {torch.cuda.device_count()}."
         )
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", _variable("LOCAL_RANK", 0))
 
 
 class PeerLost(RbueError):
@@ -129,9 +135,15 @@ def joined(device: torch.device, patience: timedelta | None = None) -> Iterator[
     if distributed.is_initialized():
         yield Rank(distributed.get_rank(), distributed.get_world_size())
         return
+    lacking = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if lacking:
+        raise InvalidInput(
+            f"WORLD_SIZE is {processes()}, but {' and '.join(lacking)} are not set; start the command by torchrun, or "
+            "unset WORLD_SIZE."
+        )
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    rank = Rank(int(os.environ["RANK"]), processes())
+    rank = Rank(_variable("RANK", 0), processes())
     store = _fresh_store(rank)
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -204,7 +216,7 @@ def is_reported_elsewhere(error: BaseException) -> bool:
     one says so. One that is still there after a while is alone with its error.
     """
     said = isinstance(error, PeerLost) and error.said
-    if processes() == 1 or (not said and (_reports or os.environ.get("LOCAL_RANK", "0") == "0")):
+    if processes() == 1 or (not said and (_reports or _variable("LOCAL_RANK", 0) == 0)):
         return False
     time.sleep(_LAST_WORDS)
     return said

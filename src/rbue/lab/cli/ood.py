@@ -81,7 +81,8 @@ def ood(
 
     Images from elsewhere are resized to those of the run and normalised as those. Classes that both sets have are left
     out. The distances of the last two scores are those to training images, in the features before the classifier, for
-    methods whose samples share one. Results are kept in the run folders.
+    methods whose samples share one. Results are kept in the run folders. Under torchrun every process predicts its part
+    of the images.
     """
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.runs.out_of_distribution import OodSetting, measure_outside, sets_for

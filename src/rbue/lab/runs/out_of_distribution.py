@@ -25,6 +25,7 @@ from rbue.lab import data
 from rbue.lab.data.outside import USUAL, Outside, at_most, outside
 from rbue.lab.data.registry import FOLDER_PREFIX, silent
 from rbue.lab.environment import facts
+from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device
 from rbue.lab.runs.augmented import canonical
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
 from rbue.lab.runs.measuring import images_of, other_images, predict_images, usable_draws, usable_samples
@@ -120,7 +121,8 @@ def measure_outside(
     """Measure a trained run on its test images against sets from elsewhere, and keep what came out in its folder.
 
     Every set is kept as soon as it is measured. What is there already is not measured again, unless another version of
-    the random stream drew it or a folder of images has other images by now.
+    the random stream drew it or a folder of images has other images by now. Under ``torchrun`` every process predicts
+    its part of the images.
 
     Args:
         config: the run.
@@ -136,32 +138,50 @@ def measure_outside(
         ``auroc``, ``aupr`` and ``fpr95``; images from elsewhere are the positives.
     """
     setting, folder = setting or OodSetting(), RunFolder.of(config, root)
-    key = setting.key(config)
     refuse_other_images(config, root)
-    known = _kept(folder, key, config, setting)
-    missing = [name for name in dict.fromkeys(names) if _changed(known.get(name), name, config, setting)]
-    if missing:
-        warn_of_changed_code(config, root)
-        inside = at_most(images_of(config, "test"), setting.images)
-        sets = {} if opened is None else opened
-        for name in missing:  # before anything is measured: one of them may not be here
-            if (name, inside.name) not in sets:
-                sets[name, inside.name] = outside(name, inside, setting.images)
-        what, steps = f"{config.method} seed {config.seed}", len(missing) + 2  # and training images, and those inside
+    with joined(torch.device("cpu"), PATIENCE) as rank:
+        known = rank.of_first(_kept(folder, setting.key(config), config, setting))
+        missing = [name for name in dict.fromkeys(names) if _changed(known.get(name), name, config, setting)]
+        if missing:
+            known |= _measured(config, root, own_device(device), missing, setting, progress, opened, rank)
+        entry = folder.entries("ood")[setting.key(config)]
+        return {**entry, "sets": {name: known[name] for name in dict.fromkeys(names)}}
 
-        def tell(done: int) -> None:
-            (progress or silent)(what, done, steps)
 
-        telling = _Telling(config, root, device, setting, inside, tell)
-        for done, name in enumerate(missing, 3):
-            found = telling.against(sets[name, inside.name])
+def _measured(
+    config: RunConfig,
+    root: Path,
+    device: torch.device,
+    names: Sequence[str],
+    setting: OodSetting,
+    progress: data.Progress | None,
+    opened: dict[tuple[str, str], Outside] | None,
+    rank: Rank,
+) -> dict[str, Any]:
+    """What sets come to; each is kept by the first process as soon as it is measured."""
+    warn_of_changed_code(config, root)
+    folder, key = RunFolder.of(config, root), setting.key(config)
+    inside = at_most(images_of(config, "test"), setting.images)
+    sets = {} if opened is None else opened
+    for name in names:  # before anything is measured: one of them may not be here
+        if (name, inside.name) not in sets:
+            sets[name, inside.name] = outside(name, inside, setting.images)
+    what, steps = f"{config.method} seed {config.seed}", len(names) + 2  # and training images, and those inside
+
+    def tell(done: int) -> None:
+        (progress or silent)(what, done, steps)
+
+    telling = _Telling(config, root, device, setting, inside, tell, rank)
+    found: dict[str, Any] = {}
+    for done, name in enumerate(names, 3):
+        found[name] = telling.against(sets[name, inside.name])
+        if is_first():
             with folder.locked():
                 folder.open(config, facts())
-                known = {**_kept(folder, key, config, setting), name: found}
+                known = {**_kept(folder, key, config, setting), name: found[name]}
                 folder.write("ood", {**folder.entries("ood"), key: {**telling.how, "sets": known}})
-            tell(done)
-    entry = folder.entries("ood")[key]
-    return {**entry, "sets": {name: known[name] for name in dict.fromkeys(names)}}
+        tell(done)
+    return rank.of_first(found)
 
 
 def _kept(folder: RunFolder, key: str, config: RunConfig, setting: OodSetting) -> dict[str, Any]:
@@ -196,8 +216,9 @@ class _Telling:
         setting: OodSetting,
         inside: data.ImageSet,
         tell: Callable[[int], None],
+        rank: Rank,
     ) -> None:
-        self.config, self.device, self.setting = config, device, setting
+        self.config, self.device, self.setting, self.rank = config, device, setting, rank
         self.networks = load_networks(config, root, device)
         self.detectors: dict[str, Callable[[Any], Tensor]] = {}
         tell(0)
@@ -239,6 +260,7 @@ class _Telling:
             draws=setting.draws,
             augment=setting.augment,
             keep=("logits", "features") if self.config.parsed.member.one_classifier else ("logits",),
+            rank=self.rank,
         )
 
     def _scores(self, prediction: Prediction) -> dict[str, Tensor]:
