@@ -26,6 +26,8 @@ RESULT = {"accuracy": 0.5, "ece": 0.1, "nll": 1.0, "brier": 0.3, "samples": 1, "
         ("environment", {"cpu": ["<script>"]}, "cpu"),
         ("ood", {"a": {"sets": {"b": {"scores": {"energy": 3}}}}}, "a.sets.b.scores.energy"),
         ("rounds", {"rounds": 3}, "rounds"),
+        ("rounds", {"rounds": [{"labels": 3}]}, "rounds.0.picked"),
+        ("calibration", {"a": {}}, "a.before"),
     ],
 )
 def test_a_field_of_another_type_is_named(tmp_path, name, content, where):
