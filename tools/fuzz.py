@@ -239,7 +239,7 @@ def main() -> int:
             shutil.rmtree(folder)
 
         with ThreadPoolExecutor(given.jobs) as pool:
-            list(pool.map(run, chosen))
+            list(pool.map(run, reversed([*chosen])))  # the slowest first
         entries = {title: entries[title] for title in targets() if title in entries}
     content = {
         "command": _command(given),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Form = Any
-"""A test of a value; a list with the form of its items; or a dict of forms, with that of all other values under ``EACH``
+"""A test of a value; a list with the form of its items; or a dict of forms, with that of all others under ``EACH``
 and the names that must be there under ``NEEDED``."""
 
 EACH, NEEDED = "*", "!"
