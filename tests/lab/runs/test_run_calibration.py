@@ -120,7 +120,9 @@ def test_what_another_process_adds_meanwhile_is_kept(root, monkeypatch):
     folder = RunFolder.of(run, root)
 
     def cross_fitted(*args, usual=temperatures.cross_fitted):
-        folder.write("calibration", {"samples=1,seed=0": {}})
+        scores = {"ece": 0.0, "nll": 0.0}
+        entry = {"before": scores, "after": scores, "temperatures": [1.0], "bounds": [0.01, 100.0]}
+        folder.write("calibration", {"samples=1,seed=0": entry})
         return usual(*args)
 
     monkeypatch.setattr(temperatures, "cross_fitted", cross_fitted)

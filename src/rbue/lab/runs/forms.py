@@ -66,9 +66,10 @@ _RESULT = {
     "probs_sha256": _text,
 }
 _CALIBRATED = {
-    NEEDED: ("before", "after", "temperatures"),
-    "before": {EACH: _number},
-    "after": {EACH: _number},
+    NEEDED: ("before", "after", "temperatures", "bounds"),
+    "before": {NEEDED: ("ece", "nll"), EACH: _number},
+    "after": {NEEDED: ("ece", "nll"), EACH: _number},
+    "bounds": [_number],
     "temperatures": [_number],
     "samples": _whole,
     "seed": _or_none(_whole),
