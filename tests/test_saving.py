@@ -356,6 +356,9 @@ def noted(file: Path, **changed: Any) -> Path:
         {"temperature": 0},
         {"temperature": -1.0},
         {"example": {"shape": [1 << 20, 1 << 20], "dtype": "float32"}},
+        {"example": {"shape": [-1], "dtype": "float32"}},
+        {"example": {"shape": [2] * 100, "dtype": "float32"}},
+        {"sites": [["1", 0.5, "F.relu", []]]},
     ],
     ids=str,
 )

@@ -56,14 +56,24 @@ def whole_number(value: object, name: str, *, least: int = 1, most: int | None =
     return number
 
 
+def shown(value: object, longest: int = 100) -> str:
+    r"""Something that a file says, for a sentence: on one line, not too long, with nothing that a terminal obeys.
+
+    >>> shown("a\x1b[2J\n"), shown([1, 2])
+    ('a\\x1b[2J\\n', '[1, 2]')
+    """
+    text = str(value)
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
+
 def reason(error: BaseException) -> str:
-    r"""What another library's error says, on one line and not too long; its name if it says nothing.
+    r"""What another library's error says, likewise; its name if it says nothing.
 
     >>> reason(ValueError("a bad\n number")), reason(MemoryError())
     ('a bad number', 'MemoryError')
     """
-    text = " ".join(str(error).split())
-    return (text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...") or type(error).__name__
+    return shown(" ".join(str(error).split()), _LONGEST) or type(error).__name__
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

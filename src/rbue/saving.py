@@ -25,7 +25,7 @@ from rbue.activations import Randomness
 from rbue.call_sites import Site, SiteTable, conversion_of, innermost, install
 from rbue.call_sites.following import converted_part
 from rbue.call_sites.tracing import find_sites
-from rbue.errors import ConversionError, InvalidInput, RbueError, reason, warn
+from rbue.errors import ConversionError, InvalidInput, RbueError, reason, shown, warn
 from rbue.files import read_safetensors, safetensors_bytes, write_bytes
 from rbue.torch_internals import tree_leaves, tree_map_only
 
@@ -114,7 +114,7 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
     _refuse_converted_parts(network)
     tensors, note = _read(file)
     try:
-        sites = SiteTable(Site(k, path, call, form, tuple(x)) for k, (path, call, form, x) in enumerate(note["sites"]))
+        sites = SiteTable(_site(number, *entry) for number, entry in enumerate(note["sites"]))
         random, same = note["random"], note["same"]
         name, settings = str(note["activation"]["class"]), dict(note["activation"]["settings"])
         tensors |= {name: tensors[first] for name, first in same.items()}
@@ -123,14 +123,15 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
             raise ValueError(f"a temperature of {temperature}")
         chosen = None if random is None else frozenset((sites[k].path, sites[k].call) for k in random)
         kept = None if note["example"] is None else _from_json(note["example"])
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:  # the last is torch's
         raise InvalidInput(f"{file} has a damaged description ({reason(error)}); save the network again.") from error
     activation = _activation(file, name, settings, activation)
     _load_tensors(file, network, tensors)
     if sites:
         if example is None and kept is None:
             raise InvalidInput(f"{file} does not say what input leads through its sites; give load(..., example=x).")
-        found = _sites_again(network, _filled(kept, _device(network)) if example is None else example, activation)
+        example = _filled(kept, _device(network)) if example is None else example
+        found = _sites_again(file, network, example, activation)
         _refuse_other_sites(file, sites, found, activation.noun)
     conversion = install(network, activation, sites, chosen)
     conversion.others, conversion.inputs, conversion.example = others, note.get("inputs", 1), kept
@@ -230,7 +231,7 @@ def _by(tensor: Tensor) -> str:
 
 def _few(names: Sequence[str]) -> str:
     more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(shown, names[:_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _device(network: nn.Module) -> torch.device:
@@ -261,15 +262,10 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     if not isinstance(note.get("format"), int) or note["format"] > FORMAT:
         raise InvalidInput(
-            f"{file} has format {_quoted(note.get('format'))}, by rbue {_quoted(note.get('rbue'))}, and rbue "
+            f"{file} has format {shown(note.get('format'))}, by rbue {shown(note.get('rbue'))}, and rbue "
             f"{__version__} reads up to format {FORMAT}; update rbue."
         )
     return tensors, note
-
-
-def _quoted(value: Any) -> str:
-    """What a file says, without what a terminal obeys."""
-    return repr(value)[:50].strip("'")
 
 
 # ---- activations
@@ -290,7 +286,7 @@ def _described(activation: Randomness) -> tuple[str, dict[str, Any]]:
 
 def _activation(file: Path, name: str, settings: dict[str, Any], given: Randomness | None) -> Randomness:
     """The activation that a file describes: one of rbue's own is made, another has to be given and fit."""
-    shown = f"{name}({', '.join(f'{key}={value!r}' for key, value in settings.items())})"
+    words = shown(f"{name}({', '.join(f'{key}={value!r}' for key, value in settings.items())})")
     kind = getattr(activations, name) if name in activations.__all__ else None
     if kind is not None:
         try:
@@ -298,17 +294,17 @@ def _activation(file: Path, name: str, settings: dict[str, Any], given: Randomne
             if not isinstance(made, Randomness):
                 raise TypeError(name)
         except (TypeError, InvalidInput) as error:
-            raise InvalidInput(f"{file} was saved with {shown}, which this rbue does not know; update rbue.") from error
+            raise InvalidInput(f"{file} was saved with {words}, which this rbue does not know; update rbue.") from error
         if given is None or given == made:
             return made
     elif given is None:
         raise InvalidInput(
-            f"{file} was saved with {shown}, a class of your own, and nothing is imported because a file says so; give "
+            f"{file} was saved with {words}, a class of your own, and nothing is imported because a file says so; give "
             "load(..., activation=...) with an object of it."
         )
     elif isinstance(given, Randomness) and _described(given) == (name, settings):
         return given
-    raise InvalidInput(f"{file} was saved with {shown}, and activation is {given!r}; give the same one.")
+    raise InvalidInput(f"{file} was saved with {words}, and activation is {given!r}; give the same one.")
 
 
 # ---- sites
@@ -331,15 +327,22 @@ def _refuse_other_sites(file: Path, saved: SiteTable, found: SiteTable, noun: st
     )
 
 
-def _sites_again(network: nn.Module, example: Any, activation: Randomness) -> SiteTable:
+def _site(number: int, path: Any, call: Any, form: Any, shape: Any) -> Site:
+    """A site as it stands in a note."""
+    if not (isinstance(path, str) and type(call) is int and isinstance(form, str)):
+        raise TypeError(f"site {number} is {path} {call} {form}")
+    return Site(number, path, call, form, tuple(shape))
+
+
+def _sites_again(file: Path, network: nn.Module, example: Any, activation: Randomness) -> SiteTable:
     try:
         return find_sites(network, example, activation)[0]
     except RbueError:
         raise
     except Exception as error:  # of the network's own code, or torch's
         raise ConversionError(
-            f"{type(network).__name__} cannot run on the example that its sites are found with ({reason(error)}); give "
-            "load(..., example=x) with an input that it takes."
+            f"{type(network).__name__} cannot run on the example in {file} that its sites are found with "
+            f"({reason(error)}); give load(..., example=x) with an input that it takes."
         ) from error
 
 

@@ -387,7 +387,7 @@ def test_stored_answers_agree_with_the_measurements(made_runs):
         ("probs.npy", b"no array", "cannot be read"),
         ("config.json", b"[]", "cannot be read"),
         ("results.json", b"{", "cannot be read"),
-        ("results.json", b'{"a": 1}', "another version"),
+        ("results.json", b'{"a": 1}', "another form"),
     ],
 )
 def test_damaged_runs_are_named_and_the_rest_is_reported(own_runs, name, content, said):

@@ -19,18 +19,25 @@ RESULT = {"accuracy": 0.5, "ece": 0.1, "nll": 1.0, "brier": 0.3, "samples": 1, "
         ("training", {"seconds": 1, "class_names": ["a", None]}, "class_names.1"),
         ("training", {"seconds": 1, "data": {"shape": [8, 8.5, 1]}}, "data.shape.1"),
         ("results", {"samples=1,seed=0": {**RESULT, "accuracy": None}}, "samples=1,seed=0.accuracy"),
-        ("results", {"a": {**RESULT, "by_samples": [{"accuracy": "x"}]}}, "a.by_samples.0.accuracy"),
+        (
+            "results",
+            {"a": {**RESULT, "by_samples": [{"samples": 1, "accuracy": "x", "ece": 0}]}},
+            "a.by_samples.0.accu",
+        ),
+        ("results", {"a": {**RESULT, "by_samples": [{"samples": 1, "accuracy": 1}]}}, "a.by_samples.0.ece"),
         ("results", {"a": {**RESULT, "jsd": [[0, "x"]]}}, "a.jsd"),
         ("validation", {"a": 3}, "a"),
-        ("calibration", {"a": {"before": {"ece": "x"}}}, "a.before.ece"),
+        ("calibration", {"a": {"before": 1, "after": 1, "temperatures": [], "bounds": []}}, "a.before"),
         ("environment", {"cpu": ["<script>"]}, "cpu"),
         ("ood", {"a": {"sets": {"b": {"scores": {"energy": 3}}}}}, "a.sets.b.scores.energy"),
         ("rounds", {"rounds": 3}, "rounds"),
+        ("rounds", {"rounds": [{"labels": 3}]}, "rounds.0.picked"),
+        ("calibration", {"a": {}}, "a.before"),
     ],
 )
 def test_a_field_of_another_type_is_named(tmp_path, name, content, where):
     (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    with pytest.raises(RbueError, match=rf"{name}\.json has another form at '{where}'; remove it"):
+    with pytest.raises(RbueError, match=rf"{name}\.json has another form at '{where}.*'; remove it"):
         RunFolder(tmp_path).read(name)
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rbue import random_stream
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, reason
 from rbue.files import read_json, write_json
 from rbue.lab import data
 from rbue.lab.active.picking import acquisition_named, check_samples, pick
@@ -100,12 +100,12 @@ class ActiveConfig:
     @classmethod
     def from_json(cls, content: dict[str, Any], file: object = "this active.json") -> ActiveConfig:
         """The inverse of :meth:`as_json`."""
-        own = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
-        run = {name: value for name, value in content.items() if name not in own}
         try:
+            own = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
+            run = {name: value for name, value in content.items() if name not in own}
             return cls(RunConfig.from_json(run, file), **own)
-        except TypeError as error:
-            raise RbueError(f"{file} was written by another version of rbue ({error}).") from error
+        except (TypeError, AttributeError) as error:
+            raise RbueError(f"{file} was written by another version of rbue ({reason(error)}).") from error
 
     @property
     def id(self) -> str:

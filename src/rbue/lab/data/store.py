@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rbue._version import __version__
-from rbue.errors import reason
+from rbue.errors import InvalidInput, reason, shown
 from rbue.files import load_array
 from rbue.lab.data.folder import load_folder, splits_of
 from rbue.lab.data.images import Bytes, Checksums, ImageSet, Labels, compact_labels
@@ -122,7 +122,8 @@ def find_stored(root: Path, name: str) -> Stored | None:
         meta = json.loads(text)
         if meta["format"] != FORMAT:
             raise DataError(
-                f"{path} has format {meta['format']}, this version reads {FORMAT}; remove {folder} and fetch again."
+                f"{path} has format {shown(meta['format'])}, this version reads {FORMAT}; remove {folder} and fetch "
+                "again."
             )
         splits = {
             split: StoredSplit(**{**entry, "sha256": Checksums(**entry["sha256"])})
@@ -194,7 +195,12 @@ def _open_split(stored: Stored, dataset: DataSet, split: str) -> ImageSet:
     entry = stored.splits[split]
     images = _open_array(stored.folder / f"{split}-images.npy", (entry.count, *dataset.shape))
     labels = _open_array(stored.folder / f"{split}-labels.npy", (entry.count,))
-    return as_image_set(dataset, split, entry.variant, images, labels.astype(np.int64))
+    try:
+        return as_image_set(dataset, split, entry.variant, images, labels.astype(np.int64))
+    except InvalidInput as error:
+        raise DataError(
+            f"{stored.folder} is damaged: {error}; remove it and fetch or import the set again.".replace(".;", ";")
+        ) from error
 
 
 def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:

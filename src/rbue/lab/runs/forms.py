@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Form = Any
-"""A test of a value; a list with the form of its items; a dict of forms; or the form of each value, under ``EACH``."""
+"""A test of a value; a list with the form of its items; or a dict of forms, with that of all others under ``EACH``
+and the names that must be there under ``NEEDED``."""
 
-EACH = "*"
+EACH, NEEDED = "*", "!"
 
 
 def _whole(value: object) -> bool:
@@ -56,7 +57,7 @@ _RESULT = {
     "training_seconds": _or_none(_seconds),
     "jsd": _or_none([[_or_none(_number)]]),
     "dis": _or_none([[_or_none(_number)]]),
-    "by_samples": [_SCORES],
+    "by_samples": [{**_SCORES, NEEDED: ("samples", "accuracy", "ece")}],
     "draws": _text,
     "device": _text,
     "stream_version": _whole,
@@ -65,8 +66,10 @@ _RESULT = {
     "probs_sha256": _text,
 }
 _CALIBRATED = {
-    "before": {EACH: _number},
-    "after": {EACH: _number},
+    NEEDED: ("before", "after", "temperatures", "bounds"),
+    "before": {NEEDED: ("ece", "nll"), EACH: _number},
+    "after": {NEEDED: ("ece", "nll"), EACH: _number},
+    "bounds": [_number],
     "temperatures": [_number],
     "samples": _whole,
     "seed": _or_none(_whole),
@@ -111,7 +114,15 @@ FORMS: Mapping[str, Form] = {
     "rounds": {
         "first": [_whole],
         "data": _IMAGES,
-        "rounds": [{**_RESULT, "labels": _whole, "picked": _or_none([_whole]), "seconds": {EACH: _seconds}}],
+        "rounds": [
+            {
+                **_RESULT,
+                NEEDED: ("labels", "picked", "seconds", "samples", "accuracy", "ece", "nll", "brier"),
+                "labels": _whole,
+                "picked": _or_none([_whole]),
+                "seconds": {EACH: _seconds},
+            }
+        ],
     },
 }
 
@@ -130,6 +141,9 @@ def misfit(value: Any, form: Form, place: str = "") -> str:
         return next(filter(None, (misfit(one, form[0], _below(place, at)) for at, one in enumerate(value))), "")
     if not isinstance(value, dict):
         return place or "its beginning"
+    for name in form.get(NEEDED, ()):
+        if name not in value:
+            return _below(place, name)
     inside = ((name, one, form.get(name, form.get(EACH))) for name, one in value.items())
     return next(
         filter(None, (misfit(one, its, _below(place, name)) for name, one, its in inside if its is not None)), ""

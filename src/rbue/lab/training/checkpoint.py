@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from rbue.call_sites import innermost
-from rbue.errors import InvalidInput, RbueError, reason
+from rbue.errors import InvalidInput, RbueError, reason, shown
 from rbue.files import read_json, read_safetensors, safetensors_bytes, write_bytes, write_json
 
 ONE_FILE, INDEX, STATE = "weights.safetensors", "weights.index.json", "state.safetensors"
@@ -260,8 +260,8 @@ def _refuse_other_settings(path: Path, noted: Mapping[str, Any], settings: Mappi
     for name in dict.fromkeys([*noted, *settings]) if noted else ():  # the oldest checkpoints note none
         if noted.get(name) != settings.get(name):
             raise RbueError(
-                f"{path} holds a training with {name[:50]} {str(noted.get(name))[:200]}, not "
-                f"{str(settings.get(name))[:200]}; remove it to start again, or give another file."
+                f"{path} holds a training with {shown(name)} {shown(noted.get(name))}, not "
+                f"{shown(settings.get(name))}; remove it to start again, or give another file."
             )
 
 
@@ -271,8 +271,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict]:
         tensors, note = read_safetensors(path)
         if not isinstance(note, dict) or type(note.get("epoch")) is not int or note["epoch"] < 0:
             raise ValueError("it does not note an epoch")
-        numbers = all(isinstance(note.get(name, 0.0), int | float) for name in ("seconds", "loss", "accuracy"))
-        if not numbers or not isinstance(note.get("settings", {}), dict):
+        names = ("seconds", "loss", "accuracy", "side_by_side")
+        numbers = all(isinstance(note.get(name, 0.0), int | float) for name in names)
+        if not (numbers and isinstance(note.get("settings", {}), dict) and isinstance(note.get("engine", ""), str)):
             raise ValueError("it notes no progress of a training")
         return tensors, note
     except (SafetensorError, OSError, ValueError) as error:

@@ -159,8 +159,9 @@ class _Runner:
         self.diverged: Diverged | None = None
         self.step = TrainingStep(job.network, job.method, job.batches, job.recipe, job.run_seed, job.rank)
         self.progress: dict[str, Any] = {"epoch": 0, "seconds": 0.0, "loss": 0.0, "accuracy": 0.0}
+        self.progress |= {"engine": PlainEngine.name, "side_by_side": 1}  # where a checkpoint does not say
         if job.checkpoint is not None and job.checkpoint.exists():
-            self.progress = load_checkpoint(
+            self.progress |= load_checkpoint(
                 job.checkpoint, job.network, self.step.optimiser, job.settings(), self._average()
             )
         self._refuse_other_beginnings()
