@@ -128,8 +128,9 @@ def in_training(root):
     """The process of a training that has come past its first epoch, by the lock of its folder."""
     for state in Path(root).glob("**/state.safetensors"):
         try:
-            if not (state.parent / "training.json").exists():
-                return int((state.parent / ".lock").read_text().split()[0])
+            process = int((state.parent / ".lock").read_text().split()[0])
+            if process in workers() and not (state.parent / "training.json").exists():
+                return process
         except (OSError, ValueError, IndexError):
             pass
     return None
