@@ -186,7 +186,7 @@ def test_a_comparison_and_damaged_images_on_a_cluster_that_is_there(cluster, tmp
     words = ("--data", "colour-digits-few", "--methods", "single,mc-droprelu:0.9,deep-ensemble:2", "--epochs", "1")
     words += ("--width", "0.25", "--samples", "4", "--json")
     there = ("--engine", "ray", "--address", cluster)
-    tables = [json.loads(rbue("compare", *words, "--runs", name, *more)[0]) for name, more in
+    tables = [json.loads(rbue("compare", *words, "--runs", name, *more)) for name, more in
               (("near", ("--device", "cpu")), ("far", there))]  # fmt: skip
     for table in tables:
         for row in table["methods"]:
