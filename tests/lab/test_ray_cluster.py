@@ -5,6 +5,7 @@ Run by ``make test-ray``. The cluster has two cores, and all processes one threa
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -26,11 +27,15 @@ from rbue.lab import executors
 from rbue.lab.cli import app
 from rbue.lab.executors import executor, in_order
 
-ray = pytest.importorskip("ray")
 pyarrow = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray"),
+]
 
 GRID = ("table1-cifar10", "fig-shift-cifar10", "--quick", "--models", "vgg13", "--epochs", "5")
 METHODS = ("--methods", "single,mc-droprelu:0.9")
