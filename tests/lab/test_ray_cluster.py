@@ -90,7 +90,8 @@ def cluster(tmp_path_factory):
 
 def begin(*words):
     command = [sys.executable, "-m", "rbue", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def finish(process, code=0):
@@ -168,7 +169,7 @@ def test_a_grid_that_is_interrupted_and_loses_a_worker_is_the_local_one(cluster)
     words = ("paper", "run", *GRID, *METHODS, "--device", "cpu", "--json", "--runs")
     process = begin(*words, "far", "--engine", "ray")  # on a cluster of its own
     wait_for(lambda: in_training("far"), process)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
     _, err = finish(process, code=130)
     assert err.splitlines()[-1] == "stopped; what was finished is kept, and the same command continues from there."
     assert no_more(workers)
