@@ -80,18 +80,21 @@ def test_what_is_wrong_with_a_row_is_said_of_it_alone(tmp_path):
     good = png(PIXELS[0])
     rows = [good, None, b"not an image", good[:50], png(PIXELS[0][:, :4]), good]
     pq.write_table(pyarrow.table({"image": pyarrow.array(rows, pyarrow.binary())}), tmp_path / "a.parquet")
-    pq.write_table(pyarrow.table({"image": [[1, 2], None]}, schema=_bytes()), tmp_path / "b.parquet")
+    pq.write_table(pyarrow.table({"image": [[1, 2], None, [1, None] * 30]}, schema=_bytes()), tmp_path / "b.parquet")
     struct = pyarrow.array([None, {"bytes": None, "path": "x"}, {"bytes": good, "path": None}])
     pq.write_table(pyarrow.table({"image": struct}), tmp_path / "c.parquet")
     write_listing([tmp_path / f"{name}.parquet" for name in "abc"], tmp_path / "listing")
     found = images(tmp_path / "listing")
-    assert [one.pixels is not None for one in found] == [True, *[False] * 4, True, *[False] * 4, True]
+    assert [one.pixels is not None for one in found] == [True, *[False] * 4, True, *[False] * 5, True]
     sentences = [(one.error or "").removeprefix(f"{tmp_path}/") for one in found]
     assert sentences[1] == "a.parquet#1 holds no image."
     assert sentences[2] == "a.parquet#2 is not an image that can be read (unknown format)."
     assert sentences[4].startswith("a.parquet#4 has 4x4 pixels, but the images of made-up have 5x4")
     assert sentences[6] == "b.parquet#0 has 2 pixel values, but the images of made-up have 4x5x3."
-    assert sentences[7:10] == [f"{name} holds no image." for name in ("b.parquet#1", "c.parquet#0", "c.parquet#1")]
+    assert sentences[8] == "b.parquet#2 lacks the values of some pixels."
+    assert [sentences[place] for place in (7, 9, 10)] == [
+        f"{name} holds no image." for name in ("b.parquet#1", "c.parquet#0", "c.parquet#1")
+    ]
 
 
 def _bytes():

@@ -194,12 +194,12 @@ def was_typed(ctx: typer.Context, name: str) -> bool:
     return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
-def check_engine(name: str) -> None:
-    """Refuse an unknown engine, also where nothing is left to train."""
+def check_engine(name: str, *others: str) -> None:
+    """Refuse an unknown engine, also where nothing is left to train; ``others`` can be named beside those."""
     from rbue.lab.training.engines import ENGINES
 
-    if name not in ENGINES:
-        raise InvalidInput(f"--engine must be one of {', '.join(ENGINES)}, not {name!r}.")
+    if name not in (*others, *ENGINES):
+        raise InvalidInput(f"--engine must be one of {', '.join((*others, *ENGINES))}, not {name!r}.")
 
 
 def device_named(name: str | None) -> torch.device:

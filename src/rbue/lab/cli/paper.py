@@ -214,9 +214,9 @@ def run(
     """
     from rbue.lab.paper.runner import Place, TimeBudget, Watch, parse_duration, run_experiments
 
+    check_engine(engine, "local", "ray")
     spread = engine == "ray"
-    engine = "auto" if engine in ("ray", "local") else engine
-    check_engine(engine)
+    steps = "auto" if engine in ("local", "ray") else engine
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
     if not (ids or all_ or only):
         raise InvalidInput("name what to run, or give --all; `rbue paper list` shows the ids.")
@@ -225,7 +225,7 @@ def run(
     budget = TimeBudget(None if time_budget is None else parse_duration(time_budget))
     watch = Watch(training_progress, data_progress)
     with tasks_on("ray" if spread else "local", address, cpus, gpus, device) as executor:
-        place = Place(runs.absolute() if spread else runs, executor.device, together, engine, executor.helpers)
+        place = Place(runs.absolute() if spread else runs, executor.device, together, steps, executor.helpers)
         how = {"budget": budget, "kinds": kinds, "tell": remark, "watch": watch, "executor": executor}
         outcome = run_experiments(experiments, settings, place, **how)  # type: ignore[arg-type]
     if json:

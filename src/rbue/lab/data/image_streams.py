@@ -257,6 +257,8 @@ def _read_rows(entry: list[Any], start: int, stop: int, like: ImageSet) -> Itera
 
 def _arranged(values: Bytes, like: ImageSet, name: str) -> ListedImage:
     shape = like.images.shape[1:]
+    if values.dtype != np.uint8:  # Arrow gives numbers some of which are missing as floats
+        return ListedImage(name, None, f"{name} lacks the values of some pixels.")
     if values.size != np.prod(shape):
         height, width, channels = shape
         sentence = (

@@ -102,7 +102,7 @@ class Scoring:
         return {**run, **chosen, "device": self.device.type, "stream_version": random_stream.VERSION}
 
 
-class Block(NamedTuple):
+class ImageBlock(NamedTuple):
     """Images ``start`` to ``stop``, and where in the listing to look for them."""
 
     number: int
@@ -200,10 +200,10 @@ def _begin(scoring: Scoring, inputs: Sequence[Path], column: str | None) -> List
     return listing
 
 
-def _blocks(scoring: Scoring, images: int) -> Iterator[Block]:
+def _blocks(scoring: Scoring, images: int) -> Iterator[ImageBlock]:
     for number, place in enumerate(block_places(scoring.listing, scoring.block)):
         start = number * scoring.block
-        yield Block(number, start, min(images, start + scoring.block), place)
+        yield ImageBlock(number, start, min(images, start + scoring.block), place)
 
 
 def _predict_missing(
@@ -290,7 +290,7 @@ def _loaded(scoring: Scoring) -> tuple[list[nn.Module], data.ImageSet]:
     return load_networks(scoring.config, scoring.root, scoring.device), _like(scoring)
 
 
-def predict_block(block: Block, scoring: Scoring) -> None:
+def predict_block(block: ImageBlock, scoring: Scoring) -> None:
     """Predict a block and write its file."""
     networks, like = _loaded(scoring)
     images = read_listed(scoring.listing, block.place, block.start, block.stop, like)
