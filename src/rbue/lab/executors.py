@@ -17,6 +17,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
+from rbue.lab import own_code
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +104,8 @@ class RayExecutor(Executor):
         import ray
 
         remote = ray.remote(_work).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES, name="rbue")
-        here = _Here(os.getcwd(), self.cpus, {name: os.environ[name] for name in ("RBUE_DATA",) if name in os.environ})
+        variables = {name: os.environ[name] for name in ("RBUE_DATA",) if name in os.environ}
+        here = _Here(os.getcwd(), self.cpus, variables, own_code.named())
         running: dict[Any, Item] = {}
         while True:
             while len(running) < self._room() and (item := following()) is not None:
@@ -128,6 +130,7 @@ class _Here(NamedTuple):
     folder: str
     threads: int
     variables: dict[str, str]
+    named: list[str]
 
 
 def _work(task: Callable[[Any], Any], item: Any, here: _Here) -> tuple[Any, RbueError | None, list[str]]:
@@ -136,7 +139,8 @@ def _work(task: Callable[[Any], Any], item: Any, here: _Here) -> tuple[Any, Rbue
 
     if os.path.isdir(here.folder):  # relative paths mean the same, and a user's own networks are found
         os.chdir(here.folder)
-        sys.path += [here.folder] if here.folder not in sys.path else []
+        own_code.look_in(here.folder)
+    own_code.trust(here.named)
     os.environ.update(here.variables)
     torch.set_num_threads(here.threads)
     result, problem = None, None

@@ -56,6 +56,15 @@ def trust(names: Iterable[str] | str) -> None:
         _named.add(name)
 
 
+def named() -> list[str]:
+    """What the user has named so far, for other processes that work on the same."""
+    return sorted(name for name in _named | _in_variable() if _FORM.fullmatch(name))
+
+
+def _in_variable() -> set[str]:
+    return {*re.split(r"[,\s]+", os.environ.get(TRUST, ""))}
+
+
 @contextmanager
 def named_by(file: object) -> Iterator[None]:
     """What is looked up inside is named by a file, not by the user."""
@@ -71,7 +80,7 @@ def refuse_unnamed(name: str) -> None:
     file = _file.get()
     if file is None:
         _named.add(name)
-    elif name not in _named | {*re.split(r"[,\s]+", os.environ.get(TRUST, ""))} and not _is_noted(name):
+    elif name not in _named | _in_variable() and not _is_noted(name):
         raise NotNamed(
             f"{file} asks for code of its own, {name!r}, and none is run because a file says so; if you know it, "
             f"add --trust {name} to the command, or trust={name!r} to load_run."
