@@ -17,11 +17,14 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.slow
 
 MODEL = """
-import os, pathlib, signal
+import os, pathlib, signal, time
 from torch import nn
 
 class Network(nn.Module):
-    '''Without BatchNorm, whose statistics are each process's own. A file may say which process is killed, and when.'''
+    '''Without BatchNorm, whose statistics are each process's own. A file may say which process is killed, and when.
+
+    By then there is a checkpoint, which is written beside the training.
+    '''
     def __init__(self, classes):
         super().__init__()
         hidden = [nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
@@ -31,6 +34,8 @@ class Network(nn.Module):
     def forward(self, x):
         self.steps += self.training
         if self.killed.exists() and self.killed.read_text() == f"{os.environ['RANK']} {self.steps}":
+            while not list(pathlib.Path().glob("killed/**/state.safetensors")):
+                time.sleep(0.02)
             self.killed.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return self.body(x)
@@ -143,13 +148,13 @@ def test_two_launchers_start_again_together(tmp_path):
 
 
 def test_a_training_goes_on_with_another_number_of_processes(tmp_path):
-    assert train(tmp_path, "runs", processes=2, killed="1 40").returncode == 1
-    assert not list((tmp_path / "runs").glob("**/training.json"))
-    assert train(tmp_path, "runs", processes=3).returncode == 0
+    assert train(tmp_path, "killed", processes=2, killed="1 40").returncode == 1
+    assert not list((tmp_path / "killed").glob("**/training.json"))
+    assert train(tmp_path, "killed", processes=3).returncode == 0
     train(tmp_path, "one")
     for name, value in weights(tmp_path, "one").items():
-        torch.testing.assert_close(weights(tmp_path, "runs")[name], value, **SUMS)
-    assert curve(tmp_path, "runs") == pytest.approx(curve(tmp_path, "one"), rel=1e-5)
+        torch.testing.assert_close(weights(tmp_path, "killed")[name], value, **SUMS)
+    assert curve(tmp_path, "killed") == pytest.approx(curve(tmp_path, "one"), rel=1e-5)
 
 
 def test_two_processes_measure_what_one_does(tmp_path):

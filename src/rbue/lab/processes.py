@@ -6,6 +6,7 @@ Nothing here imports torch before it is needed, as the command asks who is to sp
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -145,13 +146,11 @@ def joined(device: torch.device, patience: timedelta | None = None) -> Iterator[
         torch.cuda.set_device(device)
     rank = Rank(_variable("RANK", 0), processes())
     store = _fresh_store(rank)
-    distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=rank.index,
-        world_size=rank.world_size,
-        timeout=patience,
-    )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    with _greetings_to_stderr():
+        distributed.init_process_group(
+            backend, store=store, rank=rank.index, world_size=rank.world_size, timeout=patience
+        )
     try:
         yield rank
     except Exception as error:
@@ -163,6 +162,19 @@ def joined(device: torch.device, patience: timedelta | None = None) -> Iterator[
         raise
     finally:
         distributed.destroy_process_group()
+
+
+@contextmanager
+def _greetings_to_stderr() -> Iterator[None]:
+    """Standard output is free of greetings: gloo of torch 2.10 writes some, amid the JSON of a command."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _fresh_store(rank: Rank) -> distributed.Store:
