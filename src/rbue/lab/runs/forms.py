@@ -66,7 +66,7 @@ _RESULT = {
     "probs_sha256": _text,
 }
 _CALIBRATED = {
-    NEEDED: ("before", "after", "temperatures", "bounds"),
+    NEEDED: ("before", "after", "temperatures"),
     "before": {NEEDED: ("ece", "nll"), EACH: _number},
     "after": {NEEDED: ("ece", "nll"), EACH: _number},
     "bounds": [_number],

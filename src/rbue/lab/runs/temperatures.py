@@ -95,7 +95,7 @@ def _made_from(entry: dict[str, Any] | None) -> str | None:
 
 def at_a_bound(entry: dict[str, Any]) -> bool:
     """Whether no temperature within the bounds was best: every image right, or the answers no better than chance."""
-    return any(temperature in entry["bounds"] for temperature in entry["temperatures"])
+    return any(temperature in entry.get("bounds", ()) for temperature in entry["temperatures"])
 
 
 def _last_result(folder: RunFolder) -> tuple[str, dict[str, Any]]:
