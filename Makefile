@@ -23,7 +23,7 @@ test-all: $(VENV)/.ready lint  ## the slow tests too
 
 # Ray is large, and only these tests need it.
 test-ray: $(VENV)/.ray  ## grids and scoring on a Ray cluster of two workers, which are killed on the way
-	$(PYTEST) -m ray tests/lab
+	$(PYTEST) -m ray $$(grep -rl --include='*.py' mark.ray tests)
 
 # The oldest torch that is supported, in an environment of its own: its wheel for Linux brings CUDA, several gigabytes.
 OLDEST ?= .venv-oldest
