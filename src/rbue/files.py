@@ -398,14 +398,15 @@ class _Holder(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> _Holder:
-        return cls(*(text.split() or [""])[:4])
+        pid, *rest = text.split()[:4] or [""]
+        return cls(pid, *rest) if pid.isdecimal() else cls("")
 
     def __str__(self) -> str:
         return " ".join(self) + "\n"
 
     def in_words(self) -> str:
         """Which process, where, since when; a file that was cut off does not say."""
-        if not (self.pid.isdecimal() and self.host):
+        if not self.host:
             return "another process"
         since = f" since {self.since.replace('T', ' ')}" if self.since else ""
         return f"process {self.pid} on {self.host}{since}"
