@@ -174,16 +174,16 @@ def fuzz(name: str, seed: int, count: int, place: Path) -> tuple[Counter[str], l
     while at < count:
         worker, started, patience = Worker(name, seed, at, count, place), -1, 5 * SECONDS
         while True:
+            hung = False
             try:
                 report = worker.reports.get(timeout=patience)
             except Empty:
-                report = None
+                report, hung = None, True
             if report is None or "outcome" not in report:
                 if report is not None:
                     started, patience = report["input"], SECONDS
                     continue
-                hung = worker.process.poll() is None
-                code = worker.stop()
+                code = worker.stop() if hung else worker.process.wait()  # whose pipe may end before it does
                 if at >= count:
                     break
                 if started < at:
