@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray"),
 ]
 
-GRID = ("table1-cifar10", "fig-shift-cifar10", "--quick", "--models", "vgg13", "--epochs", "5")
+GRID = ("table1-cifar10", "fig-shift-cifar10", "--quick", "--models", "vgg13", "--epochs", "20")
 METHODS = ("--methods", "single,mc-droprelu:0.9")
 
 
@@ -180,7 +180,7 @@ def test_a_grid_that_is_interrupted_and_loses_a_worker_is_the_local_one(cluster)
     assert outcome["failed"] == outcome["left"] == outcome["skipped"] == []
     assert len(outcome["done"]) == len(set(outcome["done"]))
     assert "of 2: train colour-digits-few vgg13" in err
-    assert "epoch 5/5" in err
+    assert "epoch 20/20" in err
     rbue(*words, "near")
     far, near = essence("far"), essence("near")
     assert far.keys() == near.keys()
