@@ -50,7 +50,7 @@ def ways() -> list[Way]:
     )
     source = "`mc_inference_cuda.json`"
     return [
-        Way("a plain pass", times["one plain pass"] / count, source),
+        Way("a plain pass", times["plain passes, folded and compiled"] / inference["samples"] / count, source),
         Way('100 samples, `where="last"`: the rest once', times["rbue DropReLU, last site"] / count, source),
         Way("20 balanced samples, all sites", balanced / count, "`balanced_draws.json`"),
         Way("40 balanced samples, all sites", 2 * balanced / count, "twice that"),

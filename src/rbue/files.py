@@ -86,7 +86,10 @@ def _write_whole(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+            if fcntl is not None:
+                partial.replace(path)  # still locked, so that nobody takes it for an orphan
+        if fcntl is None:
+            partial.replace(path)  # there, an open file cannot be
         _remove_orphans(path)
     except BaseException:  # Ctrl-C too
         if partial.parent.is_dir():
@@ -97,13 +100,13 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def _try_flock(file: int) -> bool:
-    """Have the system's lock on a file, or False if another process has it; where there are no locks, nobody has."""
-    with contextlib.suppress(OSError):
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+    """Have the system's lock on a file, or False: another process has it, or there are no locks here."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
     return True
 
 
@@ -118,7 +121,8 @@ def _remove_orphans(path: Path) -> None:
         process = orphan.name.split(".")[-2]
         alive = orphan.name in _being_written if process == str(os.getpid()) else Path(f"/proc/{process}").exists()
         if process.isdigit() and not alive:
-            with contextlib.suppress(FileNotFoundError), orphan.open("rb") as file:
+            # To write, as some network file systems lock no other. One that cannot be removed does no harm.
+            with contextlib.suppress(OSError), orphan.open("r+b") as file:
                 if _try_flock(file.fileno()):
                     orphan.unlink(missing_ok=True)
 
@@ -311,6 +315,7 @@ def locked(path: Path, wait: float = 0.0) -> Iterator[Lock]:
         except OSError as error:
             if error.errno not in _FULL or time.monotonic() - start >= wait:
                 raise _unwritten(path.parent, error, "; nothing was changed") from error
+            warn(f"{path.parent} could not be written ({error.strerror}); make room: it is tried for {wait:.0f} s.")
             time.sleep(min(_PAUSE, wait))
     lock = Lock(path, file)
     try:
@@ -331,6 +336,8 @@ def _take(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file, is_new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
+        except FileNotFoundError:
+            continue  # the folder has just been removed, by its last user
         except FileExistsError:
             try:
                 file, is_new = os.open(path, os.O_RDWR), False

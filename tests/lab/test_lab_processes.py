@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import distributed
+from typer.testing import CliRunner
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab import data, processes
-from rbue.lab.cli import output
+from rbue.lab.cli import app, output
+from rbue.lab.executors import executor
 from rbue.lab.processes import PeerLost, Rank, is_first, is_reported_elsewhere, joined, own_device
 from rbue.lab.runs import measuring
 from rbue.lab.runs.folders import RunConfig
@@ -196,3 +198,15 @@ def test_damaged_sets_are_dealt_out(tmp_path, monkeypatch):
     cells = [Cell("fog", level) for level in range(1, 6)]
     groups = [Group([RunConfig()], tmp_path, CPU, cells, Setting(), "test", Rank(index, 2)) for index in range(2)]
     assert [[cell.severity for cell in group.own] for group in groups] == [[1, 3, 5], [2, 4]]
+
+
+@pytest.mark.parametrize("words", [["predict", "x", "y"], ["paper", "run", "--all"]])
+def test_what_is_for_one_process_says_so(words, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "is for one process, but torchrun has started 2; start it without." in " ".join(result.stderr.split())
+    with pytest.raises(InvalidInput, match="--engine ray is for one process"), executor("ray", own_device):
+        pass

@@ -28,7 +28,8 @@ def stranger(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv(own_code.TRUST, raising=False)
-    monkeypatch.setattr(own_code, "_named", set())
+    for known in ("_named", "_trusted"):
+        monkeypatch.setattr(own_code, known, set())
     monkeypatch.setattr(own_code, "_folder", str(tmp_path))
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
@@ -155,6 +156,17 @@ def test_what_was_trained_with_is_known_to_later_processes_from_the_same_place(s
         find_own("stranger_code", "run", "")
 
 
+def test_what_is_trusted_for_one_command_is_not_kept(stranger):
+    trust("stranger_code:run")
+    find_own("stranger_code", "run", "")  # as settings that were read are looked up once more
+    find_own("strangers_method", "run", "")
+    assert own_code.named() == ["stranger_code:run", "strangers_method:run"]
+    note_named()
+    assert [file.read_text() for file in (stranger / "state").glob("**/*") if file.is_file()] == [
+        "strangers_method:run\n"
+    ]
+
+
 def test_nothing_is_kept_of_those_who_name_nothing_or_have_no_home(stranger, monkeypatch):
     note_named()
     assert not (stranger / "state").exists()
@@ -178,6 +190,7 @@ def test_a_module_in_the_folder_that_nobody_names_is_on_no_path(stranger):
 def test_a_name_has_a_form(name):
     with pytest.raises(InvalidInput, match=r"package\.module:name"):
         trust([name])
+    assert rbue("--trust", name, "runs", "list").exit_code == 2
 
 
 def test_settings_that_cannot_be_used_name_their_file(stranger):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
 from rbue.lab import own_code
+from rbue.lab.processes import alone
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +104,7 @@ class RayExecutor(Executor):
         """As many tasks at once as the cluster has room for; in the order in which they end."""
         import ray
 
+        own_code.note_named()  # here, as the processes of the cluster are only told
         remote = ray.remote(_work).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES, name="rbue")
         variables = {name: os.environ[name] for name in ("RBUE_DATA",) if name in os.environ}
         here = _Here(os.getcwd(), self.cpus, variables, own_code.named())
@@ -141,6 +143,8 @@ def _work(task: Callable[[Any], Any], item: Any, here: _Here) -> tuple[Any, Rbue
         os.chdir(here.folder)
         own_code.look_in(here.folder)
     own_code.trust(here.named)
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):  # each task is a process of its own
+        os.environ.pop(name, None)
     os.environ.update(here.variables)
     torch.set_num_threads(here.threads)
     result, problem = None, None
@@ -203,6 +207,7 @@ def executor(
             raise InvalidInput("--address and --gpus are of a Ray cluster; add --engine ray.")
         yield Executor(device())
         return
+    alone("--engine ray")
     if forced == "cpu" and gpus:
         raise InvalidInput(f"--gpus {gpus:g} and --device cpu contradict each other; leave one out.")
     with redirect_stdout(sys.stderr), _connected(address) as there:  # Ray prints what its processes say

@@ -34,6 +34,7 @@ _FORM = re.compile(r"\w+(\.\w+)*:\w+")
 
 _file: ContextVar[str | None] = ContextVar("file", default=None)
 _named: set[str] = set()
+_trusted: set[str] = set()
 _folder: str | None = None
 """Where modules are looked for besides: the folder that the command runs in."""
 
@@ -53,12 +54,12 @@ def trust(names: Iterable[str] | str) -> None:
     for name in [names] if isinstance(names, str) else names:
         if not isinstance(name, str) or not _FORM.fullmatch(name):
             raise InvalidInput(f"trust is {name!r}; give names of the form package.module:name.")
-        _named.add(name)
+        _trusted.add(name)
 
 
 def named() -> list[str]:
     """What the user has named so far, for other processes that work on the same."""
-    return sorted(name for name in _named | _in_variable() if _FORM.fullmatch(name))
+    return sorted(name for name in _named | _trusted | _in_variable() if _FORM.fullmatch(name))
 
 
 def _in_variable() -> set[str]:
@@ -80,7 +81,7 @@ def refuse_unnamed(name: str) -> None:
     file = _file.get()
     if file is None:
         _named.add(name)
-    elif name not in _named | _in_variable() and not _is_noted(name):
+    elif name not in _named | _trusted | _in_variable() and not _is_noted(name):
         raise NotNamed(
             f"{file} asks for code of its own, {name!r}, and none is run because a file says so; if you know it, "
             f"add --trust {name} to the command, or trust={name!r} to load_run."
@@ -88,8 +89,11 @@ def refuse_unnamed(name: str) -> None:
 
 
 def note_named() -> None:
-    """Keep for later processes what the user has named; where nothing can be kept, they ask again."""
-    for name in sorted(_named):
+    """Keep for later processes what the user has named; where nothing can be kept, they ask again.
+
+    What was only trusted, for one command, is not kept.
+    """
+    for name in sorted(_named - _trusted - _in_variable()):
         place = _noted(name)
         if place is not None and not place.exists():
             with suppress(OSError, RbueError):

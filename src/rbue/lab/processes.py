@@ -27,6 +27,9 @@ PATIENCE = timedelta(days=7)
 """How long a process that measures waits for the others, whose parts may take hours longer; ``torchrun`` ends it if
 one of them dies."""
 
+_TO_MEET = 300.0
+"""Seconds in which all processes must have come to where they meet."""
+
 _LAST_WORDS = 10.0
 """Seconds in which a process that has met an error surely says so."""
 
@@ -73,6 +76,12 @@ class Rank:
 def processes() -> int:
     """How many processes ``torchrun`` has started; 1 without it."""
     return _variable("WORLD_SIZE", 1)
+
+
+def alone(what: str) -> None:
+    """Refuse to be one of several processes."""
+    if processes() > 1:
+        raise InvalidInput(f"{what} is for one process, but torchrun has started {processes()}; start it without.")
 
 
 def processes_here() -> int:
@@ -196,7 +205,10 @@ def _fresh_store(rank: Rank) -> distributed.Store:
         name = store.get(f"answer to {name}").decode()
         store.set(f"{name} heard by {rank.index}", "")
     missing = set(range(1, rank.world_size)) if rank.index == 0 else set()
+    deadline = time.monotonic() + _TO_MEET
     while missing:
+        if time.monotonic() > deadline:
+            raise PeerLost(rank.world_size, said=False)
         for other in missing:
             if store.check([f"hello {other}"]):  # which may be an old one
                 store.set(f"answer to {store.get(f'hello {other}').decode()}", name)

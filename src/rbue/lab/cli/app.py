@@ -23,9 +23,11 @@ from rbue.lab import own_code
 from rbue.lab.cli import active, demo, inventory, measure, ood, paper, runs, serve, shift, train
 from rbue.lab.cli.options import takes_selection
 from rbue.lab.cli.output import Flowing, complain, remark
-from rbue.lab.processes import is_reported_elsewhere
+from rbue.lab.processes import alone, is_reported_elsewhere
 
 DEBUG, TRUST = "--debug", "--trust"
+SEVERAL = ("train", "evaluate", "compare", "shift", "ood")
+"""The verbs that divide their work between the processes of ``torchrun``."""
 
 
 class Verbs(Flowing):
@@ -151,6 +153,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _common(
+    ctx: typer.Context,
     debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error.")] = False,
     trust: Annotated[
         list[str] | None,
@@ -159,8 +162,11 @@ def _common(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     """Honest uncertainty for image classifiers: train, measure and compare methods on your own data."""
+    if ctx.invoked_subcommand not in SEVERAL:
+        alone(f"rbue {ctx.invoked_subcommand}")
     own_code.look_in(os.getcwd())  # for --model my_networks:make
     if trust:
+        own_code.trust(trust)
         os.environ[own_code.TRUST] = ",".join([*trust, os.environ.get(own_code.TRUST, "")])  # processes inherit it
 
 

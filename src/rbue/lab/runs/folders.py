@@ -40,7 +40,7 @@ from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError, reason
 from rbue.files import Lock, checksum, json_bytes, load_array, locked, read_json, write_bytes, write_json
 from rbue.lab.methods import Method, parse, spec_of
-from rbue.lab.own_code import NotNamed, named_by, note_named, refuse_unnamed
+from rbue.lab.own_code import NotNamed, named_by, refuse_unnamed
 from rbue.lab.runs.forms import EACH, FORMS, misfit
 from rbue.lab.training.checkpoint import INDEX, ONE_FILE, STATE, WAIT_FOR_ROOM
 from rbue.lab.training.recipe import Recipe, real_number, whole_number
@@ -206,7 +206,6 @@ class RunFolder:
 
     def open(self, config: RunConfig, environment: dict[str, Any]) -> None:
         """Make the folder and note what is to run in it; settings that cannot be read are written anew."""
-        note_named()
         if not self._config.exists():
             write_json(self.path / "environment.json", environment)
         try:

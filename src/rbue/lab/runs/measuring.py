@@ -7,7 +7,7 @@ scales what was measured by a temperature, without a network.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rbue import metrics
 from rbue.augment import Augmentation
 from rbue.call_sites import evaluating
 from rbue.errors import InvalidInput, RbueError, did_you_mean
+from rbue.files import InUse
 from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device
@@ -331,8 +332,9 @@ def _measured(
     rank: Rank = ALONE,
 ) -> dict[str, Any]:
     folder = RunFolder.of(config, root)
-    with folder.locked():
-        pass  # that nothing can be written here should be known before hours of work
+    if rank.index == 0:
+        with suppress(InUse), folder.locked(wait=0):
+            pass  # that nothing can be written here should be known before hours of work
     images = images_of(config, split)
     labels = torch.from_numpy(images.labels).to(device)
     combine = split == "test" and not augment  # members keep the probabilities of test images as they are

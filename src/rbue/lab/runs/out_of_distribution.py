@@ -144,7 +144,7 @@ def measure_outside(
         missing = [name for name in dict.fromkeys(names) if _changed(known.get(name), name, config, setting)]
         if missing:
             known |= _measured(config, root, own_device(device), missing, setting, progress, opened, rank)
-        entry = folder.entries("ood")[setting.key(config)]
+        entry = rank.of_first(folder.entries("ood")[setting.key(config)] if rank.index == 0 else {})
         return {**entry, "sets": {name: known[name] for name in dict.fromkeys(names)}}
 
 

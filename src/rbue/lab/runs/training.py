@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,18 @@ from rbue.errors import InvalidInput, RbueError, warn
 from rbue.files import Lock
 from rbue.lab import data, models
 from rbue.lab.environment import facts
-from rbue.lab.own_code import source_checksum
+from rbue.lab.own_code import note_named, source_checksum
 from rbue.lab.processes import Rank, data_parallel, is_first, joined, own_device
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network
 from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
-from rbue.lab.training.checkpoint import save_weights
+from rbue.lab.training.checkpoint import WAIT_FOR_ROOM, save_weights
 from rbue.lab.training.trainer import EpochLog
 
 Report = Callable[[RunConfig, EpochReport], None]
+
+PATIENCE = timedelta(seconds=6 * WAIT_FOR_ROOM)
+"""How long other processes wait for the first one, whose last files may have to wait for room one after the other."""
 
 
 def train_run(
@@ -78,7 +82,9 @@ def train_runs(
         refuse_other_images(config, root)
         warn_of_changed_code(config, root)
     diverged: dict[RunConfig, Diverged] = {}
-    with joined(device) as rank:
+    if is_first():
+        note_named()
+    with joined(device, PATIENCE) as rank:
         # Another process may just have trained some; those that train together must not disagree on that.
         missing = rank.of_first(missing)
         for group in _groups(missing, together):
