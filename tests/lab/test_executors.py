@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rbue.errors import InvalidInput, RbueError
+from rbue.lab import executors
 from rbue.lab.executors import Executor, RayExecutor, executor, in_order
 
 CPU = torch.device("cpu")
@@ -63,6 +64,12 @@ def test_an_address_where_nobody_listens_is_said_at_once():
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(RbueError, match=f"no Ray cluster at {address} to work with"):
             executor("ray", lambda: CPU, address=address).__enter__()
+
+
+def test_of_rays_errors_the_first_line_is_said_without_what_a_terminal_obeys():
+    error = RuntimeError("System error: no \x1b[2Jrbue.\ntraceback: many lines")
+    assert executors._first_line(error) == r"System error: no \x1b[2Jrbue"
+    assert executors._first_line(ValueError()) == "ValueError"
 
 
 def test_a_task_computes_where_its_gpu_is_and_starts_no_more_processes_than_it_has_cores():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
+from rbue.errors import InvalidInput, RbueError, RbueWarning, shown, warn
 from rbue.lab import own_code
 from rbue.lab.processes import alone
 
@@ -251,4 +251,6 @@ def _connected(address: str | None) -> Iterator[dict[str, float]]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    """What an error of Ray says before its traceback and advice, for a sentence."""
+    line, *_ = str(error).strip().splitlines() or [type(error).__name__]
+    return shown(line.rstrip("."), 300)

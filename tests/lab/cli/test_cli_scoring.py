@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from rbue import files
 from rbue.errors import RbueError
-from rbue.files import locked
+from rbue.files import locked, read_safetensors, safetensors_bytes
 from rbue.lab import data
 from rbue.lab.runs import measuring, scoring
 
@@ -125,6 +128,71 @@ def test_a_block_that_fails_does_not_stop_the_others(scored, monkeypatch):
     assert "4 of them now" in scored().stdout
 
 
+@pytest.mark.filterwarnings("default::rbue.errors.RbueWarning")
+def test_a_full_disk_ends_the_command(scored, monkeypatch):
+    """Ten minutes later, which are none here; what else is predicted would be lost as well."""
+    begun = []
+
+    def write(path, content, usual=files._write_whole):
+        if path.name == "part-00001.parquet":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        usual(path, content)
+
+    def watched(block, scoring, work=scoring.predict_block):
+        begun.append(block.number)
+        work(block, scoring)
+
+    with monkeypatch.context() as full:
+        full.setattr(files, "_write_whole", write)
+        full.setattr(scoring, "predict_block", watched)
+        full.setattr(scoring, "WAIT_FOR_ROOM", 0.01)
+        *_, warned, said = scored().stderr.splitlines()
+    assert "make room: it is tried again" in warned
+    assert "part-00001.parquet could not be written (No space left on device)" in said
+    assert begun == [0, 1]
+    assert sorted(parts("out.parquet")) == ["part-00000.parquet"]
+    assert "7 of them now" in scored().stdout
+
+
+@pytest.mark.parametrize("content", ["[1]", "3", '{"settings": [], "listing": {}}', '{"settings": {}, "listing": {}}'])
+def test_a_damaged_manifest_is_refused(trained_once, photos, fails, content):
+    Path("out.parquet").mkdir()
+    manifest = Path("out.parquet/_manifest.json")
+    manifest.write_text(content)
+    sentence = fails("predict", trained_once, photos, "-o", "out.parquet", code=1)
+    assert sentence.endswith("_manifest.json has another form; give another -o.")
+    manifest.write_text(content[:-1] + "\0")
+    assert fails("predict", trained_once, photos, "-o", "out.parquet", code=1).endswith("; give another -o.")
+
+
+def test_a_command_that_came_to_nothing_leaves_alone_what_another_has_begun(trained_once, photos, fails, monkeypatch):
+    """The other has the lock as soon as this one has given it up."""
+    beginning, others = scoring._begin, ExitStack()
+
+    @contextmanager
+    def followed(path, usual=locked):
+        try:
+            with usual(path):
+                yield
+        finally:
+            others.enter_context(usual(path))
+            Path("new/out.parquet/_listing.jsonl").write_text("the other's")
+
+    def failing(*given):
+        beginning(*given)
+        Path("new/out.parquet/_manifest.json").unlink()
+        raise RbueError("it is too late.")
+
+    words = ("predict", trained_once, photos, "-o", "new/out.parquet")
+    monkeypatch.setattr(scoring, "_begin", failing)
+    fails(*words, code=1)
+    assert not Path("new").exists()
+    monkeypatch.setattr(scoring, "locked", followed)
+    with others:
+        fails(*words, code=1)
+        assert sorted(path.name for path in Path("new/out.parquet").iterdir()) == [".lock", "_listing.jsonl"]
+
+
 def test_a_folder_goes_on_only_with_what_it_was_begun_with(trained_once, photos, scored, fails):
     scored()
     before = parts("out.parquet")
@@ -136,15 +204,22 @@ def test_a_folder_goes_on_only_with_what_it_was_begun_with(trained_once, photos,
     with locked(Path("out.parquet/.lock")):
         assert "is in use by process" in fails(*words, "--samples", 5, code=1)
     assert parts("out.parquet") == before
-    weights = next(Path(trained_once).glob("weights*"))
-    content = weights.read_bytes()
+    (photos / "11.png").unlink()
+    weights = Path(trained_once, "weights.safetensors")
+    content, leftover = weights.read_bytes(), weights.with_name(f"{weights.name}.0.999999999.partial")
+    tensors, note = read_safetensors(weights)
     try:
+        weights.write_bytes(safetensors_bytes({name: value + 1 for name, value in tensors.items()}, note))
+        assert "begun with other weights; give the same" in fails(*words, "--samples", 5, code=2)
         weights.write_bytes(content + b" ")
-        assert not (Path("other.parquet")).exists()
-        (photos / "11.png").unlink()
-        assert fails(*words, "--samples", 5, code=1)  # damaged weights, before anything else
+        assert "weights.safetensors cannot be read" in fails(*words, "--samples", 5, code=1)
+        weights.write_bytes(content)
+        leftover.write_bytes(b"half of it")
+        assert "0 of them now" in scored().stdout
     finally:
         weights.write_bytes(content)
+        leftover.unlink(missing_ok=True)
+    assert parts("out.parquet") == before
 
 
 def test_places_where_nothing_can_be_written(trained_once, photos, fails):
@@ -159,6 +234,9 @@ def test_places_where_nothing_can_be_written(trained_once, photos, fails):
     assert not Path("new.parquet").exists()
     assert "give -o NAME.parquet" in fails("predict", trained_once, "some.parquet", code=2)
     assert "give -o NAME.parquet" in fails("predict", trained_once, photos, "--engine", "ray", code=2)
+    for more in (("--block", 7), ("--column", "x"), ("--cpus", 3), ("--gpus", 1), ("--address", "auto")):
+        sentence = fails("predict", trained_once, photos, *more, "-o", "out.csv", code=2)
+        assert f"{more[0]}: the answers go to a folder of Parquet files; give -o NAME.parquet." in sentence
 
 
 def test_rows_of_parquet_files_are_images_too(trained_once, photos, command, scored):

@@ -120,6 +120,20 @@ def test_the_column_is_found_or_named(tmp_path):
     assert not [one for one in tmp_path.iterdir() if one.name.startswith("other")]
 
 
+def test_nothing_that_a_terminal_obeys_comes_out_of_a_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pyarrow.table({"\x1b[2Jname": ["text"]}), path)
+    with pytest.raises(InvalidInput, match=r"out of \\x1b\[2Jname\.$"):
+        write_listing([path], tmp_path / "listing")
+
+    def refused(*_, **__):
+        raise OSError("a bad\n \x1b[2Jpage")
+
+    monkeypatch.setattr(pq, "ParquetFile", refused)
+    with pytest.raises(InvalidInput, match=r"can be read \(a bad \\x1b\[2Jpage\)\.$"):
+        write_listing([path], tmp_path / "listing")
+
+
 def test_files_that_are_not_there_or_no_parquet_or_another_one_by_now(tmp_path):
     path = tmp_path / "a.parquet"
     with pytest.raises(InvalidInput, match="there is no file"):

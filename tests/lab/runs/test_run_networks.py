@@ -108,6 +108,18 @@ def test_a_network_that_fails_only_in_training_is_refused():
     fits(normed(nn.BatchNorm2d(1)))
 
 
+class Loud(nn.Module):
+    """Its error has two lines, and what a terminal obeys."""
+
+    def forward(self, x):
+        raise ValueError("a bad\n \x1b[2Jnumber")
+
+
+def test_what_a_network_says_is_one_line_without_what_a_terminal_obeys():
+    with pytest.raises(InvalidInput, match=r"in digits \(ValueError: a bad \\x1b\[2Jnumber\); mend it"):
+        fits(Loud())
+
+
 class Picky(nn.Module):
     """In training it draws numbers, and needs so many images, or gradients."""
 

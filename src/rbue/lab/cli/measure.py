@@ -32,6 +32,7 @@ from rbue.lab.cli.options import (
     given_settings,
     labels_for,
     tasks_on,
+    was_typed,
 )
 from rbue.lab.cli.output import (
     AsJson,
@@ -170,6 +171,7 @@ def _row(label: str, entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def predict(
+    ctx: typer.Context,
     run: Annotated[str, typer.Argument(help=RUN_HELP)],
     images: Annotated[
         list[Path],
@@ -222,8 +224,11 @@ def predict(
     many = output is not None and output.suffix.lower() == ".parquet"
     if output is not None and not many and output.suffix.lower() != ".csv":
         raise InvalidInput(f"predictions cannot be written to {output}; its name must end in .csv or .parquet.")
-    if not many and (engine != "local" or any(path.suffix.lower() == ".parquet" for path in images)):
-        what = f"--engine {engine}" if engine != "local" else "Parquet files"
+    needs_many = [f"--engine {engine}"] if engine != "local" else []
+    needs_many += [f"--{name}" for name in ("column", "block", "address", "cpus", "gpus") if was_typed(ctx, name)]
+    needs_many += ["Parquet files"] if any(path.suffix.lower() == ".parquet" for path in images) else []
+    if needs_many and not many:
+        what = ", ".join(needs_many)
         raise InvalidInput(f"{what}: the answers go to a folder of Parquet files; give -o NAME.parquet.")
     config, root = settings_and_root(find_run(run, runs))
     augment = canonical(augment)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, reason, shown
 from rbue.lab.data.folder import read_image
 from rbue.lab.data.image_files import NAMED, files_below, is_meant_as_image
 from rbue.lab.data.images import Bytes, ImageSet
@@ -139,16 +139,16 @@ def _rows_of(path: Path, column: str | None) -> list[Any]:
     """Rows, column and bytes of a Parquet file."""
     with _opened(path) as found:
         schema, rows = found.schema_arrow, found.metadata.num_rows
-    fit = [one.name for one in schema if _kind(one.type)]
+    fit, names = [one.name for one in schema if _kind(one.type)], shown(", ".join(schema.names), 300)
     if column is None and len(fit) > 1 and "image" in fit:
         fit = ["image"]
     if column is not None and column in fit:
         fit = [column]
     elif column is not None:
-        raise InvalidInput(f"{path} has no column {column!r} of images; it has {', '.join(schema.names)}.")
+        raise InvalidInput(f"{path} has no column {column!r} of images; it has {names}.")
     if len(fit) != 1:
-        which = f"{len(fit)} columns that can hold images ({', '.join(fit)})" if fit else "no column of images"
-        raise InvalidInput(f"{path} has {which}; name one with --column out of {', '.join(schema.names)}.")
+        which = f"{len(fit)} columns that can hold images ({shown(', '.join(fit))})" if fit else "no column of images"
+        raise InvalidInput(f"{path} has {which}; name one with --column out of {names}.")
     return [rows, fit[0], path.stat().st_size]
 
 
@@ -159,11 +159,7 @@ def _opened(path: Path) -> Any:
     except FileNotFoundError:
         raise InvalidInput(f"there is no file {path}.") from None
     except (OSError, ValueError) as error:  # Arrow's errors are of these kinds
-        raise InvalidInput(f"{path} is not a Parquet file that can be read ({_reason(error)}).") from error
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InvalidInput(f"{path} is not a Parquet file that can be read ({reason(error)}).") from error
 
 
 def _kind(type_: pyarrow.DataType) -> str | None:
@@ -293,7 +289,7 @@ class _ParquetRows:
         except (OSError, ValueError) as error:
             if isinstance(error, InvalidInput):
                 raise
-            raise RbueError(f"{self.path} cannot be read at rows {start} to {stop} ({_reason(error)}).") from error
+            raise RbueError(f"{self.path} cannot be read at rows {start} to {stop} ({reason(error)}).") from error
 
     def _slices(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
         """Arrays of consecutive rows, each with the number of its first."""

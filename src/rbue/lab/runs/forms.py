@@ -125,6 +125,12 @@ FORMS: Mapping[str, Form] = {
         ],
     },
 }
+MANIFEST: Form = {
+    NEEDED: ("settings", "listing"),
+    "settings": {},
+    "listing": {NEEDED: ("images", "sha256"), "images": _whole, "sha256": _text},
+}
+"""What the answers of many images were begun with (:mod:`rbue.lab.runs.scoring`)."""
 
 
 def misfit(value: Any, form: Form, place: str = "") -> str:

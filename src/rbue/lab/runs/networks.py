@@ -207,9 +207,8 @@ def _explaining(fault: str) -> Iterator[None]:
     except (RbueError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
         raise InvalidInput(
-            f"{fault} ({type(error).__name__}: {reason}); mend it, or choose another network or other data."
+            f"{fault} ({type(error).__name__}: {reason(error)}); mend it, or choose another network or other data."
         ) from error
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -27,8 +27,8 @@ import torch
 from torch import nn
 
 from rbue import random_stream
-from rbue.errors import InvalidInput, RbueError
-from rbue.files import locked, read_json, write_bytes, write_json
+from rbue.errors import InvalidInput, RbueError, reason
+from rbue.files import DiskFull, locked, read_json, write_bytes, write_json
 from rbue.lab import data
 from rbue.lab.data.image_streams import (
     ListedImage,
@@ -42,8 +42,10 @@ from rbue.lab.data.image_streams import (
 from rbue.lab.data.registry import silent
 from rbue.lab.executors import Executor
 from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.forms import MANIFEST, misfit
 from rbue.lab.runs.measuring import images_at_once, predict_images
 from rbue.lab.runs.networks import load_networks, trained_on
+from rbue.lab.training.checkpoint import WAIT_FOR_ROOM
 
 BLOCK = 2000
 """Images in a block, or as many more as it takes to predict the same number at once always."""
@@ -97,7 +99,8 @@ class Scoring:
         weights = hashlib.sha256()
         for member in self.config.members():
             for file in sorted(RunFolder.of(member, self.root).path.glob("weights*")):
-                weights.update(file.read_bytes())
+                if file.suffix != ".partial":  # of a process that was killed
+                    weights.update(file.read_bytes())
         run = {"run": self.config.id, "method": self.config.method, "weights": weights.hexdigest()}
         return {**run, **chosen, "device": self.device.type, "stream_version": random_stream.VERSION}
 
@@ -147,6 +150,7 @@ def score(
 
     Raises:
         InvalidInput: the folder was begun with other settings or images, or there is nothing to predict.
+        DiskFull: there is no room for the answers; no more are made then.
         RbueError: blocks could not be predicted; all others were.
         InUse: another command writes there.
     """
@@ -158,14 +162,19 @@ def score(
         if given.is_dir() and scoring.output.resolve().is_relative_to(given.resolve()):
             raise InvalidInput(f"{scoring.output} lies in {given}, a folder of images; give another -o.")
     load_networks(scoring.config, scoring.root, torch.device("cpu"))  # or say what is wrong with them, once
-    made = not scoring.output.exists()
+    made = [folder for folder in (scoring.output, *scoring.output.parents) if not folder.exists()]
     try:
         with locked(scoring.output / ".lock"):
-            listing = _begin(scoring, inputs, column)
-            return _finish(scoring, listing, *_predict_missing(scoring, listing, executor, progress))
+            try:
+                listing = _begin(scoring, inputs, column)
+                return _finish(scoring, listing, *_predict_missing(scoring, listing, executor, progress))
+            finally:
+                if made and not scoring.manifest.exists():
+                    scoring.listing.unlink(missing_ok=True)
     finally:
-        if made and not scoring.manifest.exists() and scoring.output.is_dir() and _is_bare(scoring.output):
-            shutil.rmtree(scoring.output, ignore_errors=True)
+        for folder in made:  # where nothing was begun; another command may be there by now
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def _is_bare(folder: Path) -> bool:
@@ -176,8 +185,8 @@ def _is_bare(folder: Path) -> bool:
 def _begin(scoring: Scoring, inputs: Sequence[Path], column: str | None) -> Listing:
     """List the images and note what is to be done, or refuse what does not continue what is there."""
     settings, found = scoring.settings(), scoring.listing.with_name("_found.jsonl")
-    noted = read_json(scoring.manifest) if scoring.manifest.exists() else None
-    if noted is not None and not {"settings", "listing"} <= dict(noted).keys():
+    noted = read_json(scoring.manifest, "give another -o") if scoring.manifest.exists() else None
+    if noted is not None and misfit(noted, MANIFEST):
         raise RbueError(f"{scoring.manifest} has another form; give another -o.")
     for name, value in settings.items():
         before = value if noted is None else noted["settings"].get(name)
@@ -216,6 +225,8 @@ def _predict_missing(
     if before < listing.images:
         tell("predicting images", before, listing.images)
     for block, _, error in executor.each(partial(predict_block, scoring=scoring), lambda: next(missing, None)):
+        if isinstance(error, DiskFull):  # the others would be predicted in vain
+            raise error
         if error is not None:
             errors.append(error)
             continue
@@ -256,7 +267,7 @@ def _counted(part: Path, most: int) -> tuple[int, int, list[str]]:
             sentences = file.read(["error"]).column(0).drop_null()[:most].to_pylist() if wrong and most else []
             return metadata.num_rows, wrong, sentences
     except (OSError, ValueError, AttributeError) as error:
-        raise RbueError(f"{part} cannot be read ({error}); remove it to have it made again.") from error
+        raise RbueError(f"{part} cannot be read ({reason(error)}); remove it to have it made again.") from error
 
 
 def scoring_of(
@@ -302,7 +313,7 @@ def predict_block(block: ImageBlock, scoring: Scoring) -> None:
             columns[name] += values
     buffer = io.BytesIO()
     parquet().write_table(_table(columns), buffer)
-    write_bytes(scoring.part(block.number), buffer.getvalue())
+    write_bytes(scoring.part(block.number), buffer.getvalue(), WAIT_FOR_ROOM)
 
 
 def _predicted(
