@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'json.dumps({**self.as_json(), "holdout_seed": 0}, sort_keys=True)',
         "lab/runs/test_run_folders.py::test_every_setting_has_a_folder_of_its_own"),
     _mutant("two processes have one lock", "files.py",
-        "LOCK_EX | fcntl.LOCK_NB)\n    except", "LOCK_SH | fcntl.LOCK_NB)\n    except",
+        "LOCK_EX | fcntl.LOCK_NB)\n    except Blocking", "LOCK_SH | fcntl.LOCK_NB)\n    except Blocking",
         "test_files.py"),
     _mutant("a flipped byte goes unnoticed", "files.py",
         "if noted != found.hexdigest().encode():", "if not noted:",
