@@ -42,6 +42,7 @@ def test_an_error_of_ours_is_an_outcome_and_any_other_ends_everything():
     [
         ({"engine": "dask"}, "must be local or ray, not 'dask'"),
         ({"engine": "local", "address": "auto"}, "add --engine ray"),
+        ({"engine": "local", "cpus": 1}, "add --engine ray"),
         ({"engine": "local", "gpus": 1.0}, "add --engine ray"),
         ({"engine": "ray", "forced": "cpu", "gpus": 1.0}, "contradict each other"),
     ],

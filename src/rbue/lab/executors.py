@@ -187,7 +187,7 @@ def executor(
     *,
     forced: str | None = None,
     address: str | None = None,
-    cpus: int = 1,
+    cpus: int | None = None,
     gpus: float | None = None,
 ) -> Iterator[Executor]:
     """Where tasks run; a Ray cluster is left, and one that was started for this ended, at the end.
@@ -197,17 +197,18 @@ def executor(
         device: gives the device of tasks in this process.
         forced: ``cpu`` or ``cuda``, if tasks of a cluster may not choose.
         address: of a cluster that is there, such as ``auto``; left out: one on this machine, for this only.
-        cpus: cores of a task on the cluster.
+        cpus: cores of a task on the cluster; left out: one.
         gpus: GPUs of a task on the cluster; left out: one if there is any.
     """
     if engine not in ENGINES:
         raise InvalidInput(f"--engine must be {' or '.join(ENGINES)}, not {engine!r}.")
     if engine == "local":
-        if address is not None or gpus is not None:
-            raise InvalidInput("--address and --gpus are of a Ray cluster; add --engine ray.")
+        if any(one is not None for one in (address, cpus, gpus)):
+            raise InvalidInput("--address, --cpus and --gpus are of a Ray cluster; add --engine ray.")
         yield Executor(device())
         return
     alone("--engine ray")
+    cpus = 1 if cpus is None else cpus
     if forced == "cpu" and gpus:
         raise InvalidInput(f"--gpus {gpus:g} and --device cpu contradict each other; leave one out.")
     with redirect_stdout(sys.stderr), _connected(address) as there:  # Ray prints what its processes say

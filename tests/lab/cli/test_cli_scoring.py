@@ -15,9 +15,10 @@ from PIL import Image
 
 from rbue import files
 from rbue.errors import RbueError
-from rbue.files import locked, read_safetensors, safetensors_bytes
+from rbue.files import read_safetensors, safetensors_bytes
 from rbue.lab import data
 from rbue.lab.runs import measuring, scoring
+from rbue.locks import locked
 
 pq = pytest.importorskip("pyarrow.parquet")
 pyarrow = pytest.importorskip("pyarrow")

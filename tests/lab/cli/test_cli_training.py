@@ -18,7 +18,6 @@ from tiny_runs import TINY
 from typer.testing import CliRunner
 
 from rbue.errors import InvalidInput
-from rbue.files import locked
 from rbue.lab.cli import app
 from rbue.lab.cli import train as verbs
 from rbue.lab.data import ImageSet
@@ -26,6 +25,7 @@ from rbue.lab.data.folder import read_image
 from rbue.lab.methods import list_methods
 from rbue.lab.runs import training
 from rbue.lab.runs.training import train_run
+from rbue.locks import locked
 
 
 def test_train_then_say_it_is_done(command):

@@ -26,7 +26,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.jo
 HOLD = """
 import sys, time
 from pathlib import Path
-from rbue.files import locked
+from rbue.locks import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(100)

@@ -101,6 +101,12 @@ def test_a_folder_that_cannot_be_written_is_known_before_the_work(root, monkeypa
         evaluate_run(config(), root, CPU, samples=1)
 
 
+def test_a_run_that_is_being_trained_is_not_waited_for(tmp_path):
+    folder = RunFolder.of(RunConfig(), tmp_path)
+    with folder.locked(), pytest.raises(RbueError, match="holds no finished training"):  # a warning would be an error
+        evaluate_run(RunConfig(), tmp_path, torch.device("cpu"), samples=1)
+
+
 def test_a_result_is_kept_when_there_is_room_again(root, monkeypatch):
     expected = evaluate_run(config(), shutil.copytree(root, root.parent / "other"), CPU, samples=1)
     failures = []
@@ -112,7 +118,7 @@ def test_a_result_is_kept_when_there_is_room_again(root, monkeypatch):
         usual(file)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(files, "_PAUSE", 0.0)
+    monkeypatch.setattr(files, "PAUSE", 0.0)
     with pytest.warns(RbueWarning, match="probs.npy could not be written .*make room"):
         found = evaluate_run(config(), root, CPU, samples=1)
     names = ("accuracy", "ece", "nll", "probs_sha256")

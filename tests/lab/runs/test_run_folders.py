@@ -12,13 +12,13 @@ import torch
 
 from rbue import files
 from rbue.errors import InvalidInput, RbueError
-from rbue.files import InUse
 from rbue.lab import data
 from rbue.lab.methods import parse
 from rbue.lab.runs import folders, training
 from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, read_probs, write_probs
 from rbue.lab.runs.training import missing_networks, train_run, training_images
 from rbue.lab.training import Recipe, recipe_for
+from rbue.locks import InUse
 
 SETTINGS = {"data": "cifar10", "model": "vgg13", "method": "svi", "seed": 1, "width": 0.5}
 SETTINGS |= {"holdout": 10, "holdout_seed": 1, "recipe": Recipe(epochs=3)}

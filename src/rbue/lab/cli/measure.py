@@ -200,7 +200,7 @@ def predict(
     ] = 2000,
     engine: EngineName = "local",
     address: Address = None,
-    cpus: Cpus = 1,
+    cpus: Cpus = None,
     gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:

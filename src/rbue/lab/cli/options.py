@@ -58,7 +58,9 @@ Address = Annotated[
         rich_help_panel=CLUSTER,
     ),
 ]
-Cpus = Annotated[int, typer.Option(min=1, help="Cores, and threads, of a task.", rich_help_panel=CLUSTER)]
+Cpus = Annotated[
+    int | None, typer.Option(min=1, help="Cores, and threads, of a task (left out: 1).", rich_help_panel=CLUSTER)
+]
 Gpus = Annotated[
     float | None,
     typer.Option(
@@ -222,7 +224,7 @@ def device_named(name: str | None) -> torch.device:
 
 
 def tasks_on(
-    engine: str, address: str | None, cpus: int, gpus: float | None, device: str | None
+    engine: str, address: str | None, cpus: int | None, gpus: float | None, device: str | None
 ) -> AbstractContextManager[Executor]:
     """Where tasks run, by the options of a cluster and ``--device``."""
     from rbue.lab.executors import executor

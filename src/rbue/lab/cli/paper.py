@@ -201,7 +201,7 @@ def run(
         str, typer.Option(help=f"ray: everything runs on a Ray cluster. Here, how training steps run: {ENGINES}.")
     ] = "auto",
     address: Address = None,
-    cpus: Cpus = 1,
+    cpus: Cpus = None,
     gpus: Gpus = None,
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,

@@ -102,7 +102,7 @@ def shift(
     device: DeviceName = None,
     engine: EngineName = "local",
     address: Address = None,
-    cpus: Cpus = 1,
+    cpus: Cpus = None,
     gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:

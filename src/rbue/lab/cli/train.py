@@ -182,7 +182,7 @@ def compare(
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
-    cpus: Cpus = 1,
+    cpus: Cpus = None,
     gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:

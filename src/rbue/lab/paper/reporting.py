@@ -6,8 +6,6 @@ More can be plugged in: a *renderer* takes what was gathered and gives files by 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from rbue.files import write_bytes
 from rbue.lab.paper.numbers import as_printed
 from rbue.lab.paper.results import ExperimentData, GatheredCell
 from rbue.lab.paper.settings import QUICK
-from rbue.lab.report.tables import duration
+from rbue.lab.report.tables import csv_rows, duration
 
 Renderer = Callable[[Sequence[ExperimentData]], Mapping[str, bytes]]
 TITLE = "# The paper's tables and figures, measured\n\n"
@@ -98,18 +96,17 @@ def markdown(gathered: ExperimentData) -> str:
 
 def comma_separated(gathered: Iterable[ExperimentData]) -> str:
     """Every number of the experiments, unrounded, one line each."""
-    buffer = io.StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    names = ("experiment", "scale", "data", "model", "method", "measure")
-    table.writerow([*names, "mean", "deviation", "repetitions", "paper", "difference", "runs"])
+    names = ["experiment", "scale", "data", "model", "method", "measure"]
+    names += ["mean", "deviation", "repetitions", "paper", "difference", "runs"]
+    lines = []
     for one in gathered:
         for row in one.rows:
             for measure, cell in row.cells.items():
                 place = [one.experiment.id, one.scale, one.data, row.model, row.method, measure]
                 found = cell.measured
                 seen = [found.mean, found.deviation, len(found.values)] if found else [None, None, 0]
-                table.writerow([*place, *seen, cell.paper, cell.difference, " ".join(found.runs) if found else ""])
-    return buffer.getvalue()
+                lines.append([*place, *seen, cell.paper, cell.difference, " ".join(found.runs) if found else ""])
+    return csv_rows(names, lines)
 
 
 def _medians(gathered: ExperimentData) -> list[str]:

@@ -38,12 +38,13 @@ from numpy.typing import NDArray
 
 from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError, reason
-from rbue.files import Lock, checksum, json_bytes, load_array, locked, read_json, write_bytes, write_json
+from rbue.files import checksum, json_bytes, load_array, read_json, write_bytes, write_json
 from rbue.lab.methods import Method, parse, spec_of
 from rbue.lab.own_code import NotNamed, named_by, refuse_unnamed
 from rbue.lab.runs.forms import EACH, FORMS, misfit
 from rbue.lab.training.checkpoint import INDEX, ONE_FILE, STATE, WAIT_FOR_ROOM
 from rbue.lab.training.recipe import Recipe, real_number, whole_number
+from rbue.locks import Lock, locked
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self, wait: float = 600.0) -> Iterator[Lock]:
-        """Be the only process that writes here, or raise :class:`rbue.files.InUse`; a folder left empty goes again.
+        """Be the only process that writes here, or raise :class:`rbue.locks.InUse`; a folder left empty goes again.
 
         To add a result takes no time, so that is worth to wait for; a training, which takes hours, is not.
         """

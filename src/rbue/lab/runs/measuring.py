@@ -20,7 +20,6 @@ from rbue import metrics
 from rbue.augment import Augmentation
 from rbue.call_sites import evaluating
 from rbue.errors import InvalidInput, RbueError, did_you_mean
-from rbue.files import InUse
 from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device
@@ -37,6 +36,7 @@ from rbue.lab.runs.folders import (
 from rbue.lab.runs.networks import explaining_memory, load_networks
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
 from rbue.lab.training import Normalise
+from rbue.locks import InUse
 from rbue.prediction import Prediction, concatenate, of_samples
 from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive

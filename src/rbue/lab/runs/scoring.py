@@ -28,7 +28,7 @@ from torch import nn
 
 from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError, reason
-from rbue.files import DiskFull, locked, read_json, write_bytes, write_json
+from rbue.files import DiskFull, read_json, write_bytes, write_json
 from rbue.lab import data
 from rbue.lab.data.image_streams import (
     ListedImage,
@@ -46,6 +46,7 @@ from rbue.lab.runs.forms import MANIFEST, misfit
 from rbue.lab.runs.measuring import images_at_once, predict_images
 from rbue.lab.runs.networks import load_networks, trained_on
 from rbue.lab.training.checkpoint import WAIT_FOR_ROOM
+from rbue.locks import locked
 
 BLOCK = 2000
 """Images in a block, or as many more as it takes to predict the same number at once always."""

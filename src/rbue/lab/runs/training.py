@@ -13,7 +13,6 @@ import torch
 
 from rbue.call_sites import innermost
 from rbue.errors import InvalidInput, RbueError, warn
-from rbue.files import Lock
 from rbue.lab import data, models
 from rbue.lab.environment import facts
 from rbue.lab.own_code import note_named, source_checksum
@@ -23,6 +22,7 @@ from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_ne
 from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
 from rbue.lab.training.checkpoint import WAIT_FOR_ROOM, save_weights
 from rbue.lab.training.trainer import EpochLog
+from rbue.locks import Lock
 
 Report = Callable[[RunConfig, EpochReport], None]
 
