@@ -146,6 +146,26 @@ def test_networks_are_those_of_a_training_run(together, tmp_path):
         assert all(torch.equal(weights[name], value) for name, value in stored.state_dict().items())
 
 
+def noise(split, count):
+    """Images of CIFAR's size, for a machine that has no data."""
+    rng = np.random.default_rng(count)
+    images, labels = rng.integers(0, 256, (count, 32, 32, 3), np.uint8), rng.integers(0, 10, count)
+    return data.ImageSet(images, labels, tuple("0123456789"), "cifar10", split, (0.5,) * 3, (0.25,) * 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["mc-droprelu:0.9", "mc-dropout:0.5", "deep-ensemble:2"])
+def test_rounds_on_a_gpu(method, tmp_path):
+    """Steps are captured, an ensemble trains side by side, and what is picked is new."""
+    run = RunConfig("cifar10", method=method, recipe=recipe_for("cifar10", batch=64))
+    config = ActiveConfig(run, "bald", start=64, take=64, steps=40, samples=4, pool=200)
+    images = loop.ActiveImages(noise("train", 1000), noise("test", 500), noise("train", 1000).record())
+    rounds = run_active(config, 2, tmp_path, torch.device("cuda"), together=2, load=lambda run: images)
+    assert {one["engine"] for one in rounds} == {"captured"}
+    assert len({number for one in rounds[:2] for number in one["picked"]}) == 128
+    assert all(one["train_loss"] < 2.5 for one in rounds)
+
+
 class TestSettings:
     @pytest.mark.parametrize(
         ("labels", "batch", "epochs"), [(20, 20, 100), (64, 64, 100), (65, 33, 50), (130, 44, 34), (640, 64, 10)]

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
+from contextlib import contextmanager
 
+import pytest
+import torch
+
+from rbue.errors import RbueError
 from rbue.lab import data
+from rbue.lab.active import loop
+from rbue.lab.cli import active
+from rbue.lab.executors import Done, Executor
 
 TINY = ("--width", 0.25, "--batch", 64, "--steps", 2, "--samples", 2, "--rounds", 0, "--method", "mc-droprelu:0.95")
 
@@ -47,3 +56,57 @@ def test_mistakes_are_one_sentence(fails):
     assert "end its name in .html" in fails("active-report", "runs", "-o", "page.pdf", code=2)
     assert "--accuracies must be numbers" in fails("active-report", "runs", "--accuracies", "high", code=2)
     assert "must lie above 0" in fails("active-report", "runs", "--accuracies", "90", code=2)
+
+
+class Elsewhere(Executor):
+    """Tasks as another process gets them, which fails with one of them."""
+
+    began: list = []  # noqa: RUF012
+
+    def each(self, task, following):
+        self.began.clear()
+        while (config := following()) is not None:
+            self.began.append((config.run.seed, config.run.method))
+            if config.acquire == "margin" and config.run.seed == 1:
+                yield Done(config, None, RbueError("the process of this task ended."))
+                continue
+            task, config = pickle.loads(pickle.dumps((task, config)))
+            yield Done(config, pickle.loads(pickle.dumps(task(config))), None)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    @contextmanager
+    def tasks_on(*_):
+        yield Elsewhere(torch.device("cpu"))
+
+    monkeypatch.setattr(active, "tasks_on", tasks_on)
+
+
+MANY = ("--acquire", "random,margin", "--seeds", 2, *TINY[:-1], "single,deep-ensemble:2")
+
+
+def test_runs_are_tasks_that_any_process_can_do(as_json, command, elsewhere, monkeypatch):
+    """Whole seeds come first, in each the longest runs; one that fails leaves the others."""
+    loads = []
+    monkeypatch.setattr(loop, "training_images", lambda run: loads.append(run) or data.load(run.data, "train"))
+    failed = command("active", "--engine", "ray", *MANY, code=1)
+    assert Elsewhere.began == [
+        *((0, "deep-ensemble:2"), (0, "deep-ensemble:2"), (0, "single"), (0, "single")),
+        *((1, "deep-ensemble:2"), (1, "deep-ensemble:2"), (1, "single"), (1, "single")),
+    ]
+    assert len(failed.stdout.strip().splitlines()[-6:]) == 6
+    assert failed.stderr.count("error: the process of this task ended.") == 2
+    assert len(loads) == 1  # for all runs of a process
+    monkeypatch.undo()
+    runs = as_json("active", *MANY)["runs"]
+    assert len(runs) == 8
+    assert [one["config"]["method"] for one in runs] == ["single"] * 4 + ["deep-ensemble:2"] * 4
+
+
+def test_here_the_first_error_ends_it(fails, monkeypatch):
+    def diverge(*_, **__):
+        raise loop.Diverged("training diverged.")
+
+    monkeypatch.setattr(loop, "_round", diverge)
+    assert "training diverged" in fails("active", "--seeds", 2, *TINY, code=1)

@@ -1,6 +1,8 @@
 """The training loop: deterministic, resumable, and it learns."""
 
+import gc
 import threading
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -363,6 +365,28 @@ def test_training_leaves_the_numbers_of_torch_alone():
     torch.manual_seed(7)
     train_one(network, method, batches(), 0)
     assert torch.rand(3).equal(expected)
+
+
+def test_an_epoch_seeds_torch_as_torch_does():
+    network = fresh(parse("single"))
+    restart_randomness(network, 3, 5, rank=2)
+    found = torch.rand(3)
+    torch.manual_seed(epoch_seed(epoch_seed(3, 5), 2))
+    assert torch.rand(3).equal(found)
+
+
+def test_a_step_is_gone_with_its_training(monkeypatch):
+    """Not only when Python looks for cycles: on a GPU its memory would be held until then."""
+    seen, method = [], parse("mc-droprelu:0.8")
+    real = trainer.engine_for
+    monkeypatch.setattr(trainer, "engine_for", lambda step, *more: seen.append(weakref.ref(step)) or real(step, *more))
+    train_one(fresh(method), method, batches(), 0)  # the first backward pass imports what leaves frames behind
+    gc.disable()
+    try:
+        train_one(fresh(method), method, batches(), 0)
+        assert seen[1]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x80\x04\x95"])

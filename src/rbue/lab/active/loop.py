@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from rbue.lab.own_code import note_named
 from rbue.lab.processes import processes
 from rbue.lab.runs.folders import RunConfig, RunFolder, as_name
 from rbue.lab.runs.measuring import measure, predict_images, usable_samples
-from rbue.lab.runs.networks import draws_from_torch, fresh_network
+from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network
 from rbue.lab.runs.training import batches_for, training_images
 from rbue.lab.training import Job, Recipe, train, train_together
 from rbue.lab.training.batches import epoch_seed
@@ -160,6 +160,20 @@ def first_labelled(labels: NDArray[np.int64], count: int, seed: int) -> NDArray[
     return np.sort(order[np.argsort(turn, kind="stable")[:count]])
 
 
+class ActiveImages(NamedTuple):
+    """What all runs on the same data share; ``record`` has checksums, which take a while."""
+
+    train: data.ImageSet
+    test: data.ImageSet
+    record: dict[str, Any]
+
+
+def load_images(run: RunConfig) -> ActiveImages:
+    """The images of a run; :func:`.training_data` says which runs have the same."""
+    train = training_images(run)
+    return ActiveImages(train, data.load(run.data, "test"), train.record())
+
+
 Report = Callable[[ActiveConfig, Round, int], None]
 """Called after each round, with the number of all of them."""
 
@@ -173,6 +187,7 @@ def run_active(
     *,
     engine: str = "auto",
     together: int = 1,
+    load: Callable[[RunConfig], ActiveImages] = load_images,
 ) -> list[Round]:
     """Train, measure and acquire ``rounds`` times, and train and measure once more; what is done is kept.
 
@@ -184,6 +199,7 @@ def run_active(
         report: called after each round.
         engine: how steps are run, see :mod:`rbue.lab.training.engines`.
         together: how many members of an ensemble are trained side by side on a GPU.
+        load: gives the images, if there is anything to do; several runs can share them.
 
     Raises:
         InvalidInput: there are fewer images than labels asked for.
@@ -197,19 +213,18 @@ def run_active(
     kept = _kept(folder)
     if len(kept.get("rounds", ())) > rounds:
         return list(kept["rounds"][: rounds + 1])
-    images = training_images(config.run)
-    _check_labels(config, rounds, images)
+    images = load(config.run)
+    _check_labels(config, rounds, images.train)
     with folder.locked(wait=0):
         kept = _kept(folder) or _opened(folder, config, images)
-        if kept["data"]["sha256"] != images.record()["sha256"]:
+        if kept["data"]["sha256"] != images.record["sha256"]:
             raise RbueError(f"{folder.path} was begun with other images than {config.run.data} holds now; remove it.")
-        test = data.load(config.run.data, "test")
         done: list[Round] = kept["rounds"]
         while len(done) <= rounds:
             if done and done[-1]["picked"] is None:
                 done.pop()  # the last one of an earlier start with fewer rounds: its networks are gone
             labelled = np.array([*kept["first"], *(number for one in done for number in one["picked"])], np.int64)
-            done.append(_round(config, len(done), rounds, images, test, labelled, device, engine, together))
+            done.append(_round(config, len(done), rounds, images, labelled, device, engine, together))
             folder.write(ROUNDS, kept)
             if report is not None:
                 report(config, done[-1], rounds)
@@ -229,15 +244,15 @@ def _kept(folder: RunFolder) -> dict[str, Any]:
     return found
 
 
-def _opened(folder: RunFolder, config: ActiveConfig, images: data.ImageSet) -> dict[str, Any]:
+def _opened(folder: RunFolder, config: ActiveConfig, images: ActiveImages) -> dict[str, Any]:
     """Make the folder; what ``rounds.json`` holds before the first round."""
     note_named()
     write_json(folder.path / "environment.json", facts())
     write_json(folder.path / f"{FILE}.json", config.as_json())
     return {
-        "first": first_labelled(images.labels, config.start, config.run.seed).tolist(),
+        "first": first_labelled(images.train.labels, config.start, config.run.seed).tolist(),
         "rounds": [],
-        "data": images.record(),
+        "data": images.record,
         "stream_version": random_stream.VERSION,
     }
 
@@ -256,8 +271,7 @@ def _round(
     config: ActiveConfig,
     number: int,
     rounds: int,
-    images: data.ImageSet,
-    test: data.ImageSet,
+    given: ActiveImages,
     labelled: NDArray[np.int64],
     device: torch.device,
     engine: str,
@@ -265,8 +279,9 @@ def _round(
 ) -> Round:
     """What one round came to and, but for the last one, which images to label next."""
     start = time.perf_counter()
-    run = config.of_round(number)
-    networks, summary = _trained(run, images.take(labelled, "train", images.held_out), device, engine, together)
+    run, images, test = config.of_round(number), given.train, given.test
+    with explaining_memory(device, "choose a smaller --batch or --width, or less at once"):
+        networks, summary = _trained(run, images.take(labelled, "train", images.held_out), device, engine, together)
     trained = time.perf_counter()
     prediction = predict_images(run, networks, test, config.samples, run.seed, device)
     measured = measure(prediction, torch.from_numpy(test.labels).to(device))
@@ -316,10 +331,12 @@ def _trained(
             for one in members[begin : begin + together]
         ]
         outcomes = _outcomes(jobs, engine)
-        networks += [job.network for job in jobs]
-        del jobs
-        if device.type == "cuda":
-            gc.collect()  # captured steps hold memory of the device until their cycles are found
+        for job in jobs:
+            job.network.zero_grad()  # gradients lie in the memory of captured steps, which they would keep
+            networks.append(job.network)
+        del jobs, job
+    if device.type == "cuda":
+        gc.collect()  # what cycles of Python hold there, once a round: it takes a tenth of a second
     return networks, outcomes[-1]
 
 

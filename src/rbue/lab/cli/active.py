@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +13,17 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import ENGINES, Samples, Selection, check_engine, device_named, fractions
-from rbue.lab.cli.output import AsJson, duration, number, percent, print_json, remark, say, table, working
+from rbue.lab.cli.options import ENGINES, Address, Cpus, Gpus, Samples, Selection, check_engine, fractions, tasks_on
+from rbue.lab.cli.output import AsJson, complain, duration, number, percent, print_json, remark, say, table, working
 from rbue.lab.cli.train import WAY
 
 if TYPE_CHECKING:
+    import torch
+
     from rbue.lab.active import ActiveConfig
-    from rbue.lab.active.loop import Round
+    from rbue.lab.active.loop import ActiveImages, Round
+    from rbue.lab.executors import Executor
+    from rbue.lab.runs.folders import RunConfig
 
 LABELS = "Labels"
 ACQUISITIONS = "random, entropy, margin, variation-ratio, bald, batch-bald, core-set"
@@ -55,28 +62,38 @@ def active(
         ),
     ] = None,
     samples: Samples = 20,
-    engine: Annotated[str, typer.Option(help=f"How steps run: {ENGINES}.", rich_help_panel=WAY)] = "auto",
     together: Annotated[
         int, typer.Option(min=1, help="Members of an ensemble trained side by side.", rich_help_panel=WAY)
     ] = 1,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help=f"ray: a Ray cluster does the runs. Else how training steps run here: {ENGINES}.",
+            rich_help_panel=WAY,
+        ),
+    ] = "auto",
+    address: Address = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:
     """Learn what to label next: train on few labels, acquire more, and again; accuracy against labels.
 
     Every round trains new networks for the same number of steps. The first labels, initialisations and batches are the
     same for all methods and acquisitions of a seed. A finished round is kept: the same command continues after a stop,
-    and one with more --rounds goes on. Seeds and acquisitions may run as processes of their own. `rbue active-report`
-    draws the page. Each last line is a folder.
+    and one with more --rounds goes on. Each method, acquisition and seed is a run of its own, which any process may do.
+    `rbue active-report` draws the page. Each last line is a folder.
     """
-    from rbue.lab.active import ACQUISITIONS, ActiveConfig, run_active
+    from rbue.lab.active import ACQUISITIONS, ActiveConfig
     from rbue.lab.active.loop import STEPS
+    from rbue.lab.executors import ENGINES as PLACES
     from rbue.lab.methods import split_specs
 
-    check_engine(engine)
+    check_engine(engine, *PLACES)
+    where, steps_by = (engine, "auto") if engine in PLACES else ("local", engine)
     if steps is not None and selection.epochs is not None:
         raise InvalidInput(f"--steps {steps} and --epochs {selection.epochs} both say how long to train; give one.")
     steps = STEPS if steps is None and selection.epochs is None else steps
-    device = device_named(selection.device)
     labels = {"start": start, "take": take, "pool": pool, "samples": samples, "steps": steps}
     names = [name for name in acquire.replace(",", " ").split() if name]
     if not names:
@@ -87,37 +104,97 @@ def active(
         for name in names
         for more in range(seeds)
     ]
-    found = [
-        (config, run_active(config, rounds, selection.runs, device, _note, engine=engine, together=together))
-        for config in dict.fromkeys(configs)
-    ]
+    configs = list(dict.fromkeys(configs))
+    with tasks_on(where, address, cpus, gpus, selection.device) as executor:
+        root = selection.runs if where == "local" else selection.runs.absolute()
+        how = {"rounds": rounds, "root": root, "engine": steps_by, "together": together}
+        done, errors = _done(configs, executor, where != "local", how)
+    if not done:
+        raise errors[0]
+    found = [(config, done[config]) for config in configs if config in done]
     if json:
         runs = [
             {"run": config.folder(selection.runs).path, "config": config.as_json(), "rounds": done}
             for config, done in found
         ]
         print_json({"runs": runs})
-        return
+    else:
+        _show(f"{selection.model} on {selection.data}", found)
+        for config, _ in found:
+            say(str(config.folder(selection.runs).path))
+    if errors:
+        for earlier in errors[:-1]:
+            complain(str(earlier))
+        raise errors[-1]
+
+
+def _done(
+    configs: Sequence[ActiveConfig], executor: Executor, spread: bool, how: dict[str, Any]
+) -> tuple[dict[ActiveConfig, list[Round]], list[RbueError]]:
+    """The rounds of every run, and what went wrong. Here an error ends everything; elsewhere other runs go on.
+
+    Elsewhere whole seeds come first, so that a stop leaves curves that compare, and in each the runs that take longest.
+    """
+    from rbue.lab.executors import in_order
+
+    if spread:
+        configs = sorted(configs, key=lambda one: (one.run.seed, -one.run.parsed.networks))
+    done: dict[ActiveConfig, list[Round]] = {}
+    errors: list[RbueError] = []
+    _SHARED.clear()
+    with closing(executor.each(partial(_rounds, device=executor.device, **how), in_order(configs))) as ended:
+        for config, rounds, error in ended:
+            if error is None:
+                done[config] = rounds
+            elif not spread or isinstance(error, InvalidInput):
+                raise error
+            else:
+                errors.append(error)
+    return done, errors
+
+
+def _rounds(config: ActiveConfig, rounds: int, root: Path, device: torch.device, **how: Any) -> list[Round]:
+    """The rounds of one run, in whichever process does it."""
+    from rbue.lab.active import run_active
+
+    return run_active(config, rounds, root, device, _note, load=_loaded, **how)
+
+
+_SHARED: dict[tuple[str, int, int], ActiveImages] = {}
+"""The images of the last run that this process did for the command."""
+
+
+def _loaded(run: RunConfig) -> ActiveImages:
+    from rbue.lab.active.loop import load_images
+    from rbue.lab.runs.training import training_data
+
+    key = training_data(run)
+    if key not in _SHARED:
+        _SHARED.clear()
+        _SHARED[key] = load_images(run)
+    return _SHARED[key]
+
+
+def _name(config: ActiveConfig) -> str:
+    return f"{config.run.method}, {config.acquire}, seed {config.run.seed}"
+
+
+def _note(config: ActiveConfig, one: Round, rounds: int) -> None:
+    """One line a round."""
+    time, labels = duration(sum(one["seconds"].values())), f"{one['labels']:,} labels"
+    accuracy = percent(one["accuracy"])
+    remark(f"{_name(config)}: round {one['round']}/{rounds}, {labels}, accuracy {accuracy}, {time}")
+
+
+def _show(title: str, found: Sequence[tuple[ActiveConfig, list[Round]]]) -> None:
     rows = []
     for config, done in found:
         first, last = done[0], done[-1]
         ends = (f"{one['labels']:,}: {percent(one['accuracy'])}" for one in (first, last))
         time = duration(sum(sum(one["seconds"].values()) for one in done))
-        name = f"{config.run.method}, {config.acquire}, seed {config.run.seed}"
-        rows.append([name, *ends, number(last["nll"]), number(last["ece"]), time])
+        rows.append([_name(config), *ends, number(last["nll"]), number(last["ece"]), time])
     numbers = ("first labels", "last labels", "NLL", "ECE", "time")
-    table(f"{selection.model} on {selection.data}", ("run", *numbers), rows, right=numbers)
-    for config, _ in found:
-        say(str(config.folder(selection.runs).path))
-
-
-def _note(config: ActiveConfig, one: Round, rounds: int) -> None:
-    """One line a round."""
-    name = f"{config.run.method}, {config.acquire}, seed {config.run.seed}"
-    time = duration(sum(one["seconds"].values()))
-    remark(
-        f"{name}: round {one['round']}/{rounds}, {one['labels']:,} labels, accuracy {percent(one['accuracy'])}, {time}"
-    )
+    table(title, ("run", *numbers), rows, right=numbers)
 
 
 def active_report(

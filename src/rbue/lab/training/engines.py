@@ -107,9 +107,9 @@ class CapturedEngine:
                 with kept_tables.keeping(), _cudnn_search(True):
                     self._warm_up(full)
             with _room_for_networks() if compiled else nullcontext():
-                self._capture(full, _compiled(step.loss_at) if compiled else step.loss_at, search=True)
+                self._capture(full, _compiled(step.loss_at) if compiled else None, search=True)
             for rows in smaller:  # one batch an epoch is worth neither a second compilation nor a search for kernels
-                self._capture(rows, step.loss_at, search=False)
+                self._capture(rows, None, search=False)
 
     @contextmanager
     def _warming_up(self) -> Iterator[None]:
@@ -122,7 +122,7 @@ class CapturedEngine:
                 with torch.cuda.stream(self.stream):
                     yield
             finally:
-                step.forward = step.loss_at
+                step.forward = None
                 torch.cuda.synchronize(step.device)
         torch.cuda.synchronize(step.device)
 
@@ -130,7 +130,7 @@ class CapturedEngine:
         self.step.done.zero_()  # later in a short epoch there may be fewer rows than that
         self.step(rows)
 
-    def _capture(self, rows: int, forward: Callable, search: bool) -> None:
+    def _capture(self, rows: int, forward: Callable | None, search: bool) -> None:
         self.step.forward = forward
         with _cudnn_search(search):
             for _ in range(3):  # compiles, lets libraries choose their kernels and the allocator settle

@@ -58,8 +58,9 @@ class TrainingStep:
         self.done = torch.zeros((), dtype=torch.int64, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
         self.correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.forward: Callable[..., tuple[Loss, Tensor]] = self.loss_at
-        """What computes the loss; a compiled form of :meth:`loss_at` may be put here."""
+        self.forward: Callable[..., tuple[Loss, Tensor]] | None = None
+        """A compiled form of :meth:`loss_at` to compute the loss. Not that method itself: a step that holds itself
+        would keep its memory on the device until Python looks for cycles."""
 
     def _own_schedule(self) -> tuple[Tensor | None, Tensor | None]:
         """The learning rate of every step and the noise after it, where the method says what they are."""
@@ -154,7 +155,7 @@ class TrainingStep:
     def __call__(self, rows: int) -> None:
         """Train on the next ``rows`` images of the epoch."""
         _, counted = self._own(rows)
-        (loss, logits), y = self.next_loss(rows, self.forward)
+        (loss, logits), y = self.next_loss(rows, self.forward or self.loss_at)
         self.optimiser.zero_grad(set_to_none=True)
         (loss * (counted * self.rank.world_size / rows)).backward()
         count_call(self.network)
@@ -253,10 +254,21 @@ def restart_randomness(network: nn.Module, run_seed: int, epoch: int, rank: int 
     have streams of their own.
     """
     fresh = epoch_seed(run_seed, epoch)
-    torch.manual_seed(epoch_seed(fresh, rank) if rank else fresh)
+    _seed_torch(epoch_seed(fresh, rank) if rank else fresh)
     for path, module in innermost(network).named_modules():
         if CONVERSION in module.__dict__:
             seed(module, epoch_seed(fresh, path_word(path)) if path else fresh)
+
+
+def _seed_torch(seed: int) -> None:
+    """What ``torch.manual_seed`` does to the generators that training uses.
+
+    That one also writes down its whole stack for every kind of device that is not there, which takes a millisecond: as
+    long as an epoch of few images on a GPU.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def _optimiser(network: nn.Module, method: Method, recipe: Recipe, device: torch.device) -> torch.optim.SGD:

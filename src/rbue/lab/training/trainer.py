@@ -220,7 +220,9 @@ class _Runner:
         seconds = self.progress["seconds"] + (now - self.last_look) / together
         self.last_look = now
         self.progress |= {"epoch": epoch + 1, "seconds": seconds, "loss": loss, "accuracy": accuracy}
-        self.progress |= {"engine": self.engine.name, "settings": self.job.settings()}
+        self.progress["engine"] = self.engine.name
+        if self.writer is not None:
+            self.progress["settings"] = self.job.settings()
         if self.job.report is not None:
             learning_rate = self.step.learning_rate_at(epoch)
             seconds = (now - self.epoch_start) / together
