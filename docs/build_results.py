@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import label_next
 import one_training
 import scaling_page
 from result_picture import against_q, picture
@@ -73,7 +74,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
     }
     return {
         README: {"results": MAIN.short(SHORT)},
-        DECISIONS: {"ood": MAIN.outside()},
+        DECISIONS: {"ood": MAIN.outside(), "active": label_next.part()},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {"one-training": one_training.table(MAIN), "search": one_training.search()},
         SCALING: {
@@ -171,6 +172,8 @@ def draw() -> None:
         "shift-medians": severity_figures.severity_medians(corrupted(METHODS, "ece"), "ECE"),
         "disagreement": figures.heat_maps({name: one for name, one in matrices.items() if one is not None}, "DIS"),
     }
+    labels = label_next.picture()
+    drawn |= {} if labels is None else {label_next.IMAGE: labels}
     for name, figure in drawn.items():
         _write_picture(figure, IMAGES / f"{name}.webp")
 

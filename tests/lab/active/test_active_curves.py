@@ -49,6 +49,11 @@ class TestAgainstRandom:
         assert saved.of == 2
         assert bald.gained(random).values == (pytest.approx(0.1), pytest.approx(0.1))
         assert not bald.saved(random, 0.8).values  # random never gets there
+        assert bald.saved_at_least(random, 0.8) == pytest.approx(30 - (27.5 + 20 + 20 / 3) / 2)
+        first, last = bald.gained_over_rounds(random)
+        assert (first.values, last.values) == ((0, 0), (pytest.approx(0.2), pytest.approx(0.2)))
+        assert group.compared_with(random) is None
+        assert group.compared_with(bald) is random
 
     def test_it_is_of_the_same_method(self):
         group = one_comparison(run([0.5], "single", "random"), run([0.6]), run([0.7], acquire="random"))
@@ -70,7 +75,8 @@ class TestGroups:
         assert "bald-seed2" in left_out[1]
         assert "has 2 of 4 rounds" in left_out[1]
 
-    def test_round_accuracies_from_the_lowest_start_to_the_best_end(self):
+    def test_round_accuracies_from_the_lowest_start_to_what_all_seeds_of_the_best_curve_reach(self):
+        assert one_comparison(run([0.41, 0.72]), run([0.41, 0.83], seed=1)).levels == [0.5, 0.6, 0.7]
         assert one_comparison(run([0.41, 0.72])).levels == [0.5, 0.6, 0.7]
         assert one_comparison(run([0.91, 0.96])).levels == [0.92, 0.94, 0.96]
         assert one_comparison(run([0.5, 0.5])).levels == []

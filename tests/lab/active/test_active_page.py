@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
-from made_up import run, three_methods
+from made_up import ENVIRONMENT, run, three_methods
 
 from browsing import CONTRAST, OPEN_FOLDS, chromium_or_skip, show
 from rbue.lab.active.curves import compare
 from rbue.lab.active.page import active_page, as_json, needed_table, saved_table
+from rbue.lab.cli.output import as_json as print_text
 
 NARROW = 390
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +46,37 @@ def test_tables_say_what_is_never_reached():
     assert cells(saved, 0, "at_0.7") == "over +5"  # 30 labels or more, against 25
     assert cells(saved, 0, "at_0.95") == "both fall short"
     assert cells(saved, 0, "above") == "2 of 2"
+    assert cells(saved, 0, "end") == "+6 ± 2"  # 30 labels against 25 for 70 %, against 22.5 for 60 %
     document = as_json([group])[0]
     assert document["curves"][1]["labels_saved"]["0.6"]["mean"] == pytest.approx(5)
+    assert document["curves"][1]["labels_saved"]["0.7"]["at_least"] == pytest.approx(5)
     assert document["curves"][0]["labels_saved"] is None
+    assert document["environments"] == [ENVIRONMENT]
+    assert document["curves"][0]["seconds"] == {"training": 8.0, "measuring": 2.0, "acquiring": 1.0}
+
+
+def test_a_curve_that_ends_below_random_saves_at_most_so_much():
+    runs = [run([0.5, 0.7], acquire="random"), run([0.5, 0.7], acquire="random", seed=1)]
+    (group,), _ = compare([*runs, run([0.5, 0.9]), run([0.5, 0.6], seed=1)])
+    assert cells(saved_table(group), 0, "end") == "under +2"  # 5 in one seed; in the other all 30 are too few
+    (end,) = (one["labels_saved_at_the_end"] for one in as_json([group])[0]["curves"] if one["acquire"] == "bald")
+    assert (end["mean"], end["at_most"], end["seeds"]) == (None, pytest.approx(2.5), 2)
+
+
+def test_the_documentation_is_built_of_what_the_report_prints(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    label_next = importlib.import_module("label_next")
+    assert label_next.part(tmp_path) == []
+    assert label_next.picture(tmp_path) is None
+    groups, _ = compare(three_methods(), asked=[0.7, 0.8, 0.9])
+    (tmp_path / "made-up.json").write_text(print_text({"comparisons": as_json(groups)}))
+    text = "\n".join(label_next.part(tmp_path))
+    assert "`small_cnn` on `digits`: 20 labels at first" in text
+    assert "| `mc-droprelu:0.95` | `random` | 78.5 ± 0.7 | – |" in text
+    assert "| `mc-droprelu:0.95` | `bald` | 84.5 ± 0.7 | +3.0 ± 0.0 | 2 of 2 |" in text
+    assert "over +" in text  # random does not come to 80 %
+    above, below = label_next.picture(tmp_path).axes[::3]
+    assert [len(one.get_lines()) for one in (above, below)] == [3, 3]  # three curves; two, and the zero of random
 
 
 def test_there_is_a_page_without_random_and_with_one_seed():
@@ -73,6 +106,6 @@ def test_in_a_browser(page, tmp_path_factory):
             seen, poor = opened.execute_script(CONTRAST)
             assert seen > 100
             assert not poor
-            assert opened.execute_script("return document.querySelectorAll('svg[role=img]').length") == 3 + 3 + 3 + 3
+            assert opened.execute_script("return document.querySelectorAll('svg[role=img]').length") == 5 * 3
     finally:
         browser.quit()

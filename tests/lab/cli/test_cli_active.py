@@ -39,7 +39,7 @@ def test_rounds_then_the_page(as_json, command, tmp_path, monkeypatch):
     assert comparison["levels"] == [0.01, 0.99]
     random, bald = comparison["curves"]
     assert random["labels"] == bald["labels"] == [20]
-    assert bald["labels_saved"]["0.01"] == {"mean": 0, "std": 0, "values": [0, 0], "seeds": 2}
+    assert bald["labels_saved"]["0.01"] == {"mean": 0, "std": 0, "values": [0, 0], "seeds": 2, "at_least": 0}
     assert bald["labels_saved"]["0.99"]["mean"] is None
     assert json.loads(command("runs", "list", "--json").stdout) == {"runs": []}  # they are no runs of `rbue train`
 

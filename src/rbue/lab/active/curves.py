@@ -3,7 +3,7 @@
 A curve is one method with one acquisition. Curves are compared where everything else is the same: data, network,
 recipe, steps, first labels, samples. For a seed, the labels needed for an accuracy lie where its accuracies, joined by
 straight lines, first reach it. What is saved against random is the difference of that between two curves of one method,
-seed by seed, as those begin with the same labels.
+seed by seed, as those begin with the same labels: at some accuracies, and at the one that random has in the end.
 """
 
 from __future__ import annotations
@@ -140,10 +140,43 @@ class Curve:
         means = [[statistics.fmean(run.values("accuracy")[:rounds]) for run in pair] for pair in pairs]
         return Spread(tuple(own - other for own, other in means), len(pairs))
 
+    def gained_over_rounds(self, random: Curve) -> list[Spread]:
+        """Accuracy above that of another curve in every round that both have, seed by seed."""
+        pairs = [(run.values("accuracy"), other.values("accuracy")) for run, other in self.pairs(random)]
+        return [
+            Spread(tuple(own[place] - other[place] for own, other in pairs), len(pairs))
+            for place in range(min(len(self.labels), len(random.labels)))
+        ]
+
     def saved(self, random: Curve, accuracy: float) -> Spread:
         """Labels that another curve needs more for an accuracy, seed by seed, where both reach it."""
         pairs = [(run.needed(accuracy), other.needed(accuracy)) for run, other in self.pairs(random)]
         return Spread(tuple(o - own for own, o in pairs if own is not None and o is not None), len(pairs))
+
+    def saved_at_least(self, random: Curve, accuracy: float) -> float | None:
+        """The same where the other curve need not get there: it needs more than all of its labels then.
+
+        The mean over seeds; None where this curve itself does not get there in every seed.
+        """
+        pairs = [(run.needed(accuracy), other.needed(accuracy), other.labels[-1]) for run, other in self.pairs(random)]
+        if not pairs or any(own is None for own, _, _ in pairs):
+            return None
+        return statistics.fmean((last if other is None else other) - (own or 0.0) for own, other, last in pairs)
+
+    def saved_in_the_end(self, random: Curve) -> Spread:
+        """Labels saved at the accuracy that the other curve of a seed ends with, which is another one in each seed."""
+        found = self._in_the_end(random)
+        return Spread(tuple(other - own for own, other, _ in found if own is not None), len(found))
+
+    def saved_in_the_end_at_most(self, random: Curve) -> float:
+        """The same, mean over seeds, where this curve need not get there: it needs more than all of its labels then."""
+        found = self._in_the_end(random)
+        return statistics.fmean(other - (last if own is None else own) for own, other, last in found)
+
+    def _in_the_end(self, random: Curve) -> list[tuple[float | None, float, int]]:
+        """Labels needed for the accuracy with which another curve ends: here, there; and how many there are here."""
+        pairs = [(run, other, other.values("accuracy")[-1]) for run, other in self.pairs(random)]
+        return [(run.needed(end), other.needed(end) or 0.0, run.labels[-1]) for run, other, end in pairs]
 
 
 @dataclass(frozen=True)
@@ -185,13 +218,21 @@ class Comparison:
         """What the other curves of a method are compared with."""
         return next((curve for curve in self.of_method(method) if curve.acquire == "random"), None)
 
+    def compared_with(self, curve: Curve) -> Curve | None:
+        """Random of the same method, if it has seeds of this curve, which is another one."""
+        random = self.random_of(curve.method)
+        return random if random is not None and random is not curve and curve.pairs(random) else None
+
     @cached_property
     def levels(self) -> list[float]:
-        """Accuracies to compare labels at; without any asked for, round ones from the lowest start to the best end."""
+        """Accuracies to compare labels at; without any asked for, round ones from the lowest start to the best curve.
+
+        That one reaches all of them, in every seed.
+        """
         if self.asked:
             return list(self.asked)
         low = min(curve.at(0, "accuracy").mean for curve in self.curves)
-        high = max(curve.at(-1, "accuracy").mean for curve in self.curves)
+        high = max(min(max(run.values("accuracy")) for run in curve.runs) for curve in self.curves)
         for step in _GRIDS:
             found = [round(k * step, 4) for k in range(int(low / step) + 1, int(high / step + 1e-9) + 1)]
             if len(found) >= 3:

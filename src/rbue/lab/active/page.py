@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rbue.lab.active.curves import ActiveRun, Comparison, Curve, Spread
@@ -34,9 +33,10 @@ from rbue.lab.report.run_tables import METHOD, provenance_table, source_from_run
 from rbue.lab.report.tables import Cell, Column, Row, Table, duration, percent, points, whole
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LOOKS = {
+LOOKS = {
     "random": Look(METHOD_COLOURS["single"], "D", (0, (5, 2))),
     "entropy": Look(METHOD_COLOURS["mc-dropout"], "s"),
     "margin": Look(METHOD_COLOURS["svi"], "v"),
@@ -64,42 +64,86 @@ def learning_curves(curves: Sequence[Curve], styles: dict[str, Look], measure: s
     figure: Figure = new_figure(4.2, 3.2)
     axes = figure.subplots()
     for (name, look), curve in zip(styles.items(), curves, strict=True):
-        found = curve.over_rounds(measure)
-        means = [one.mean for one in found]
-        low, high = ([one.mean + sign * (one.std or 0.0) for one in found] for sign in (-1, 1))
-        axes.fill_between(curve.labels, low, high, color=look.colour, alpha=0.16, linewidth=0)
-        axes.plot(curve.labels, means, **look.of_line, linewidth=1.6, markersize=4, label=name)
+        draw_spread(axes, curve.labels, curve.over_rounds(measure), look, name)
     axes.set_ylim(*limits)
-    dress(axes, x="labels", y=_MEASURES[measure])
+    dress_labels(axes, _MEASURES[measure])
     if measure == "accuracy":
         percent_ticks(axes.yaxis)
     legend(axes, loc="lower right" if measure == "accuracy" else "upper right")
     return figure
 
 
-def _limits(curves: Sequence[Curve], measure: str) -> tuple[float, float]:
-    ends = [
-        one.mean + sign * (one.std or 0.0) for curve in curves for one in curve.over_rounds(measure) for sign in (-1, 1)
-    ]
+def draw_spread(axes: Axes, labels: Sequence[int], found: Sequence[Spread], look: Look, name: str) -> None:
+    """A line through the means, and a band of one standard deviation to each side."""
+    low, high = ([one.mean + sign * (one.std or 0.0) for one in found] for sign in (-1, 1))
+    axes.fill_between(labels, low, high, color=look.colour, alpha=0.18, linewidth=0)
+    axes.plot(labels, [one.mean for one in found], **look.of_line, linewidth=1.6, markersize=4, label=name)
+
+
+def dress_labels(axes: Axes, y: str) -> None:
+    """A measurement against labels."""
+    dress(axes, x="labels", y=y)
+    axes.xaxis.set_major_formatter(lambda labels, _: f"{labels:,.0f}")
+
+
+def _limits(found: Iterable[Spread], top: float | None = None) -> tuple[float, float]:
+    """Room for all of them and their bands, at most up to a ``top``."""
+    ends = [one.mean + sign * (one.std or 0.0) for one in found for sign in (-1, 1)]
     room = 0.04 * (max(ends) - min(ends)) or 0.01
-    top = max(ends) + room
-    return min(ends) - room, min(top, 1.0 + room) if measure == "accuracy" else top
+    return min(ends) - room, (max(ends) if top is None else min(max(ends), top)) + room
+
+
+def _limits_of(group: Comparison, measure: str) -> tuple[float, float]:
+    found = (one for curve in group.curves for one in curve.over_rounds(measure))
+    return _limits(found, 1.0 if measure == "accuracy" else None)
+
+
+def _gains(group: Comparison) -> FigureGrid | None:
+    """Percentage points above random, seed by seed: a figure a method, a line an acquisition. Nothing to compare: None.
+
+    In the curves themselves a point is small beside what more labels give.
+    """
+    found = [(curve, random) for curve in group.curves if (random := group.compared_with(curve)) is not None]
+    if not found:
+        return None
+    gained = {curve.name: [_times_100(one) for one in curve.gained_over_rounds(random)] for curve, random in found}
+    limits = _limits([one for line in gained.values() for one in line])
+    figures = []
+    for method in dict.fromkeys(curve.method for curve, _ in found):
+        figure: Figure = new_figure(4.2, 3.2)
+        axes = figure.subplots()
+        parts = []
+        for curve in (curve for curve, _ in found if curve.method == method):
+            line = gained[curve.name]
+            draw_spread(axes, curve.labels[: len(line)], line, LOOKS[curve.acquire], curve.acquire)
+            parts.append(f"{curve.name} {line[-1].mean:+.1f} with {curve.labels[len(line) - 1]:,} labels")
+        axes.axhline(0, **{**LOOKS["random"].of_line, "marker": ""}, linewidth=1.6, label="random")
+        axes.set_ylim(*limits)
+        dress_labels(axes, "points above random")
+        legend(axes, loc="upper left")
+        words = f"Percentage points of accuracy above random: {'; '.join(parts)}."
+        figures.append(FigureBlock(figure, words, caption=method))
+    return FigureGrid(figures)
+
+
+def _times_100(one: Spread) -> Spread:
+    return Spread(tuple(100 * value for value in one.values), one.of)
 
 
 def _by_method(group: Comparison, measure: str) -> FigureGrid:
     """A figure a method, a line an acquisition."""
-    limits = _limits(group.curves, measure)
+    limits = _limits_of(group, measure)
     figures = []
     for method in group.methods:
         curves = group.of_method(method)
-        figure = learning_curves(curves, {one.acquire: _LOOKS[one.acquire] for one in curves}, measure, limits)
+        figure = learning_curves(curves, {one.acquire: LOOKS[one.acquire] for one in curves}, measure, limits)
         figures.append(FigureBlock(figure, _described(curves, measure), caption=method))
     return FigureGrid(figures)
 
 
 def _by_acquisition(group: Comparison, measure: str) -> FigureGrid:
     """A figure an acquisition, a line a method."""
-    limits, styles = _limits(group.curves, measure), looks(group.methods)
+    limits, styles = _limits_of(group, measure), looks(group.methods)
     figures = []
     for acquire in group.acquisitions:
         curves = group.of_acquisition(acquire)
@@ -176,13 +220,13 @@ def saved_table(group: Comparison) -> Table | None:
     """What each acquisition gains on random with the same method; None where there is nothing to compare."""
     rows: list[Row] = []
     for curve in group.curves:
-        random = group.random_of(curve.method)
-        if curve.acquire == "random" or random is None or not curve.pairs(random):
+        random = group.compared_with(curve)
+        if random is None:
             continue
         gained = curve.gained(random)
         above = sum(value > 0 for value in gained.values)
-        row: dict[str, Any] = {"method": curve.method, "acquire": curve.acquire, "seeds": gained.of}
-        row |= {"gained": _cell(gained), "above": f"{above} of {gained.of}"}
+        row: dict[str, Any] = {"method": curve.method, "acquire": curve.acquire, "above": f"{above} of {gained.of}"}
+        row |= {"gained": _cell(gained), "end": _end_cell(curve, random)}
         row |= {_key(level): _saved_cell(curve, random, level) for level in group.levels}
         rows.append(row)
     if not rows:
@@ -190,26 +234,33 @@ def saved_table(group: Comparison) -> Table | None:
     columns = (
         METHOD,
         _ACQUIRE,
-        _SEEDS,
+        Column(
+            "above",
+            "seeds above",
+            numeric=False,
+            about="Seeds whose mean accuracy is above random's. By chance alone all of n seeds lie on one side with a "
+            "probability of 2^(1-n): 1 in 4 for three seeds, 1 in 16 for five.",
+        ),
         Column(
             "gained",
             "accuracy gained",
             text=points,
-            about="Percentage points above random, mean over all rounds.",
+            about="Percentage points above random, mean over all rounds; ± is the standard deviation over seeds.",
             spread=lambda std: f"{100 * std:.2f}",
         ),
         Column(
-            "above",
-            "above random",
-            numeric=False,
-            about="Seeds whose mean accuracy is above random's. By chance alone all of n seeds lie on one side with a "
-            "probability of 2^(1-n): 1 in 4 for three seeds, 1 in 16 for five.",
+            "end",
+            "saved at the end",
+            text=signed,
+            spread=whole,
+            about="Labels saved at the accuracy with which random of the same method and seed ends. 'Under' is at most "
+            "that: the curve does not get there with all its labels in every seed.",
         ),
         *(
             Column(
                 _key(level),
                 f"saved at {_level(level)}",
-                text=_signed,
+                text=signed,
                 spread=whole,
                 about="Labels that random needs more for the same accuracy, seed by seed; a minus is a loss. 'Over' is "
                 "at least that: random does not get there with all its labels in every seed. A curve that 'falls "
@@ -223,7 +274,7 @@ def saved_table(group: Comparison) -> Table | None:
     return Table(columns, rows, f"{group.title}: labels saved against random at equal accuracy")
 
 
-def _signed(labels: float) -> str:
+def signed(labels: float) -> str:
     """A difference of labels; what rounds to 0 is no loss."""
     return f"{round(labels):+,}".replace("-", "−")
 
@@ -254,13 +305,16 @@ def _saved_cell(curve: Curve, random: Curve, level: float) -> Cell:
     spread = curve.saved(random, level)
     if spread.complete:
         return _cell(spread)
-    pairs = [(run.needed(level), other.needed(level), other.labels[-1]) for run, other in curve.pairs(random)]
-    if all(own is not None for own, _, _ in pairs):
-        # Random needs more than all of its labels where it does not get there.
-        least = statistics.fmean((last if other is None else other) - (own or 0) for own, other, last in pairs)
-        return Cell(f"over {_signed(least)}")
-    both = any(other is None for _, other, _ in pairs)
+    least = curve.saved_at_least(random, level)
+    if least is not None:
+        return Cell(f"over {signed(least)}")
+    both = any(other.needed(level) is None for _, other in curve.pairs(random))
     return Cell("both fall short" if both else f"{curve.acquire} falls short")
+
+
+def _end_cell(curve: Curve, random: Curve) -> Cell:
+    spread = curve.saved_in_the_end(random)
+    return _cell(spread) if spread.complete else Cell(f"under {signed(curve.saved_in_the_end_at_most(random))}")
 
 
 def active_page(comparisons: Sequence[Comparison], left_out: Sequence[str] = ()) -> Page:
@@ -299,7 +353,8 @@ def _parts(group: Comparison) -> list[tuple[str, list[Block]]]:
             "Each seed is compared with random of the same seed and method. Divide a standard deviation by the root of "
             "the number of seeds: a mean that is not at least three times that may well be chance."
         )
-        parts.append(("Labels saved against random", [Text(caution), TableBlock(saved, explain=True)]))
+        gains = [one for one in (_gains(group),) if one is not None]
+        parts.append(("Labels saved against random", [Text(caution), *gains, TableBlock(saved, explain=True)]))
     else:
         words = "No method has runs of `random` and of another acquisition with a common seed."
         parts.append(("Labels saved against random", [Text(words)]))
@@ -359,8 +414,7 @@ def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     for group in comparisons:
         curves = []
         for curve in group.curves:
-            random = group.random_of(curve.method)
-            compared = random is not None and curve.acquire != "random" and bool(curve.pairs(random))
+            random = group.compared_with(curve)
             curves.append(
                 {
                     "method": curve.method,
@@ -371,14 +425,32 @@ def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
                     **{name: [one.as_json() for one in curve.over_rounds(name)] for name in _MEASURES},
                     "mean_accuracy": curve.mean_over_rounds().as_json(),
                     "labels_needed": {f"{level:g}": curve.needed(level).as_json() for level in group.levels},
-                    "accuracy_gained": curve.gained(random).as_json() if compared and random else None,
-                    "labels_saved": {f"{level:g}": curve.saved(random, level).as_json() for level in group.levels}
-                    if compared and random
-                    else None,
+                    "accuracy_gained": random and curve.gained(random).as_json(),
+                    "gained_over_rounds": random and [one.as_json() for one in curve.gained_over_rounds(random)],
+                    "labels_saved": random and {f"{one:g}": _saved_json(curve, random, one) for one in group.levels},
+                    "labels_saved_at_the_end": random and _end_json(curve, random),
+                    "seconds": _seconds(curve),
+                    "samples": curve.runs[0].rounds[-1]["samples"],
                 }
             )
         shared = group.config.as_json()
         for name in ("method", "acquire", "seed"):
             del shared[name]
-        document.append({"settings": shared, "levels": group.levels, "curves": curves})
+        environments = [run.environment for curve in group.curves for run in curve.runs]
+        distinct = [one for place, one in enumerate(environments) if one not in environments[:place]]
+        document.append({"settings": shared, "levels": group.levels, "environments": distinct, "curves": curves})
     return document
+
+
+def _saved_json(curve: Curve, random: Curve, level: float) -> dict[str, Any]:
+    return {**curve.saved(random, level).as_json(), "at_least": curve.saved_at_least(random, level)}
+
+
+def _end_json(curve: Curve, random: Curve) -> dict[str, Any]:
+    return {**curve.saved_in_the_end(random).as_json(), "at_most": curve.saved_in_the_end_at_most(random)}
+
+
+def _seconds(curve: Curve) -> dict[str, float]:
+    """What all rounds of all seeds took, by what was done."""
+    rounds = [one["seconds"] for run in curve.runs for one in run.rounds]
+    return {part: sum(one.get(part, 0.0) for one in rounds) for part in ("training", "measuring", "acquiring")}

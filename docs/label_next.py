@@ -1,0 +1,130 @@
+"""What the page "Decisions" shows of active learning: a table and a picture of the curves in ``results/active``.
+
+``rbue active-report runs/active --json > results/active/cifar10.json`` writes one; without it the part is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from result_tables import ROOT
+
+from rbue.files import read_json
+from rbue.lab.active.curves import Spread
+from rbue.lab.active.page import LOOKS, draw_spread, dress_labels, signed
+from rbue.lab.report.figure_style import INK, TITLE, legend, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RESULTS = ROOT / "results" / "active"
+IMAGE = "label-next"
+SHOWN = 3
+"""Accuracies at which labels are compared, the highest."""
+
+Found = Mapping[str, Any]
+
+
+def comparison(folder: Path = RESULTS) -> Found | None:
+    """The one with the most curves, if there is any."""
+    found = [one for file in sorted(folder.glob("*.json")) for one in read_json(file)["comparisons"]]
+    return max(found, key=lambda one: len(one["curves"]), default=None)
+
+
+def part(folder: Path = RESULTS) -> list[str]:
+    """The part of the page: what was measured, the picture, the table."""
+    found = comparison(folder)
+    if found is None:
+        return []
+    methods = dict.fromkeys(curve["method"] for curve in found["curves"])
+    words = f"Accuracy against labels of {', '.join(methods)}; below it the points above random."
+    return [*_protocol(found), "", f"![{words}](images/{IMAGE}.webp)", "", *_table(found), "", *_legend(found)]
+
+
+def _protocol(found: Found) -> list[str]:
+    settings, recipe = found["settings"], found["settings"]["recipe"]
+    width = "" if settings["width"] == 1 else f" of width {settings['width']:g}"
+    length = f"{settings['steps']:,} steps" if settings["steps"] else f"{recipe['epochs']} epochs"
+    pool = "all others" if settings["pool"] is None else f"{settings['pool']:,} random ones"
+    places = dict.fromkeys(one.get("gpu") or one["cpu"] for one in found["environments"])
+    samples = dict.fromkeys(str(curve["samples"]) for curve in found["curves"])
+    minutes = sum(sum(curve["seconds"].values()) for curve in found["curves"]) / 60
+    return [
+        f"Measured with `{settings['model']}`{width} on `{settings['data']}`: {settings['start']:,} labels at first,",
+        f"{settings['take']:,} more after each round, chosen among {pool}. Every round trains new networks for",
+        f"{length} in batches of {recipe['batch']}. An image has {' or '.join(samples)} samples. It took",
+        f"{minutes:,.0f} minutes, added up over all processes, on {' and '.join(places)}.",
+    ]
+
+
+def _table(found: Found) -> list[str]:
+    levels = [f"{level:g}" for level in found["levels"]][-SHOWN:]
+    last = max(curve["labels"][-1] for curve in found["curves"])
+    heads = ["method", "acquisition", f"accuracy with {last:,} labels, %", "points above random", "seeds above"]
+    heads += ["labels saved at the end", *(f"at {100 * float(level):g} %" for level in levels)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for curve in found["curves"]:
+        cells = [f"`{curve['method']}`", f"`{curve['acquire']}`", _points(curve["accuracy"][-1])]
+        if curve["labels_saved"] is None:
+            cells += ["–"] * (len(heads) - len(cells))
+        else:
+            gained = curve["accuracy_gained"]
+            above = f"{sum(value > 0 for value in gained['values'])} of {gained['seeds']}"
+            cells += [_points(gained, "+"), above, _saved(curve["labels_saved_at_the_end"])]
+            cells += [_saved(curve["labels_saved"][level]) for level in levels]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _legend(found: Found) -> list[str]:
+    seeds = max(len(curve["seeds"]) for curve in found["curves"])
+    return [
+        f"Mean ± standard deviation over {seeds} seeds, each compared with random of the same seed and method. Points",
+        "are means over all rounds. 'At the end' is at the accuracy with which random ends. 'Over' and 'under' are",
+        "bounds, where one of the two does not get there in every seed; a dash says that there is none.",
+    ]
+
+
+def _points(one: Found, sign: str = "") -> str:
+    """An accuracy or a difference, in percent."""
+    mean = f"{100 * one['mean']:{sign}.1f}".replace("-", "−")
+    return mean if one["std"] is None else f"{mean} ± {100 * one['std']:.1f}"
+
+
+def _saved(one: Found) -> str:
+    if one["mean"] is not None:
+        return signed(one["mean"]) + ("" if one["std"] is None else f" ± {one['std']:,.0f}")
+    for word, key in (("over", "at_least"), ("under", "at_most")):
+        if one.get(key) is not None:
+            return f"{word} {signed(one[key])}"
+    return "–"
+
+
+def picture(folder: Path = RESULTS) -> Figure | None:
+    """A column a method: its curves, and how far they are above random."""
+    found = comparison(folder)
+    if found is None:
+        return None
+    methods = list(dict.fromkeys(curve["method"] for curve in found["curves"]))
+    figure = new_figure(3.2 * len(methods), 4.9)
+    grid = figure.subplots(2, len(methods), sharex=True, sharey="row", squeeze=False, height_ratios=(1.3, 1))
+    for method, (above, below) in zip(methods, grid.T, strict=True):
+        for curve in (one for one in found["curves"] if one["method"] == method):
+            look, name = LOOKS[curve["acquire"]], curve["acquire"]
+            draw_spread(above, curve["labels"], [_spread(one, 100) for one in curve["accuracy"]], look, name)
+            gained = [_spread(one, 100) for one in curve["gained_over_rounds"] or ()]
+            if gained:
+                draw_spread(below, curve["labels"][: len(gained)], gained, look, name)
+        below.axhline(0, **{**LOOKS["random"].of_line, "marker": ""}, linewidth=1.6)
+        dress_labels(above, "accuracy, %" if method == methods[0] else "")
+        dress_labels(below, "points above random" if method == methods[0] else "")
+        above.set_xlabel("")
+        above.set_title(method, color=INK, fontsize=TITLE, loc="left")
+    legend(grid[0, 0], loc="lower right")
+    return figure
+
+
+def _spread(one: Found, times: float) -> Spread:
+    return Spread(tuple(times * value for value in one["values"]), one["seeds"])
