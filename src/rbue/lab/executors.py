@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from copy import copy
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -254,8 +254,8 @@ class ProcessExecutor(Executor):
                 if isinstance(answer, _Failure):
                     raise self._explained(answer)
                 if answer is None:
+                    worker.end(SECONDS_TO_END)
                     self._started.remove(worker)
-                    worker.end()
                 if answer is None and deaths < RETRIES:
                     waiting.append((item, deaths + 1))
                 else:
@@ -266,11 +266,12 @@ class ProcessExecutor(Executor):
 
     def close(self) -> None:
         """End all processes, whatever they are doing."""
-        started, self._started = self._started, []
-        for worker in started:
+        deadline = time.monotonic() + SECONDS_TO_END
+        for worker in self._started:
             worker.process.terminate()
-        for worker in started:
-            worker.end()
+        for worker in self._started:
+            worker.end(max(0.0, deadline - time.monotonic()))
+        self._started.clear()
 
     def _start(self) -> _Worker:
         taken = [one.gpu for one in self._started]
@@ -327,9 +328,9 @@ class _Worker:
         except (EOFError, OSError):
             return None
 
-    def end(self) -> None:
-        """See the process end, which it has been told to; else kill it."""
-        self.process.join(SECONDS_TO_END)
+    def end(self, seconds: float) -> None:
+        """Wait for the end of the process, which is on its way; kill it if that takes longer."""
+        self.process.join(seconds)
         self.process.kill()
         self.process.join()
         self._pipe.close()
@@ -360,25 +361,33 @@ def _do_tasks(pipe: Connection, threads: int, gpu: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that temporary folders are removed
     threading.Thread(target=_end_with_parent, args=(threading.get_ident(),), daemon=True).start()
-    with suppress(EOFError, OSError):
+    with suppress(OSError):  # nobody is there any more
         while True:
-            message = pipe.recv_bytes()
+            answer: Any
             try:
-                answer = pickle.dumps(_work(*pickle.loads(message)))
-                pickle.loads(answer)  # or it would fail where nobody knows of what
+                answer = _work(*pipe.recv())
             except Exception as error:
-                answer = _packed(error)
-            pipe.send_bytes(answer)
+                answer = _failure(error)
+            _send(pipe, answer)
 
 
-def _packed(error: Exception) -> bytes:
+def _failure(error: Exception) -> _Failure:
     text = "".join(traceback.format_exception(error))
     try:
-        packed = pickle.dumps(_Failure(error, text))
-        pickle.loads(packed)
+        copy(error)  # made in the way in which it will arrive
     except Exception:
-        return pickle.dumps(_Failure(RuntimeError(f"{type(error).__name__}: {error}"), text))
-    return packed
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return _Failure(error, text)
+
+
+def _send(pipe: Connection, answer: Any) -> None:
+    try:
+        pipe.send(answer)
+    except OSError:
+        raise
+    except Exception as error:  # there is something in it that cannot be sent
+        failure = answer if isinstance(answer, _Failure) else _failure(error)
+        pipe.send(_Failure(RuntimeError(f"{type(failure.error).__name__}: {failure.error}"), failure.traceback))
 
 
 def _end_with_parent(main: int) -> None:
