@@ -162,7 +162,7 @@ def try_it(item):
     if item == "cannot be sent":
         return lambda: None
     print(f"{item} was done")
-    return Path.cwd(), torch.get_num_threads(), os.getpid()
+    return Path.cwd(), torch.get_num_threads(), signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getpid()
 
 
 def test_a_worker_does_many_tasks_is_replaced_when_it_dies_and_ends_with_an_error(tmp_path, monkeypatch, capfd):
@@ -172,7 +172,7 @@ def test_a_worker_does_many_tasks_is_replaced_when_it_dies_and_ends_with_an_erro
         ended = pool.each(try_it, items)
         first, again = next(ended), next(ended)
         assert (first.item, again.item, first.result) == ("die once", "again", again.result)
-        assert first.result[:2] == (tmp_path, 1)
+        assert first.result[:3] == (tmp_path, 1, {signal.SIGINT})  # Ctrl-C is for the command
         with pytest.warns(RbueWarning, match="this is worth knowing"):
             error = next(ended).error
         assert (type(error), str(error)) == (InvalidInput, "this was wrong.")
@@ -192,7 +192,7 @@ def test_what_else_tasks_in_processes_come_to(tmp_path, monkeypatch):
     with executor("processes", lambda: CPU, workers=2, cpus=1) as pool:
         ended = {one.item: one for one in pool.each(try_it, in_order(["die", "a", "b", "c"]))}
         assert "the process of this task ended 2 times (killed" in str(ended.pop("die").error)
-        assert len({one.result[2] for one in ended.values()}) == 1
+        assert len({one.result[-1] for one in ended.values()}) == 1
         for item, kind, text in (
             ("cannot be sent", RuntimeError, "pickle"),
             ("odd", RuntimeError, "Odd: one and other"),

@@ -73,8 +73,9 @@ def test_workers_end_with_a_command_that_is_killed(end):
     process = begin("paper", "run", *GRID, *METHODS, "--device", "cpu", "--runs", "far", *SPREAD)
     wait_for(lambda: in_training("far", workers), process)
     process.send_signal(end)
-    finish(process, code=-end)
+    assert process.wait() == -end
     assert no_more(workers, seconds=3)
+    finish(process, code=-end)
 
 
 def test_a_comparison_damaged_images_and_many_predictions():
