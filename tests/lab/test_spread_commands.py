@@ -104,3 +104,19 @@ def test_a_comparison_damaged_images_and_many_predictions():
     parts = sorted(Path("near.parquet").glob("part-*"))
     assert len(parts) > 1
     assert all(part.read_bytes() == Path("far.parquet", part.name).read_bytes() for part in parts)
+
+
+def test_rounds_of_active_learning():
+    words = ("active", "--method", "mc-droprelu:0.9,deep-ensemble:2", "--acquire", "random,bald", "--seeds", "2")
+    words += ("--rounds", "1", "--steps", "3", "--samples", "2", "--pool", "50", "--width", "0.25", "--device", "cpu")
+    near, far = (
+        json.loads(rbue(*words, "--runs", name, *more, "--json"))["runs"]
+        for name, more in (("near", ()), ("far", SPREAD))
+    )
+    assert len(near) == len(far) == 8
+    for one, other in zip(near, far, strict=True):
+        assert one["config"] == other["config"]
+        assert [{**rounds, "seconds": 0} for rounds in one["rounds"]] == [
+            {**rounds, "seconds": 0} for rounds in other["rounds"]
+        ]
+    assert rbue(*words, "--runs", "far", "--json") == rbue(*words, "--runs", "far", *SPREAD, "--json")  # found done

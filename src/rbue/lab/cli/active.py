@@ -13,7 +13,18 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import ENGINES, Address, Cpus, Gpus, Samples, Selection, check_engine, fractions, tasks_on
+from rbue.lab.cli.options import (
+    ENGINES,
+    Address,
+    Cpus,
+    Gpus,
+    Samples,
+    Selection,
+    Workers,
+    check_engine,
+    fractions,
+    tasks_on,
+)
 from rbue.lab.cli.output import AsJson, complain, duration, number, percent, print_json, remark, say, table, working
 from rbue.lab.cli.train import WAY
 
@@ -68,10 +79,12 @@ def active(
     engine: Annotated[
         str,
         typer.Option(
-            help=f"ray: a Ray cluster does the runs. Else how training steps run here: {ENGINES}.",
+            help="processes: several of this machine do the runs; ray: a Ray cluster does. "
+            f"Else how training steps run: {ENGINES}.",
             rich_help_panel=WAY,
         ),
     ] = "auto",
+    workers: Workers = None,
     address: Address = None,
     cpus: Cpus = None,
     gpus: Gpus = None,
@@ -105,7 +118,7 @@ def active(
         for more in range(seeds)
     ]
     configs = list(dict.fromkeys(configs))
-    with tasks_on(where, address, cpus, gpus, selection.device) as executor:
+    with tasks_on(where, address, cpus, gpus, selection.device, workers) as executor:
         root = selection.runs if where == "local" else selection.runs.absolute()
         how = {"rounds": rounds, "root": root, "engine": steps_by, "together": together}
         done, errors = _done(configs, executor, where != "local", how)
