@@ -87,7 +87,13 @@ def test_there_is_a_page_without_random_and_with_one_seed():
 
 def test_words_and_settings(page):
     text = page.markdown()
-    for words in ("2,000 steps (rounded up to whole epochs)", "20 for each image", "has 2 of 4 rounds", "Seeds: 0, 1."):
+    for words in (
+        "2,000 steps (rounded up to whole epochs)",
+        "20 for each image",
+        "has 2 of 4 rounds",
+        "Seeds: 0, 1.",
+        "97.8",
+    ):
         assert words in text
     assert "mc-dropout:0.2" in page.latex()
 

@@ -120,7 +120,7 @@ def _gains(group: Comparison) -> FigureGrid | None:
         axes.axhline(0, **{**LOOKS["random"].of_line, "marker": ""}, linewidth=1.6, label="random")
         axes.set_ylim(*limits)
         dress_labels(axes, "points above random")
-        legend(axes, loc="upper left")
+        legend(axes, loc="best")
         words = f"Percentage points of accuracy above random: {'; '.join(parts)}."
         figures.append(FigureBlock(figure, words, caption=method))
     return FigureGrid(figures)
@@ -376,6 +376,7 @@ def _settings(group: Comparison) -> list[str]:
     pool = "all images without a label" if config.pool is None else f"{config.pool:,} of them, drawn anew each round"
     seeds = sorted({run.config.run.seed for curve in group.curves for run in curve.runs})
     times = [sum(sum(one["seconds"].values()) for one in run.rounds) for c in group.curves for run in c.runs]
+    learned = [curve.at(-1, "train_accuracy").mean for curve in group.curves]
     width = "" if config.run.width == 1 else f", width {config.run.width:g}"
     return [
         f"Network and data: {group.title}{width}; measured on its test images.",
@@ -384,6 +385,9 @@ def _settings(group: Comparison) -> list[str]:
         f"Rounds: {' or '.join(map(str, rounds))} acquisitions of {config.take:,} images; candidates are {pool}.",
         f"Training: in every round from a new initialisation, each network {length}, in even batches of at most "
         f"{recipe.batch} at a learning rate of {recipe.learning_rate:g}; the same recipe for all methods.",
+        f"Accuracy in training, under augmentation and a method's own randomness, in the last round: "
+        f"{percent(min(learned))} to {percent(max(learned))}. Where it is low, networks had too few steps for the hard "
+        "images that others than random pick, and more may turn the comparison round.",
         f"Samples: {config.samples} for each image, or as many as a method has.",
         f"Seeds: {', '.join(map(str, seeds))}.",
         f"Time of a run: {duration(min(times))} to {duration(max(times))}.",
@@ -423,6 +427,7 @@ def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
                     "runs": [run.folder.path for run in curve.runs],
                     "labels": curve.labels,
                     **{name: [one.as_json() for one in curve.over_rounds(name)] for name in _MEASURES},
+                    "train_accuracy": [one.as_json() for one in curve.over_rounds("train_accuracy")],
                     "mean_accuracy": curve.mean_over_rounds().as_json(),
                     "labels_needed": {f"{level:g}": curve.needed(level).as_json() for level in group.levels},
                     "accuracy_gained": random and curve.gained(random).as_json(),
