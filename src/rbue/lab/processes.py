@@ -94,6 +94,13 @@ def is_first() -> bool:
     return processes() == 1 or _variable("RANK", 0) == 0
 
 
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _variable(name: str, otherwise: int) -> int:
     """A number that ``torchrun`` hands to its processes; other programs may set the same variables otherwise."""
     text = os.environ.get(name, "")

@@ -235,6 +235,7 @@ def test_places_where_nothing_can_be_written(trained_once, photos, fails):
     assert not Path("new.parquet").exists()
     assert "give -o NAME.parquet" in fails("predict", trained_once, "some.parquet", code=2)
     assert "give -o NAME.parquet" in fails("predict", trained_once, photos, "--engine", "ray", code=2)
+    assert "--workers: the answers go to" in fails("predict", trained_once, photos, "--workers", 2, code=2)
     for more in (("--block", 7), ("--column", "x"), ("--cpus", 3), ("--gpus", 1), ("--address", "auto")):
         sentence = fails("predict", trained_once, photos, *more, "-o", "out.csv", code=2)
         assert f"{more[0]}: the answers go to a folder of Parquet files; give -o NAME.parquet." in sentence

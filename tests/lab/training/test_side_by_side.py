@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 
-from rbue.lab.cli.output import training_progress
+from rbue.lab.cli import output
+from rbue.lab.cli.output import data_lines, training_lines, training_progress
 from rbue.lab.runs import training as experiment
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import load_networks
@@ -97,3 +98,21 @@ def test_each_epoch_says_how_many_networks_shared_its_time(tmp_path, capsys):
         for shared in (1, 2):
             tell(configs[0], EpochReport(0, 1.0, accuracy=0.5, learning_rate=0.1, seconds=40.0, side_by_side=shared))
     assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == ["40.0 s left", "1:20 left"]
+
+
+def test_of_several_processes_each_tells_what_it_is_about_and_not_too_often(capsys, monkeypatch):
+    recipe, now = recipe_for("digits", epochs=9, batch=128), 100.0
+    configs = [RunConfig(model="small_cnn", method="single", seed=seed, recipe=recipe) for seed in (0, 1)]
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    with training_lines() as tell, data_lines("measure this") as count:
+        for epoch in range(9):
+            for config in configs:
+                tell(config, EpochReport(epoch, 1.0, accuracy=0.5, learning_rate=0.1, seconds=2.0))
+            count("anything", epoch, 8)
+            now += 2.0
+    lines = capsys.readouterr().err.splitlines()
+    for seed in (0, 1):
+        own = [line.split(",")[0] for line in lines if line.startswith(f"digits small_cnn single seed {seed}: ")]
+        assert [line.partition(": ")[2] for line in own] == ["epoch 1/9", "epoch 4/9", "epoch 7/9", "epoch 9/9"]
+    counted = [f"measure this: {done} of 8" for done in (0, 3, 6, 8)]
+    assert [line for line in lines if "seed" not in line] == counted

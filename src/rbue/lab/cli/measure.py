@@ -26,6 +26,7 @@ from rbue.lab.cli.options import (
     RunsFolder,
     Samples,
     Selection,
+    Workers,
     device_named,
     find_all,
     find_run,
@@ -199,6 +200,7 @@ def predict(
         int, typer.Option(min=1, help="Images in a file of answers, at least.", rich_help_panel=MANY)
     ] = 2000,
     engine: EngineName = "local",
+    workers: Workers = None,
     address: Address = None,
     cpus: Cpus = None,
     gpus: Gpus = None,
@@ -225,7 +227,8 @@ def predict(
     if output is not None and not many and output.suffix.lower() != ".csv":
         raise InvalidInput(f"predictions cannot be written to {output}; its name must end in .csv or .parquet.")
     needs_many = [f"--engine {engine}"] if engine != "local" else []
-    needs_many += [f"--{name}" for name in ("column", "block", "address", "cpus", "gpus") if was_typed(ctx, name)]
+    of_many = ("column", "block", "workers", "address", "cpus", "gpus")
+    needs_many += [f"--{name}" for name in of_many if was_typed(ctx, name)]
     needs_many += ["Parquet files"] if any(path.suffix.lower() == ".parquet" for path in images) else []
     if needs_many and not many:
         what = ", ".join(needs_many)
@@ -235,7 +238,7 @@ def predict(
     draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"), augment)
     if output is not None and many:
         how = {"samples": samples, "seed": seed, "draws": draws, "augment": augment, "block": block}
-        with tasks_on(engine, address, cpus, gpus, device) as executor:
+        with tasks_on(engine, address, cpus, gpus, device, workers) as executor:
             scoring = scoring_of(config, root, output, executor.device, **how)  # type: ignore[arg-type]
             started = time.monotonic()
             with data_progress() as progress:

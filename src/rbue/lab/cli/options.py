@@ -42,29 +42,42 @@ Augment = Annotated[
     str,
     typer.Option("--augment", help="What each pass does to its images: a list of flip, shift:2, crop:0.8."),
 ]
-CLUSTER = "Ray cluster, whose machines see the same folders"
+SPREAD = "Several processes, or a Ray cluster whose machines see the same folders"
 EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="Where tasks run: local, one by one; or ray (the extra ray brings it).",
-        rich_help_panel=CLUSTER,
+        help="Where tasks run: local, one by one; processes, several here; or ray (the extra ray brings it).",
+        rich_help_panel=SPREAD,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Processes of this machine (left out: as many as have --cpus cores each; 4 a GPU).",
+        rich_help_panel=SPREAD,
     ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         help="A cluster that is there: auto or HOST:PORT (left out: one on this machine, for this command only).",
-        rich_help_panel=CLUSTER,
+        rich_help_panel=SPREAD,
     ),
 ]
 Cpus = Annotated[
-    int | None, typer.Option(min=1, help="Cores, and threads, of a task (left out: 1).", rich_help_panel=CLUSTER)
+    int | None,
+    typer.Option(
+        min=1, help="Cores, and threads, of a task (left out: 1; with --workers: their part).", rich_help_panel=SPREAD
+    ),
 ]
 Gpus = Annotated[
     float | None,
     typer.Option(
-        min=0.0, help="GPUs of a task; 0.5: two share one (left out: 1 if there is any).", rich_help_panel=CLUSTER
+        min=0.0,
+        help="GPUs of a task on Ray; 0.5: two share one (left out: 1 if there is any).",
+        rich_help_panel=SPREAD,
     ),
 ]
 MethodName = Annotated[str, typer.Option("--method", help="Short text of a method; `rbue methods` lists them.")]
@@ -224,14 +237,19 @@ def device_named(name: str | None) -> torch.device:
 
 
 def tasks_on(
-    engine: str, address: str | None, cpus: int | None, gpus: float | None, device: str | None
+    engine: str,
+    address: str | None,
+    cpus: int | None,
+    gpus: float | None,
+    device: str | None,
+    workers: int | None = None,
 ) -> AbstractContextManager[Executor]:
-    """Where tasks run, by the options of a cluster and ``--device``."""
+    """Where tasks run, by the options of that and ``--device``."""
     from rbue.lab.executors import executor
 
     if engine == "ray" and device not in (None, "cpu", "cuda"):
         raise InvalidInput(f"--device must be cpu or cuda for tasks on a cluster, not {device!r}.")
-    place = {"address": address, "cpus": cpus, "gpus": gpus}
+    place = {"workers": workers, "address": address, "cpus": cpus, "gpus": gpus}
     return executor(engine, lambda: device_named(device), forced=device, **place)  # type: ignore[arg-type]
 
 

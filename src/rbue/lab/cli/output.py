@@ -244,6 +244,19 @@ def training_progress() -> Iterator[Report]:
             bars.update(waiting, visible=False)
 
 
+@contextmanager
+def training_lines() -> Iterator[Report]:
+    """The same for one of several processes: a line now and then, which says what it is about."""
+    lines = _Lines()
+
+    def report(config: RunConfig, epoch: EpochReport) -> None:
+        name = f"{config.data} {config.model} {_name(config)}"
+        if lines.is_due(name, epoch.epoch + 1, config.recipe.epochs):
+            remark(f"{name}: {_state(config, epoch)}")
+
+    yield report
+
+
 def _name(config: RunConfig) -> str:
     return f"{config.method} seed {config.seed}"
 
@@ -286,16 +299,29 @@ def data_progress() -> Iterator[data.Progress]:
         yield report
 
 
+@contextmanager
+def data_lines(name: str) -> Iterator[data.Progress]:
+    """The same for one of several processes, which does something of this name."""
+    lines = _Lines()
+    yield lambda _, done, total: lines(name, done, total)
+
+
 class _Lines:
     """A line when something begins or ends, and every few seconds between."""
 
     def __init__(self) -> None:
-        self._what, self._time = "", 0.0
+        self._told: dict[str, float] = {}
+
+    def is_due(self, what: str, done: int, total: int | None) -> bool:
+        """Whether to tell how much of something is done."""
+        now = time.monotonic()
+        due = done == total or now - self._told.get(what, -math.inf) > SECONDS_BETWEEN_LINES
+        if due:
+            self._told[what] = now
+        return due
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        if what != self._what or done == total or now - self._time > SECONDS_BETWEEN_LINES:
-            self._what, self._time = what, now
+        if self.is_due(what, done, total):
             remark(f"{what}: {done:,}" + (f" of {total:,}" if total is not None else ""))
 
 

@@ -17,6 +17,7 @@ from rbue.lab.cli.options import (
     DeviceName,
     Gpus,
     RunsFolder,
+    Workers,
     check_engine,
     device_named,
     tasks_on,
@@ -26,6 +27,7 @@ from rbue.lab.cli.output import (
     AsJson,
     Flowing,
     complain,
+    data_lines,
     data_progress,
     duration,
     print_json,
@@ -33,6 +35,7 @@ from rbue.lab.cli.output import (
     say,
     stdout,
     table,
+    training_lines,
     training_progress,
     working,
 )
@@ -202,8 +205,13 @@ def run(
     shift: Shift = None,
     together: Together = 1,
     engine: Annotated[
-        str, typer.Option(help=f"ray: everything runs on a Ray cluster. Here, how training steps run: {ENGINES}.")
+        str,
+        typer.Option(
+            help="processes: several of this machine do everything; ray: a Ray cluster does. "
+            f"Else how training steps run: {ENGINES}."
+        ),
     ] = "auto",
+    workers: Workers = None,
     address: Address = None,
     cpus: Cpus = None,
     gpus: Gpus = None,
@@ -216,19 +224,21 @@ def run(
     Every run is trained once, however many tables and figures use it, and measured right after its training. After an
     error the rest is done, and the exit code is 1.
     """
+    from rbue.lab.executors import ENGINES as PLACES
     from rbue.lab.paper.runner import Place, TimeBudget, Watch, parse_duration, run_experiments
 
-    check_engine(engine, "local", "ray")
-    spread = engine == "ray"
-    steps = "auto" if engine in ("local", "ray") else engine
+    check_engine(engine, *PLACES)
+    where, steps = (engine, "auto") if engine in PLACES else ("local", engine)
+    spread = where != "local"
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift, runs)
     if not (ids or all_ or only):
         raise InvalidInput("name what to run, or give --all; `rbue paper list` shows the ids.")
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
     budget = TimeBudget(None if time_budget is None else parse_duration(time_budget))
-    watch = Watch(training_progress, data_progress)
-    with tasks_on("ray" if spread else "local", address, cpus, gpus, device) as executor:
+    alone = Watch(training_progress, lambda _: data_progress())
+    watch = Watch(training_lines, data_lines) if spread else alone
+    with tasks_on(where, address, cpus, gpus, device, workers) as executor:
         place = Place(runs.absolute() if spread else runs, executor.device, together, steps, executor.helpers)
         how = {"budget": budget, "kinds": kinds, "tell": remark, "watch": watch, "executor": executor}
         outcome = run_experiments(experiments, settings, place, **how)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from rbue.lab.cli.options import (
     Gpus,
     RunsFolder,
     Samples,
+    Workers,
     device_named,
     find_all,
     labels_for,
@@ -101,6 +102,7 @@ def shift(
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     engine: EngineName = "local",
+    workers: Workers = None,
     address: Address = None,
     cpus: Cpus = None,
     gpus: Gpus = None,
@@ -125,10 +127,10 @@ def shift(
     by_root = {root: [config for config, its_root in found if its_root == root] for _, root in found}
     how: dict[str, Any] = {"severities": levels, "cache": cache, "split": split}
     how |= {"samples": samples, "seed": sample_seed, "adaptive": setting.adaptive, "draws": draws, "augment": augment}
-    with tasks_on(engine, address, cpus, gpus, device) as executor:
+    with tasks_on(engine, address, cpus, gpus, device, workers) as executor:
         if engine != "local":  # what is measured there is found measured below
             _spread(by_root, executor, names, how)
-    place = device_named(device if engine == "local" else None)
+    place = device_named(None if engine == "ray" else device)
     rows: dict[tuple[RunConfig, Path], list[Row]] = {}
     with data_progress() as progress:
         for root, configs in by_root.items():
@@ -173,7 +175,7 @@ def shift(
 def _spread(
     by_root: Mapping[Path, Sequence[RunConfig]], executor: Executor, names: Sequence[str], how: dict[str, Any]
 ) -> None:
-    """Measure runs on a cluster: a task makes the images of one corruption, once, and measures all runs on them."""
+    """Measure runs by tasks, each of which makes the images of one corruption, once, and measures all runs on them."""
     from rbue.lab.executors import in_order
 
     items = [(root.absolute(), name) for root in by_root for name in names]

@@ -21,6 +21,7 @@ from rbue.lab.cli.options import (
     MethodName,
     Samples,
     Selection,
+    Workers,
     check_engine,
     device_named,
     tasks_on,
@@ -40,6 +41,7 @@ from rbue.lab.cli.output import (
     say,
     stdout,
     table,
+    training_lines,
     training_progress,
     working,
 )
@@ -181,6 +183,7 @@ def compare(
         typer.Option("--output", "-o", help="Write a page (.html), or the table (.md, .csv, .json), to a file too."),
     ] = None,
     engine: EngineName = "local",
+    workers: Workers = None,
     address: Address = None,
     cpus: Cpus = None,
     gpus: Gpus = None,
@@ -201,10 +204,10 @@ def compare(
     if output is not None:
         check_output(output)
     failed: dict[RunConfig, RbueError] = {}
-    with tasks_on(engine, address, cpus, gpus, selection.device) as executor:
+    with tasks_on(engine, address, cpus, gpus, selection.device, workers) as executor:
         if engine != "local":  # what is done there is found done below
             failed = _spread(configs, selection.runs.absolute(), executor, samples, sample_seed)
-    device = device_named(selection.device if engine == "local" else None)
+    device = device_named(None if engine == "ray" else selection.device)
     rows: list[Row] = []
     errors: list[RbueError] = []
     for place, config in enumerate(configs, 1):
@@ -273,10 +276,10 @@ def _spread(
 
 
 def _train(config: RunConfig, root: Path, device: torch.device) -> None:
-    """Train a network on a cluster; its epochs are told there, and Ray passes them on."""
+    """Train a network in another process, which tells of its epochs."""
     from rbue.lab.runs.training import train_run
 
-    with training_progress() as report:
+    with training_lines() as report:
         train_run(config, root, device, report)
 
 

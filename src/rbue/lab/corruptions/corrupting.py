@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rbue.errors import InvalidInput, did_you_mean
 from rbue.lab.data.images import Bytes
+from rbue.lab.processes import usable_cores
 
 # The published files carry these names. A corruption's place in this list is part of its random key: only append.
 CORRUPTIONS = (
@@ -293,13 +294,6 @@ def constants_of(
 ) -> tuple[float, ...]:
     """The constants that :func:`corrupt` would use for images of this longest side."""
     return find(name).constants(check_severity(severity), side, constants)
-
-
-def usable_cores() -> int:
-    """How many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _as_pixels(images: ArrayLike) -> NDArray[Any]:

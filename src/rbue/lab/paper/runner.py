@@ -1,4 +1,4 @@
-"""Do what is missing of some experiments, here or on a cluster, until it is done or the time is over."""
+"""Do what is missing of some experiments, here or elsewhere, until it is done or the time is over."""
 
 from __future__ import annotations
 
@@ -87,17 +87,21 @@ class Outcome:
     already: int = 0
 
 
+def _unseen(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Watch:
     """What is told of the progress within a step, each opened for that step only.
 
     Attributes:
         training: gives a function to tell of every epoch.
-        shifting: gives a function to tell of measurements done, of how many.
+        shifting: gives, for the name of a step, a function to tell of measurements done, of how many.
     """
 
     training: Callable[[], AbstractContextManager[Report | None]] = nullcontext
-    shifting: Callable[[], AbstractContextManager[data.Progress | None]] = nullcontext
+    shifting: Callable[[str], AbstractContextManager[data.Progress | None]] = _unseen
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,7 @@ def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -
         calibrate_run(config, place.root)
     else:
         severities, samples = settings.scale.severities, settings.shift_samples_of(config)
-        with watch.shifting() as progress:
+        with watch.shifting(str(step)) as progress:
             shift_run(
                 *(config, place.root, place.device),
                 severities=severities,

@@ -27,10 +27,10 @@ import numpy as np
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab import data
 from rbue.lab.corruptions import corrupted
-from rbue.lab.corruptions.corrupting import SMALLEST_SIDE, usable_cores
+from rbue.lab.corruptions.corrupting import SMALLEST_SIDE
 from rbue.lab.corruptions.sets import find_published
 from rbue.lab.data.images import grey
-from rbue.lab.processes import processes_here
+from rbue.lab.processes import processes_here, usable_cores
 from rbue.lab.shift.rows import Cell
 
 WORTH_HELPERS = 50_000

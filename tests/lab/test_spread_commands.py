@@ -1,0 +1,106 @@
+"""The commands in several processes: equal to the last bit, also when a worker or the command is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from whole_commands import GRID, METHODS, begin, essence, finish, in_training, no_more, rbue, wait_for, without_times
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SPREAD = ("--engine", "processes", "--workers", "2", "--cpus", "1")
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RBUE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def workers():
+    """Processes that were started for tasks of this test, in its folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"spawn_main" in path.read_bytes() and os.readlink(path.with_name("cwd")) == os.getcwd():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return found
+
+
+def test_a_grid_that_is_interrupted_and_loses_a_worker_is_the_local_one():
+    words = ("paper", "run", *GRID, *METHODS, "--device", "cpu", "--json", "--runs")
+    process = begin(*words, "far", *SPREAD)
+    wait_for(lambda: in_training("far", workers), process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
+    _, err = finish(process, code=130)
+    assert err.splitlines()[-1] == "stopped; what was finished is kept, and the same command continues from there."
+    assert workers() == []
+    process = begin(*words, "far", *SPREAD)
+    os.kill(wait_for(lambda: in_training("far", workers), process), signal.SIGKILL)
+    out, err = finish(process)
+    outcome = json.loads(out)
+    assert outcome["failed"] == outcome["left"] == outcome["skipped"] == []
+    assert len(outcome["done"]) == len(set(outcome["done"]))
+    assert "colour-digits-few vgg13 single seed 0: epoch 20/20" in err
+    assert "\nmeasure under corruptions colour-digits-few vgg13 single seed 0: " in err
+    assert workers() == []
+    rbue(*words, "near")
+    far, near = essence("far"), essence("near")
+    assert far.keys() == near.keys()
+    assert sum("weights" in name for name in near) == 2
+    assert [name for name in near if far[name] != near[name]] == []
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_a_command_that_is_killed(end):
+    process = begin("paper", "run", *GRID, *METHODS, "--device", "cpu", "--runs", "far", *SPREAD)
+    wait_for(lambda: in_training("far", workers), process)
+    process.send_signal(end)
+    assert process.wait() == -end
+    assert no_more(workers, seconds=3)
+    finish(process, code=-end)
+
+
+def test_a_comparison_damaged_images_and_many_predictions():
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    words = ("--data", "colour-digits-few", "--methods", "single,mc-droprelu:0.9,deep-ensemble:2", "--epochs", "1")
+    words += ("--width", "0.25", "--samples", "4", "--device", "cpu", "--json")
+    places = (("near", ()), ("far", SPREAD))
+    tables = [json.loads(rbue("compare", *words, "--runs", name, *more)) for name, more in places]
+    for table in tables:
+        for row in table["methods"]:
+            del row["run"]
+    assert without_times(tables[0]) == without_times(tables[1])
+    pixels = np.random.RandomState(0).randint(0, 256, (9000, 16 * 16 * 3), dtype=np.uint8)
+    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(pixels.ravel()), 16 * 16 * 3)
+    parquet.write_table(pyarrow.table({"image": column}), "images.parquet")
+    for name, more in places:
+        some = sorted(map(str, Path(name).glob("*/*/*-seed0-*")))
+        assert len(some) == 3
+        more = ("--samples", 3, "--device", "cpu", *more)
+        rbue("shift", *some, "--corruptions", "fog,contrast", "--severities", "1,5", *more)
+        rbue("predict", some[-1], "images.parquet", "-o", f"{name}.parquet", *more)
+    near, far = essence("near"), essence("far")
+    assert near.keys() == far.keys()
+    assert sum("shift.json" in name for name in near) == 4
+    assert [name for name in near if near[name] != far[name]] == []
+    parts = sorted(Path("near.parquet").glob("part-*"))
+    assert len(parts) > 1
+    assert all(part.read_bytes() == Path("far.parquet", part.name).read_bytes() for part in parts)
