@@ -18,7 +18,7 @@ import label_next
 import one_training
 import scaling_page
 from result_picture import against_q, picture
-from result_tables import ROOT, RUNS, SAMPLES, Study
+from result_tables import RERUNS, ROOT, RUNS, SAMPLES, Study
 
 from rbue.files import read_json, write_bytes
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
@@ -68,6 +68,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         "samples": MAIN.by_samples(),
         "shift": [*_corrupted_images(), "", *MAIN.shifted()],
         "scaled": MAIN.scaled(),
+        "spent": _spent(),
         "timed": _timed_training(),
         "reruns": MAIN.reruns(),
         "reruns-shift": MAIN.differences_on_corrupted(),
@@ -128,6 +129,18 @@ def _timed_training() -> list[str]:
     return [
         f"The `mc-droprelu:0.9` that `benchmarks/full_training.py` trained last came to {100 * run['accuracy']:.2f} % "
         f"and an ECE of {run['ece']:.4f}; earlier ones were not kept."
+    ]
+
+
+def _spent() -> list[str]:
+    """The time on GPUs that all of this took, by the clocks of the trainings."""
+    folders = (path for root in (RUNS, RERUNS) for path in root.rglob("training.json"))
+    kept = [one["seconds"] for one in map(read_json, folders) if one["device"] == "cuda"]
+    tried = [one["training_seconds"] for one in read_json(ROOT / "results" / "search.json")]
+    return [
+        f"The {len(kept)} networks behind these pages took {sum(kept):,.0f} s on a GPU by the clocks of their "
+        f"trainings, the {len(tried)} of the [search](one-training.md) {sum(tried):,.0f} s. Trainings in several "
+        "processes at once count in full, so the GPU was busy for less; measuring is not counted."
     ]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 VARIES = "<varies>"
-_CLOCK = {"seconds", "training_seconds", "peak_bytes"}
+_CLOCK = {"seconds", "training_seconds", "prediction_seconds", "peak_bytes"}
 _VERSIONS = {"rbue", "commit", "python", "torch", "triton", "torchmetrics", "cuda"}
 _MACHINE = {"system", "cpu", "cores", "threads", "gpu"}
 _TIMED_FILES = {"training.json", "results.json"}  # in checksums.json: the seconds in them are summed too

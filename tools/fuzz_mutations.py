@@ -14,6 +14,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -124,7 +125,7 @@ def changed(random: Random, content: Any) -> tuple[Any, str]:
     places = list(_places(content, ()))
     path = random.choice(places)
     if not path:
-        return random.choice(VALUES), "root replaced"
+        return deepcopy(random.choice(VALUES)), "root replaced"
     *way, last = path
     holder = content
     for step in way:
@@ -133,14 +134,14 @@ def changed(random: Random, content: Any) -> tuple[Any, str]:
     if word == "remove":
         del holder[last]
     elif word == "add" and isinstance(holder, dict):
-        holder["".join(random.choices("abc_", k=4))] = random.choice(VALUES)
+        holder["".join(random.choices("abc_", k=4))] = deepcopy(random.choice(VALUES))
     elif word == "repeat" and isinstance(holder, list):
         holder.extend(holder[:1] * random.choice((1, 2, 1000)))
     elif word == "scale" and isinstance(holder[last], int | float):
         holder[last] = holder[last] * random.choice((-1, 0, 2, 10, 10**6, 0.5))
     else:
         word = "replace"
-        holder[last] = random.choice(VALUES)
+        holder[last] = deepcopy(random.choice(VALUES))
     return content, f"{word} {'.'.join(map(str, path))[:60]}"
 
 

@@ -648,11 +648,16 @@ def _build_active(folder: Path) -> None:
     from rbue.lab.paper.settings import Settings
 
     (folder / "paper" / "settings.json").write_text(json.dumps(Settings(methods=("single",), seeds=(0,)).as_json()))
+    rules = [{"data": ["cifar10"], "epochs": 20, "why": "of time"}, {"methods": ["svi"], "seeds": 0, "why": "of room"}]
+    (folder / "paper" / "budget.json").write_text(json.dumps(rules))
 
 
 def _read_active(folder: Path, file: Path, random: Random) -> Any:
+    from rbue.lab.paper.budget import read_budget
     from rbue.lab.paper.settings import Settings, last_settings
 
+    if file.name == "budget.json":
+        return {"ok": all(rule.why for rule in read_budget(folder))}
     if file.name == "settings.json":
         return {"ok": isinstance(last_settings(folder, Settings()), Settings)}
     if random.random() < 0.8:
@@ -699,7 +704,7 @@ def targets() -> dict[str, Target]:
             "run JSON", _build_run, [*(f"**/{name}.json" for name in JSON_OF_RUN), "**/log.jsonl"], _read_json_of_run,
             (_lines,), share=1, check=lambda found: True, names_file=False,
         ),
-        Target("active JSON", _build_active, ("**/active.json", "**/rounds.json", "paper/settings.json"), _read_active,
+        Target("active JSON", _build_active, ("**/active.json", "**/rounds.json", "paper/*.json"), _read_active,
                (mutations.json_fields,), _is_ok, names_file=False),
     ]  # fmt: skip
     return {one.name: one for one in found}

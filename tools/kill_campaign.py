@@ -40,7 +40,7 @@ from rbue.lab.environment import facts
 from rbue.lab.runs.folders import find_runs
 from rbue.lab.training.trainer import read_log
 
-SECONDS = {"seconds", "training_seconds"}
+SECONDS = {"seconds", "training_seconds", "prediction_seconds"}
 """All that may differ between two runs."""
 NOT_COMPARED = {"checksums.json"}
 """Checksums of files with seconds in them."""

@@ -18,6 +18,7 @@ ALL = """
     table1-cifar10 table2-cifar100 table3-tinyimagenet table4-jsd table5-dis table6-position fig-activations
     fig-network fig-framework fig-shot-noise fig-shift-cifar10 fig-shift-cifar10-ece fig-shift-tinyimagenet
     fig-shift-tinyimagenet-ece fig-jsd fig-dis fig-q-sweep variance
+    position-tinyimagenet position-cifar10 related-cifar10
 """
 
 

@@ -114,6 +114,8 @@ def quick_files(tmp_path_factory):
 DRAWN_ALIKE = (
     "table2-cifar100",
     "table3-tinyimagenet",
+    "position-tinyimagenet",
+    "position-cifar10",
     "fig-shift-tinyimagenet",
     "fig-shift-tinyimagenet-ece",
     "fig-dis",
@@ -124,14 +126,14 @@ DRAWN_ALIKE = (
 def test_one_page_has_every_kind_of_experiment(tmp_path):
     some = [one for one in EXPERIMENTS if one.id not in DRAWN_ALIKE]
     assert {drawing.kind for one in some for drawing in one.drawings} == {*FROM_RUNS, *FROM_ILLUSTRATIONS}
-    # 3 of samples, 1 of positions, 5 without runs, 4 and 2 under corruptions, 1 of diversity, 1 plane
-    assert_whole(*whole_page(tmp_path, some), some, drawings=17, notices=11)
+    # 4 of samples, 1 of positions, 5 without runs, 4 and 2 under corruptions, 1 of diversity, 1 plane
+    assert_whole(*whole_page(tmp_path, some), some, drawings=18, notices=12)
 
 
 @pytest.mark.slow
 def test_everything_on_one_page(quick_files):
-    # 9 of samples, 1 of positions, 5 without runs, 8 and 4 under corruptions, 2 of diversity, 1 plane
-    assert_whole(*quick_files, EXPERIMENTS, drawings=30, notices=13)
+    # 10 of samples, 4 of positions, 5 without runs, 8 and 4 under corruptions, 2 of diversity, 1 plane
+    assert_whole(*quick_files, EXPERIMENTS, drawings=34, notices=16)
 
 
 def assert_whole(files, root, experiments, *, drawings, notices):
@@ -322,7 +324,7 @@ def test_in_a_browser(quick_files, tmp_path):
             "return [...document.querySelectorAll('figure svg')].map(s => [s.getAttribute('aria-label'),"
             " s.getBBox().width, s.querySelectorAll('path, use, image').length, s.clientWidth])"
         )
-        assert len(drawings) == 30
+        assert len(drawings) == 34
         assert all(alt.strip() and box > 50 and shapes > 10 and width > 100 for alt, box, shapes, width in drawings)
         assert page.execute_script("return [...document.images].every(i => i.alt.trim() && i.naturalWidth)")
 

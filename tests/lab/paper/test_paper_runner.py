@@ -44,8 +44,8 @@ def test_shared_runs_are_one_job():
 def test_quick_runs_serve_all_three_tables():
     jobs = jobs_for(EXPERIMENTS, Settings(quick=True))
     networks = {member for job in jobs for member in job.config.members()}
-    assert len(jobs) == 30 + 4 + 2
-    assert len(networks) == 3 * (4 + 8) + 4 + 2
+    assert len(jobs) == 30 + 4 + 2 + 2 + 3
+    assert len(networks) == 3 * (4 + 8) + 4 + 2 + 2 + 3
     assert {job.config.data for job in jobs} == {QUICK.data}
     assert {job.config.width for job in jobs} == {QUICK.width}
 
@@ -419,4 +419,4 @@ def test_every_id_is_complete_after_a_quick_run(tmp_path):
     assert outcome.left == outcome.skipped == outcome.failed == []
     gathered = [gather(experiment, settings, tmp_path) for experiment in EXPERIMENTS]
     assert {one.experiment.id: one.missing for one in gathered if one.missing} == {}
-    assert len({step for step in outcome.done if step.startswith("train")}) == 42
+    assert len({step for step in outcome.done if step.startswith("train")}) == 47

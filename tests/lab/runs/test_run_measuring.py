@@ -177,6 +177,15 @@ def test_an_ensemble_costs_what_its_members_cost(own):
     members = [RunFolder.of(member, own).read("training") for member in whole.members()]
     assert result["parameters"] == sum(one["parameters"] for one in members)
     assert result["training_seconds"] == sum(one["seconds"] for one in members)
+    files = [RunFolder.of(member, own).path / "weights.safetensors" for member in whole.members()]
+    assert result["stored_bytes"] == sum(file.stat().st_size for file in files) > 4 * result["parameters"]
+    assert 0 < result["prediction_seconds"] < 60
+
+
+def test_what_stands_in_several_files_is_stored_whole(tmp_path):
+    for name in ("weights-00001-of-00002", "weights-00002-of-00002", "state"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"1234")
+    assert RunFolder(tmp_path).stored_bytes == 8
 
 
 def test_probabilities_taken_for_logits_are_mentioned(root):

@@ -87,15 +87,19 @@ def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = Fa
 
     Judged by the settings of the last `rbue paper run` in the folder of runs.
     """
+    from rbue.lab.paper.budget import read_budget
     from rbue.lab.paper.experiments import EXPERIMENTS
     from rbue.lab.paper.results import gather
     from rbue.lab.paper.settings import Settings, last_settings
 
     _check_runs(ctx, runs)
-    settings = last_settings(runs, Settings())
+    settings = last_settings(runs, Settings(budget=read_budget(runs)))
     gathered = [gather(one, settings, runs) for one in EXPERIMENTS]
     if json:
-        states = ({"state": one.state, "missing": one.missing, "command": one.command} for one in gathered)
+        states = (
+            {"state": one.state, "missing": one.missing, "left_out": one.left_out, "command": one.command}
+            for one in gathered
+        )
         listed = [asdict(one.experiment) | state for one, state in zip(gathered, states, strict=True)]
         print_json({"scale": settings.scale.name, "experiments": listed})
         return
@@ -135,7 +139,7 @@ def plan(
     from rbue.lab.paper.illustrations import is_illustrated
     from rbue.lab.paper.planning import RECORDED_GPU, RECORDED_SOURCE, Estimator, RecordedGpu, jobs_for, planned
 
-    settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
+    settings = _settings(quick, models, methods, seeds, epochs, samples, shift, runs)
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
     estimator = Estimator(device_named(device), runs, together=together)
@@ -226,7 +230,7 @@ def run(
     check_engine(engine, *PLACES)
     where, steps = (engine, "auto") if engine in PLACES else ("local", engine)
     spread = where != "local"
-    settings = _settings(quick, models, methods, seeds, epochs, samples, shift)
+    settings = _settings(quick, models, methods, seeds, epochs, samples, shift, runs)
     if not (ids or all_ or only):
         raise InvalidInput("name what to run, or give --all; `rbue paper list` shows the ids.")
     experiments, kinds = _selected(ids, only)
@@ -274,11 +278,11 @@ def report(
     from rbue.lab.paper.settings import last_settings
 
     _check_runs(ctx, runs)
-    settings = last_settings(runs, _settings(quick, models, methods, seeds, epochs, samples, None))
+    settings = last_settings(runs, _settings(quick, models, methods, seeds, epochs, samples, None, runs))
     gathered = [gather(one, settings, runs) for one in chosen(ids or ())]
     with working("drawing the page"):
         files = write_report(gathered, output, (plain_files, page_files(settings, runs)))
-    complete = [one.experiment.id for one in gathered if not one.missing]
+    complete = [one.experiment.id for one in gathered if one.is_complete]
     if json:
         missing = {one.experiment.id: one.missing for one in gathered if one.missing}
         print_json({"scale": settings.scale.name, "complete": complete, "missing": missing, "files": files})
@@ -287,8 +291,8 @@ def report(
         remark(f"nothing of this has been measured in {runs} yet; `rbue paper run` does it.")
     else:
         for one in gathered:
-            if one.missing:
-                remark(f"{one.experiment.id}: {one.state}; `{one.command}`")
+            if not one.is_complete:
+                remark(f"{one.experiment.id}: {one.state}" + (f"; `{one.command}`" if one.missing else ""))
     say(f"{len(complete)} of {len(gathered)} experiments complete ({settings.scale.name})")
     say(str(output / HTML))
 
@@ -315,7 +319,7 @@ def claims(
     from rbue.lab.paper.settings import last_settings
 
     _check_runs(ctx, runs)
-    settings = last_settings(runs, _settings(quick, models, None, seeds, epochs, samples, None))
+    settings = last_settings(runs, _settings(quick, models, None, seeds, epochs, samples, None, runs))
     judged = judge_all(Measured(runs, settings))
     if json:
         print_json({"scale": settings.scale.name, "claims": [one.as_json() for one in judged]})
@@ -357,7 +361,9 @@ def _settings(
     epochs: int | None,
     samples: int | None,
     shift: bool | None,
+    runs: Path,
 ) -> Settings:
+    from rbue.lab.paper.budget import read_budget
     from rbue.lab.paper.settings import Settings, parse_seeds
 
     return Settings(
@@ -368,6 +374,7 @@ def _settings(
         epochs=epochs,
         samples=samples,
         shift=shift,
+        budget=read_budget(runs),
     )
 
 

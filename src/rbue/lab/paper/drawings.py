@@ -28,8 +28,9 @@ from rbue.lab.report.figures import PlanePoint
 from rbue.lab.report.page import Block, Columns, FigureBlock, Fold, Heading, Notice, TableBlock
 from rbue.lab.report.run_records import recipe_words
 from rbue.lab.report.run_tables import MEASURES
-from rbue.lab.report.tables import Cell, Column, Row, Table, Value, whole
+from rbue.lab.report.tables import Cell, Column, Row, Table, Value, duration, megabytes, whole
 from rbue.lab.runs.folders import RunConfig
+from rbue.lab.training.recipe import recipe_for
 
 
 def anchor_of(config: RunConfig) -> str:
@@ -93,9 +94,9 @@ class ExperimentView:
         if not measured:
             return sentence
         networks = model or _listed(dict.fromkeys(one.model for one in measured))
-        count = settings.shift_sample_count if corrupted else settings.sample_count
-        samples = f"{count} sample{'s' if count != 1 else ''}"
-        parts = [f"{networks} on {self._data(count=False)}", samples, self._repetitions(measured)]
+        of = settings.shift_samples_of if corrupted else settings.samples_of
+        parts = [f"{networks} on {self._data(count=False)}", *self._epochs(measured)]
+        parts += [_counted((of(one) for one in measured), "sample"), self._repetitions(measured)]
         parts += ["quick run, no evidence"] if self.quick else []
         return f"{sentence} ({', '.join(parts)}.)".strip()
 
@@ -124,11 +125,18 @@ class ExperimentView:
         images = next((number for number in counts if number), None) if count else None
         return f"{text} ({images:,} test images)" if images else text
 
+    def _epochs(self, configs: list[RunConfig]) -> list[str]:
+        """How long the networks were trained, where that is not the paper's length."""
+        usual = recipe_for(configs[0].data).epochs
+        counts = {config.recipe.epochs for config in configs}
+        return [] if self.quick or counts == {usual} else [f"{_counted(counts, 'epoch')} in place of {usual}"]
+
     def _samples(self, configs: list[RunConfig]) -> str:
-        count = self.measured.settings.sample_count
-        text = f"{count} sample{'s' if count != 1 else ''} for each image"
+        settings = self.measured.settings
+        text = f"{_counted(map(settings.samples_of, configs), 'sample')} for each image"
         if self.gathered.corrupted:
-            text += f" ({self.measured.settings.shift_sample_count} for each corrupted one)"
+            numbers = sorted(set(map(settings.shift_samples_of, configs)))
+            text += f" ({' or '.join(map(str, numbers))} for each corrupted one)"
         members = sorted({config.parsed.networks for config in configs} - {1})
         return f"{text}, {' or '.join(map(str, members))} members of an ensemble" if members else text
 
@@ -139,6 +147,12 @@ class ExperimentView:
             return f"seed {asked[0]}" if len(asked) == 1 else "one run a method"
         fewest, most = min(counts), max(counts)
         return f"mean of {most if fewest == most else f'{fewest} to {most}'} repetitions"
+
+
+def _counted(numbers: Iterable[int], what: str) -> str:
+    """``20 samples``, or ``15 or 20 epochs``."""
+    found = sorted(set(numbers))
+    return f"{' or '.join(map(str, found))} {what}{'s' if found != [1] else ''}"
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -163,6 +177,8 @@ _OWN = (
         text="{:.2f} ×".format,
         about="Parameters in those of Single. The paper's is from its captions: four for Deep Ensemble, else one.",
     ),
+    Column("stored_bytes", "stored", "lower", megabytes, about="Files of the trained networks."),
+    Column("prediction_seconds", "prediction", "lower", duration, about="Time of predicting the test images."),
 )
 COLUMNS = {column.key: column for column in (*MEASURES, *_OWN)}
 COLUMNS |= {key: replace(COLUMNS[key], better=None) for key in NOT_COMPARED}
@@ -183,7 +199,7 @@ def numbers_table(shown: ExperimentView, model: str, measures: Sequence[str], se
     rows = shown.rows(model)
     keys = list(measures)
     if "accuracy" in keys:
-        keys += [extra for extra in EXTRAS if any(row.cells[extra].measured for row in rows)]
+        keys += [one for one in EXTRAS if one not in keys and any(row.cells[one].measured for row in rows)]
     if "parameters" in keys and any(row.method == "single" for row in rows):
         keys.insert(keys.index("parameters") + 1, "relative_size")
     several = any(_repetitions(row) > 1 for row in rows)
@@ -218,7 +234,7 @@ def medians_table(by_method: Mapping[str, Mapping[int, Sequence[float]]], measur
 def _cell(measure: str, cell: GatheredCell) -> Cell:
     if cell.measured is None:
         return Cell(None, paper=cell.paper)
-    std = None if measure == "parameters" else cell.measured.deviation
+    std = None if measure in ("parameters", "stored_bytes") else cell.measured.deviation
     return (Cell if cell.compared else Uncompared)(cell.measured.mean, std, cell.paper)
 
 

@@ -20,16 +20,12 @@ class Grid:
         data: name of the data set.
         models: names of the networks.
         methods: short texts of the methods, in the order of the paper's rows.
-        seeds: how often, each time from another initialisation.
-        epochs: None for those of the data set's recipe, which is the paper's.
         any_network: whether another network may stand for its own, if that is asked for.
     """
 
     data: str
     models: tuple[str, ...]
     methods: tuple[str, ...]
-    seeds: tuple[int, ...] = (0,)
-    epochs: int | None = None
     any_network: bool = False
 
 
@@ -112,6 +108,17 @@ DIVERSE = (ENSEMBLE, "mc-droprelu:0.8", "svi", "mc-droprelu:0.95", "mc-rrelu", "
 """The seven rows of Tables 4 and 5."""
 
 SWEEP = tuple(f"mc-droprelu:{q}" for q in (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99))
+RELATED = (
+    "snapshot-ensemble:4",
+    "treenet:4",
+    "batch-ensemble:4",
+    "packed-ensemble:4",
+    "swag",
+    "sgld",
+    "laplace",
+)
+"""Methods that the paper discusses and does not compare with."""
+
 POSITIONS = ("mc-droprelu:0.8", "mc-droprelu:0.8,last", "mc-droprelu:0.8,first")
 
 CLEAN = ("accuracy", "ece", "training_seconds", "parameters")
@@ -147,6 +154,24 @@ def _clean_table(number: int, name: str, data: str, title: str) -> Experiment:
         measures=("clean",),
         drawings=(Drawing("table", CLEAN, caption=f"{title}, clean test images."),),
         notes=(_ECE_NOTE, _DROPOUT_NOTE),
+    )
+
+
+def _position(name: str, place: str, title: str, data: str, *models: str, notes: tuple[str, ...] = ()) -> Experiment:
+    return Experiment(
+        id=name,
+        place=place,
+        title=f"DropReLU (q=0.8) at all, the last or the first ReLU of {title}",
+        grid=Grid(data, models, POSITIONS),
+        measures=("clean", "diversity"),
+        drawings=(
+            Drawing("table", ("accuracy", "ece", "training_seconds", "mean_jsd"), caption="Where DropReLU sits."),
+        ),
+        notes=(
+            "The paper's first layer is “before the first convolution”, where there is no ReLU; read as the first ReLU "
+            "call site.",
+            *notes,
+        ),
     )
 
 
@@ -207,19 +232,40 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Mean-DIS and Max-DIS of ResNet-18 under seven methods",
         Drawing("table", ("mean_dis", "max_dis"), caption="How often two sampled networks name different classes."),
     ),
+    _position(
+        "table6-position",
+        "Table 6",
+        "DenseNet-121 on TinyImageNet",
+        *("tiny-imagenet", "densenet121"),
+        notes=(
+            "The row of all layers repeats Table 3's MC-DropReLU(0.8), where the paper gives another training time.",
+        ),
+    ),
+    _position(
+        *("position-tinyimagenet", "Beside Table 6", "ResNet-18 on TinyImageNet", "tiny-imagenet", "resnet18"),
+        notes=("Not in the paper: its table has DenseNet-121.",),
+    ),
+    _position(
+        *("position-cifar10", "Beside Table 6", "two networks on CIFAR-10", "cifar10", "resnet18", "densenet121"),
+        notes=("Not in the paper: its table has TinyImageNet.",),
+    ),
     Experiment(
-        id="table6-position",
-        place="Table 6",
-        title="DropReLU (q=0.8) at all, the last or the first ReLU of DenseNet-121 on TinyImageNet",
-        grid=Grid("tiny-imagenet", ("densenet121",), POSITIONS),
-        measures=("clean", "diversity"),
+        id="related-cifar10",
+        place="§2",
+        title="The methods of the related work beside the paper's, ResNet-18 on CIFAR-10",
+        grid=Grid("cifar10", ("resnet18",), (*METHODS, *RELATED)),
+        measures=("clean",),
         drawings=(
-            Drawing("table", ("accuracy", "ece", "training_seconds", "mean_jsd"), caption="Where DropReLU sits."),
+            Drawing(
+                "table",
+                ("accuracy", "ece", "nll", "training_seconds", "stored_bytes", "prediction_seconds"),
+                caption="Methods that the paper discusses, trained as long as its own.",
+            ),
         ),
         notes=(
-            "The paper's first layer is “before the first convolution”, where there is no ReLU; read as the first ReLU "
-            "call site.",
-            "The row of all layers repeats Table 3's MC-DropReLU(0.8), where the paper gives another training time.",
+            _ECE_NOTE,
+            "Each is trained for as many epochs as Single, whose recipe it has but for what its authors ask for.",
+            "A prediction is that of all test images, with all samples or members, beginning with the first step.",
         ),
     ),
     Experiment(

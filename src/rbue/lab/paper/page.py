@@ -71,7 +71,7 @@ def page_files(settings: Settings, root: Path) -> Renderer:
 
 
 def _lead(gathered: Sequence[ExperimentData], settings: Settings) -> str:
-    complete = sum(not one.missing for one in gathered)
+    complete = sum(one.is_complete for one in gathered)
     if not any(one.has_something for one in gathered):
         return "Nothing has been measured yet; `rbue paper run` does it."
     only = "" if settings.models is None else f" for {', '.join(settings.models)} alone"
@@ -84,7 +84,7 @@ def _overview(gathered: Sequence[ExperimentData]) -> list[Block]:
         {
             "place": Cell(one.experiment.place, link=f"#{one.experiment.id}"),
             "title": one.experiment.title,
-            "state": f"{len(one.missing)} missing" if one.missing else one.state,
+            "state": f"{len(one.missing)} missing" if one.missing else one.state.partition(".")[0],
         }
         for one in gathered
         if one.has_something
@@ -92,7 +92,7 @@ def _overview(gathered: Sequence[ExperimentData]) -> list[Block]:
     columns = _texts(place="where", title="what it shows", state="state")
     blocks: list[Block] = [TableBlock(Table(columns, rows, "What was run"))] if rows else []
     absent = [one for one in gathered if not one.has_something]
-    lines = [f"{one.experiment.place} ({one.experiment.title}): {one.state}; `{one.command}`" for one in absent]
+    lines = [one.line for one in absent]
     return [Columns([one for one in (blocks, [Heading("Not here yet"), Bullets(lines)] if lines else []) if one])]
 
 
@@ -110,6 +110,8 @@ def _experiment_section(shown: ExperimentView, show: bool) -> Section:
         blocks.append(Notice(QUICK_TITLE))
     if gathered.missing:
         blocks.append(Text(f"{gathered.state}; `{gathered.command}` continues."))
+    if gathered.stated:
+        blocks.append(Text(f"The budget of these runs: {' '.join(gathered.stated)}"))
     for drawing in experiment.drawings:
         blocks += draw(shown, drawing)
     if experiment.notes:

@@ -15,15 +15,18 @@ from rbue.files import write_bytes
 from rbue.lab.paper.numbers import as_printed
 from rbue.lab.paper.results import ExperimentData, GatheredCell
 from rbue.lab.paper.settings import QUICK
-from rbue.lab.report.tables import csv_rows, duration
+from rbue.lab.report.tables import csv_rows, duration, megabytes
 
 Renderer = Callable[[Sequence[ExperimentData]], Mapping[str, bytes]]
 TITLE = "# The paper's tables and figures, measured\n\n"
 HEADINGS = {
     "accuracy": "accuracy (%)",
     "ece": "ECE",
+    "nll": "NLL",
     "training_seconds": "training time",
     "parameters": "parameters",
+    "stored_bytes": "stored",
+    "prediction_seconds": "prediction",
     "mean_jsd": "Mean-JSD",
     "max_jsd": "Max-JSD",
     "mean_dis": "Mean-DIS",
@@ -32,6 +35,8 @@ HEADINGS = {
 _TEXTS: dict[str, Callable[[float], str]] = {
     "accuracy": lambda value: f"{100 * value:.2f}",
     "training_seconds": duration,
+    "stored_bytes": megabytes,
+    "prediction_seconds": duration,
     "parameters": lambda value: f"{value:,.0f}",
 }
 QUICK_WARNING = (
@@ -71,11 +76,12 @@ def markdown(gathered: ExperimentData) -> str:
     """One experiment as a section of a page, or as a line if it was not run."""
     experiment = gathered.experiment
     if not gathered.has_something:
-        return f"{experiment.place} ({experiment.title}): {gathered.state}; `{gathered.command}`\n"
+        return f"{gathered.line}\n"
     lines = [f"## {experiment.id}: {experiment.title}", "", f"{experiment.place} of the paper."]
     if gathered.scale == QUICK.name:
         lines += ["", QUICK_WARNING]
-    lines += ["", *(f"- {note}" for note in experiment.notes)] if experiment.notes else []
+    notes = (*experiment.notes, *gathered.stated)
+    lines += ["", *(f"- {note}" for note in notes)] if notes else []
     there = [row for row in gathered.rows if row.has_numbers]
     if there:
         measures = shown_measures(gathered)

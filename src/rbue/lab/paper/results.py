@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from rbue.lab.corruptions import CORRUPTIONS
+from rbue.lab.paper.budget import Rule
 from rbue.lab.paper.experiments import MODELS, Experiment, Grid, get
 from rbue.lab.paper.illustrations import read_illustration
 from rbue.lab.paper.numbers import paper_value, printed
@@ -25,7 +26,10 @@ from rbue.lab.runs.temperatures import is_calibration_of
 from rbue.lab.shift import Row, Setting, ShiftStore
 
 CORRUPTION_COUNT = len(CORRUPTIONS)
-CLEAN_MEASURES = ("accuracy", "ece", "nll", "brier", "training_seconds", "parameters")
+CLEAN_MEASURES = (
+    *("accuracy", "ece", "nll", "brier"),
+    *("training_seconds", "parameters", "stored_bytes", "prediction_seconds"),
+)
 DIVERSITY_MEASURES = ("mean_jsd", "max_jsd", "mean_dis", "max_dis")
 FEW = 3
 NOT_COMPARED = ("training_seconds",)
@@ -67,7 +71,7 @@ class Measured:
         """The runs of one cell, one a repetition."""
         cell = (data, model, method)
         if cell not in self._configs:  # claims ask thousands of times, and checking a config takes milliseconds
-            self._configs[cell] = [self.settings.config(*cell, seed) for seed in self.settings.seeds or (0,)]
+            self._configs[cell] = [self.settings.config(*cell, seed) for seed in self.settings.repetitions(*cell)]
         return self._configs[cell]
 
     def result(self, config: RunConfig) -> dict[str, Any] | None:
@@ -298,6 +302,8 @@ class ExperimentData:
         illustration: data that comes from no comparison.
         trained: how the networks behind its rows were trained, if that is known.
         missing: what has not been measured yet, in words.
+        left_out: rows that the budget of the folder leaves out.
+        stated: what that budget says of it, and why, in sentences.
         options: what `rbue paper run` needs beside the id and the networks to go on with these runs.
     """
 
@@ -310,7 +316,14 @@ class ExperimentData:
     illustration: dict[str, Any] | None = None
     trained: Trained | None = None
     missing: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
     options: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every row that the paper has is there."""
+        return not self.missing and not self.left_out
 
     @property
     def has_something(self) -> bool:
@@ -331,13 +344,21 @@ class ExperimentData:
 
     @property
     def state(self) -> str:
-        """``complete``, ``not run``, or what of it is missing, in a few words."""
-        if not self.missing:
+        """``complete``, ``not run``, or what of it is missing or left out, in a few words."""
+        if self.is_complete:
             return "complete"
+        if not self.missing:
+            return f"incomplete, by its budget. {' '.join(self.stated)}"
         if not self.has_something and not any(row.has_numbers for row in self.rows):
             return "not run"
         more = f" and {len(self.missing) - FEW} more" if len(self.missing) > FEW else ""
         return f"{len(self.missing)} missing: {'; '.join(self.missing[:FEW])}{more}"
+
+    @property
+    def line(self) -> str:
+        """What stands in a report for one that has nothing to show."""
+        rest = f"; `{self.command}`" if self.missing else ""
+        return f"{self.experiment.place} ({self.experiment.title}): {self.state}{rest}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -360,9 +381,10 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
     configs = list(settings.configs(experiment))
     cells = list(dict.fromkeys((config.model, config.method) for config in configs))
     rows = tuple(_row(experiment, measured, *cell, diversity="diversity" in wanted) for cell in cells)
-    if not cells:
+    left_out, stated = _budget(experiment, settings)
+    if not cells and not left_out:
         missing.append("all of it, because no row of it was asked for")
-    missing += _missing_runs(rows, len(settings.seeds or grid.seeds))
+    missing += _missing_runs(rows, Counter((config.model, config.method) for config in configs))
     if "shift" in wanted:
         missing += _missing_corruptions(grid, cells, measured)
     return replace(
@@ -373,6 +395,48 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
         corrupted=_corrupted(grid, cells, measured) if "shift" in wanted else {},
         trained=how_trained((one for one in configs if measured.result(one)), root),
         missing=tuple(missing),
+        left_out=left_out,
+        stated=stated,
+    )
+
+
+def _budget(experiment: Experiment, settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The rows of an experiment that the budget leaves out, and what it says of others, as sentences."""
+    grid = experiment.grid
+    assert grid is not None
+    methods = [one for one in grid.methods if settings.methods is None or one in settings.methods]
+    cells = [(model, method) for model in settings.models_of(grid) for method in methods]
+    things = {"seeds": settings.seeds, "epochs": settings.epochs}
+    asked = [thing for thing, typed in things.items() if typed is None]
+    asked += ["shift_samples"] if "shift" in settings.measures(experiment) else []
+    left_out: list[str] = []
+    said: dict[tuple[str, Rule], list[tuple[str, str]]] = defaultdict(list)
+    for thing in asked:
+        for cell in cells:
+            rule = settings.rule(thing, grid.data, *cell)
+            absent = not settings.repetitions(grid.data, *cell)
+            if rule is not None and (absent if thing == "seeds" else not absent):
+                said[thing, rule].append(cell)
+                left_out += [" ".join(cell)] if absent else []
+    sentences = []
+    for (thing, rule), some in said.items():
+        rows = "all rows" if len(some) == len(cells) else _rows_in_words(some, methods)
+        words = {
+            "seeds": f"Left out: {rows}",
+            "epochs": f"{rows[0].upper()}{rows[1:]}: {rule.epochs} epochs",
+            "shift_samples": f"{rows[0].upper()}{rows[1:]}: {rule.shift_samples} samples for each corrupted image",
+        }
+        sentences.append(f"{words[thing]}, because {rule.why}.")
+    return tuple(left_out), tuple(sentences)
+
+
+def _rows_in_words(cells: Iterable[tuple[str, str]], methods: Sequence[str]) -> str:
+    """``vgg13; resnet18 with svi and mc-rrelu``."""
+    by_model: dict[str, list[str]] = defaultdict(list)
+    for model, method in cells:
+        by_model[model].append(method)
+    return "; ".join(
+        model if len(some) == len(methods) else f"{model} with {', '.join(some)}" for model, some in by_model.items()
     )
 
 
@@ -393,9 +457,10 @@ def _row(experiment: Experiment, measured: Measured, model: str, method: str, di
     return GatheredRow(model, method, cells)
 
 
-def _missing_runs(rows: Iterable[GatheredRow], repetitions: int) -> Iterator[str]:
+def _missing_runs(rows: Iterable[GatheredRow], wanted: Mapping[tuple[str, str], int]) -> Iterator[str]:
     for row in rows:
         found = row.cells["accuracy"].measured
+        repetitions = wanted[row.model, row.method]
         there = 0 if found is None else len(found.values)
         if there < repetitions:
             part = f": {repetitions - there} of {repetitions} repetitions" if there else ""

@@ -272,8 +272,13 @@ def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -
 
 def _obstacle(step: Step, root: Path) -> str | None:
     """Why a step cannot be done here although its data is; None if it can."""
-    if step.kind != "train" and not all(is_trained(member, root) for member in step.config.members()):
-        return _UNTRAINED
+    config = step.config
+    if step.kind != "train":
+        return None if all(is_trained(member, root) for member in config.members()) else _UNTRAINED
+    try:
+        config.parsed.check_training(config.recipe.epochs, config.recipe.average)
+    except RbueError as error:
+        return str(error).removesuffix(".")
     return None
 
 

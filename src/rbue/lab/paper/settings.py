@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.files import read_json
 from rbue.lab.methods import parse, spec_of
 from rbue.lab.own_code import named_by
+from rbue.lab.paper.budget import Budget, Rule, deciding
 from rbue.lab.paper.experiments import Experiment, Grid
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.training.recipe import Recipe, recipe_for
@@ -55,6 +56,11 @@ QUICK = Scale(
 )
 """Every experiment end to end in minutes on a CPU. It shows that everything works; its numbers are no evidence."""
 
+_QUICK_BUDGET = (
+    Rule("they need more epochs", methods=("snapshot-ensemble:4", "swag", "sgld"), seeds=0),
+    Rule("it needs a package of its own", methods=("laplace",), seeds=0),
+)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -68,6 +74,7 @@ class Settings:
         epochs: in place of the recipe's.
         samples: in place of the scale's.
         shift: True measures every run under corruptions, False none.
+        budget: what the folder of runs aims at, where nothing else was asked for; quick runs have their own.
     """
 
     quick: bool = False
@@ -77,6 +84,7 @@ class Settings:
     epochs: int | None = None
     samples: int | None = None
     shift: bool | None = None
+    budget: Budget = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.methods is not None:
@@ -107,18 +115,32 @@ class Settings:
 
     def shift_samples_of(self, config: RunConfig) -> int:
         """What to ask of one run on corrupted images."""
-        return max(self.shift_sample_count, config.parsed.limit or 0)
+        rule = self.rule("shift_samples", config.data, config.model, config.method)
+        count = self.shift_sample_count if rule is None or rule.shift_samples is None else rule.shift_samples
+        return max(min(count, self.sample_count), config.parsed.limit or 0)
 
     def data_of(self, data: str) -> str:
         """The data set that is really used."""
         return self.scale.data or data
 
-    def config(self, data: str, model: str, method: str, repetition: int, epochs: int | None = None) -> RunConfig:
+    def rule(self, thing: str, data: str, model: str, method: str) -> Rule | None:
+        """The rule of the budget that decides a thing, such as ``epochs``, of one cell."""
+        return deciding(_QUICK_BUDGET if self.quick else self.budget, thing, (data, model, method))
+
+    def config(self, data: str, model: str, method: str, repetition: int) -> RunConfig:
         """The run of one cell.
 
         Repetitions of an ensemble share no member: the second of four members begins at seed 4.
         """
-        return _config(self.scale, data, model, method, repetition, self.epochs or (None if self.quick else epochs))
+        rule = self.rule("epochs", data, model, method)
+        return _config(self.scale, data, model, method, repetition, self.epochs or (rule and rule.epochs))
+
+    def repetitions(self, data: str, model: str, method: str) -> tuple[int, ...]:
+        """Those of one cell: as asked for, or as the budget has it, or the first; none if it is left out."""
+        if self.seeds is not None:
+            return self.seeds
+        rule = self.rule("seeds", data, model, method)
+        return (0,) if rule is None else tuple(range(rule.seeds or 0))
 
     def models_of(self, grid: Grid) -> tuple[str, ...]:
         """The networks of a grid that were asked for; where any will do, the first one asked for."""
@@ -135,8 +157,11 @@ class Settings:
             for method in grid.methods:
                 if self.methods is not None and method not in self.methods:
                     continue
-                for repetition in self.seeds or grid.seeds:
-                    yield self.config(grid.data, model, method, repetition, grid.epochs)
+                repetitions = self.repetitions(grid.data, model, method)
+                if self.seeds is None and "shift" in experiment.measures:
+                    repetitions = repetitions[:1]  # corrupted images are 95 times the clean ones
+                for repetition in repetitions:
+                    yield self.config(grid.data, model, method, repetition)
 
     def measures(self, experiment: Experiment) -> frozenset[str]:
         """What to measure on an experiment's runs."""
@@ -165,8 +190,8 @@ class Settings:
         return "".join(f" {word}" for word in words)
 
     def as_json(self) -> dict[str, Any]:
-        """To be kept beside the runs."""
-        return asdict(self)
+        """To be kept beside the runs, where the budget has a file of its own."""
+        return {name: value for name, value in asdict(self).items() if name != "budget"}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Settings:
@@ -200,7 +225,7 @@ def last_settings(root: Path, asked: Settings) -> Settings:
     path = settings_file(root)
     if asked != Settings() or not path.exists():
         return asked
-    return replace(Settings.from_json(read_json(path)), models=None, methods=None)
+    return replace(Settings.from_json(read_json(path)), models=None, methods=None, budget=asked.budget)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -37,6 +37,11 @@ def whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def megabytes(value: float) -> str:
+    """Bytes, as the size of a file is given."""
+    return f"{value / 1e6:,.1f}{NO_BREAK}MB"
+
+
 def duration(seconds: float, gap: str = NO_BREAK) -> str:
     """Seconds as people write them.
 

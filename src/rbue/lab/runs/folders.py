@@ -177,6 +177,11 @@ class RunFolder:
         return (self.path / ONE_FILE).exists() or (self.path / INDEX).exists()
 
     @property
+    def stored_bytes(self) -> int:
+        """What the trained network takes, in one file or in several."""
+        return sum(file.stat().st_size for file in self.path.glob(ONE_FILE.replace(".", "*.")))
+
+    @property
     def has_results(self) -> bool:
         """Whether it was measured, on clean, damaged or other images; the files need not be readable."""
         return any((self.path / name).exists() for name in ("results.json", "shift.json", "ood.json"))

@@ -55,6 +55,8 @@ _RESULT = {
     **_SCORES,
     **dict.fromkeys(_MAYBE, _or_none(_number)),
     "training_seconds": _or_none(_seconds),
+    "prediction_seconds": _seconds,
+    "stored_bytes": _whole,
     "jsd": _or_none([[_or_none(_number)]]),
     "dis": _or_none([[_or_none(_number)]]),
     "by_samples": [{**_SCORES, NEEDED: ("samples", "accuracy", "ece")}],

@@ -6,6 +6,7 @@ scales what was measured by a temperature, without a network.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -339,6 +340,7 @@ def _measured(
     labels = torch.from_numpy(images.labels).to(device)
     combine = split == "test" and not augment  # members keep the probabilities of test images as they are
     stored = _from_members(config, root, device, samples, seed, images, rank) if combine else None
+    costs: dict[str, float] = {}
     if stored is not None:
         first, prediction = stored
         curve: list[dict[str, float]] = []
@@ -348,8 +350,12 @@ def _measured(
         growing = members is None or bool(augment)
         counts = [*(count for count in SAMPLE_COUNTS if count < samples and growing), samples]
         compared = members or DIVERSITY_SAMPLES
+        start = time.perf_counter()
         drawn = predict_images_at(config, networks, images, counts, seed, device, compared, draws, augment, rank)
         *fewer, prediction = drawn
+        prediction.probs.sum().item()  # a GPU may be behind
+        costs["prediction_seconds"] = time.perf_counter() - start
+        costs["stored_bytes"] = sum(RunFolder.of(member, root).stored_bytes for member in config.members())
         first = prediction
         if samples < compared or draws != "independent" or augment:
             first = predict_images(config, networks, images, compared, seed, device, return_samples=True, rank=rank)
@@ -360,6 +366,7 @@ def _measured(
         **diversity(first),
         "parameters": sum(entry["parameters"] for entry in training),
         "training_seconds": sum(entry["seconds"] for entry in training),
+        **costs,
         "samples": int(prediction.samples_used[0]),
         "by_samples": curve,
         "combined_from": "networks" if stored is None else "stored probabilities",

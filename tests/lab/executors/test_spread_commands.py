@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from whole_commands import GRID, METHODS, begin, essence, finish, in_training, no_more, rbue, wait_for, without_times
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

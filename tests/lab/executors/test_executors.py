@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from rbue.errors import InvalidInput, OutOfMemory, RbueError, RbueWarning, warn
-from rbue.lab import executors
-from rbue.lab.executors import Executor, ProcessExecutor, RayExecutor, executor, in_order
+from rbue.lab.executors import Executor, executor, in_order, process_pool, ray_cluster, tasks
+from rbue.lab.executors.process_pool import ProcessExecutor
+from rbue.lab.executors.ray_cluster import RayExecutor
 
 CPU = torch.device("cpu")
 
@@ -81,8 +82,8 @@ def test_an_address_where_nobody_listens_is_said_at_once():
 
 def test_of_rays_errors_the_first_line_is_said_without_what_a_terminal_obeys():
     error = RuntimeError("System error: no \x1b[2Jrbue.\ntraceback: many lines")
-    assert executors._first_line(error) == r"System error: no \x1b[2Jrbue"
-    assert executors._first_line(ValueError()) == "ValueError"
+    assert ray_cluster._first_line(error) == r"System error: no \x1b[2Jrbue"
+    assert ray_cluster._first_line(ValueError()) == "ValueError"
 
 
 def test_a_task_computes_where_its_gpu_is_and_starts_no_more_processes_than_it_has_cores():
@@ -106,7 +107,7 @@ def test_a_task_computes_where_its_gpu_is_and_starts_no_more_processes_than_it_h
     ],
 )
 def test_workers_and_their_threads_divide_the_cores(device, asked, found, monkeypatch):
-    monkeypatch.setattr(executors, "usable_cores", lambda: 16)
+    monkeypatch.setattr(process_pool, "usable_cores", lambda: 16)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     pool = ProcessExecutor(torch.device(device), **asked)
     assert (pool.workers, pool.threads) == found
@@ -121,7 +122,7 @@ def test_workers_take_the_gpus_in_turn_and_a_new_one_that_of_the_dead(monkeypatc
         def __init__(self, threads, gpu):
             self.gpu = gpu
 
-    monkeypatch.setattr(executors, "_Worker", Worker)
+    monkeypatch.setattr(process_pool, "_Worker", Worker)
     pool = ProcessExecutor(torch.device("cuda"), 5)
     assert [pool._start().gpu for _ in range(5)] == ["0", "1", "2", "0", "1"]
     del pool._started[1]
@@ -188,7 +189,8 @@ def test_a_worker_does_many_tasks_is_replaced_when_it_dies_and_ends_with_an_erro
 def test_what_else_tasks_in_processes_come_to(tmp_path, monkeypatch):
     """Deaths do not disturb others, and nothing hangs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(executors, "RETRIES", 1)
+    for module in (tasks, process_pool):
+        monkeypatch.setattr(module, "RETRIES", 1)
     with executor("processes", lambda: CPU, workers=2, cpus=1) as pool:
         ended = {one.item: one for one in pool.each(try_it, in_order(["die", "a", "b", "c"]))}
         assert "the process of this task ended 2 times (killed" in str(ended.pop("die").error)

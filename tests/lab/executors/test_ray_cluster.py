@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from whole_commands import GRID, METHODS, begin, essence, finish, in_training, no_more, rbue, wait_for, without_times
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
-from rbue.lab import executors
-from rbue.lab.executors import executor, in_order
-from whole_commands import GRID, METHODS, begin, essence, finish, in_training, no_more, rbue, wait_for, without_times
+from rbue.lab.executors import executor, in_order, ray_cluster, tasks
 
 pyarrow = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -198,7 +197,8 @@ def deadly_tasks():
 def test_what_tasks_come_to(cluster, tmp_path, monkeypatch):
     """Deaths, errors and warnings; tasks find the folder that the command was given in."""
     die_at_first, die_always, complain = deadly_tasks()
-    monkeypatch.setattr(executors, "RETRIES", 1)
+    monkeypatch.setattr(ray_cluster, "RETRIES", 1)
+    monkeypatch.setattr(tasks, "RETRIES", 1)
     with pytest.raises(InvalidInput, match="1 cores and 1 GPUs"), executor("ray", cpu, address=cluster, gpus=1.0):
         pass
     with executor("ray", cpu, address=cluster) as there:

@@ -1,0 +1,155 @@
+"""What a folder of runs aims at, and that every command keeps to it and says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from faked_work import FakeWork, place
+
+from rbue.errors import RbueError
+from rbue.lab.paper.budget import Rule, budget_file, read_budget
+from rbue.lab.paper.experiments import chosen, get
+from rbue.lab.paper.page import page_files
+from rbue.lab.paper.reporting import markdown
+from rbue.lab.paper.results import Measured, gather
+from rbue.lab.paper.runner import run_experiments
+from rbue.lab.paper.settings import Settings, last_settings
+
+SHORT = Rule("an epoch takes eight of CIFAR-10's", data=("tiny-imagenet",), epochs=20, shift_samples=5)
+ONE_NETWORK = Rule("there was no time", models=("vgg13", "densenet121"), seeds=0)
+SOME = Rule("they are the ones compared", models=("resnet18",), methods=("single", "deep-ensemble:4"), seeds=3)
+FEW = Settings(methods=("single", "svi"), budget=(SHORT, ONE_NETWORK, SOME))
+
+
+def written(root, *rules):
+    path = budget_file(root)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rules))
+    return path
+
+
+def test_rules_are_read_and_the_later_one_counts(tmp_path):
+    written(
+        tmp_path,
+        {"why": "of time", "data": ["cifar10"], "seeds": 2, "epochs": 10},
+        {"why": "of memory", "methods": ["svi:1"], "seeds": 0},
+    )
+    settings = Settings(budget=read_budget(tmp_path))
+    assert settings.repetitions("cifar10", "vgg13", "single") == (0, 1)
+    assert settings.repetitions("cifar10", "vgg13", "svi") == ()
+    assert settings.repetitions("cifar100", "vgg13", "single") == (0,)
+    assert settings.config("cifar10", "vgg13", "svi", 0).recipe.epochs == 10
+    assert settings.config("cifar100", "vgg13", "svi", 0).recipe.epochs == 200
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        ({"seeds": 1}, "rule 1: why must be given"),
+        ({"why": " ", "seeds": 1}, "rule 1: why must be given"),
+        ({"why": "of time"}, "rule 1 says nothing; give epochs, seeds, shift_samples, or remove it"),
+        ({"why": "of time", "epoch": 3}, r"there is no 'epoch' \(did you mean 'epochs'\?\)"),
+        ({"why": "of time", "epochs": 0}, "epochs must be a whole number from 1 on, not 0"),
+        ({"why": "of time", "seeds": True}, "seeds must be a whole number from 0 on, not True"),
+        ({"why": "of time", "seeds": -1}, "seeds must be a whole number from 0 on, not -1"),
+        ({"why": "of time", "seeds": 1, "data": "cifar10"}, "data must be a list of names, not 'cifar10'"),
+        ({"why": "of time", "seeds": 1, "data": []}, r"data must be a list of names, not \[\]"),
+        ({"why": "of time", "seeds": 1, "data": ["cifr10"]}, r"has 'cifr10' among its data \(did you mean 'cifar10'\?"),
+        ({"why": "of time", "seeds": 1, "models": ["vgg16"]}, "has 'vgg16' among its models"),
+        ({"why": "of time", "seeds": 1, "methods": ["svj"]}, "svj"),
+        ([], r"rule 1 must be an object with why, data, .*, not \[\]"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_refused(tmp_path, rule, sentence):
+    written(tmp_path, rule)
+    with pytest.raises(RbueError, match=sentence):
+        read_budget(tmp_path)
+
+
+def test_files_that_are_no_budget(tmp_path):
+    assert read_budget(tmp_path) == ()
+    written(tmp_path).write_text("{}")
+    with pytest.raises(RbueError, match=r"must be a list of rules, not \{\}"):
+        read_budget(tmp_path)
+    written(tmp_path).write_text("[")
+    with pytest.raises(RbueError, match="mend it, or remove it to have no budget"):
+        read_budget(tmp_path)
+
+
+def test_what_was_asked_for_comes_before_the_budget(tmp_path):
+    asked = replace(FEW, seeds=(5,), epochs=7)
+    assert asked.repetitions("tiny-imagenet", "vgg13", "single") == (5,)
+    assert asked.config("tiny-imagenet", "vgg13", "single", 5).recipe.epochs == 7
+    assert gather(get("table3-tinyimagenet"), asked, tmp_path).stated == ()
+
+
+def test_quick_runs_have_no_budget():
+    quick = replace(FEW, quick=True)
+    assert quick.repetitions("tiny-imagenet", "vgg13", "single") == (0,)
+    assert quick.config("tiny-imagenet", "vgg13", "single", 0).recipe.epochs == 3
+
+
+def test_it_is_kept_apart_from_the_settings(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    run_experiments([], FEW, place(tmp_path))
+    assert "budget" not in json.loads((tmp_path / "paper" / "settings.json").read_text())
+    assert last_settings(tmp_path, Settings(budget=(SHORT,))).budget == (SHORT,)
+
+
+@pytest.fixture
+def done(tmp_path, monkeypatch):
+    work = FakeWork(monkeypatch)
+    run_experiments(chosen(["table3-tinyimagenet", "fig-shift-tinyimagenet"]), FEW, place(tmp_path))
+    return tmp_path, work
+
+
+def test_only_what_it_has_is_run(done):
+    _, work = done
+    assert {(one.model, one.recipe.epochs) for one in work.trained} == {("resnet18", 20)}
+    assert sorted((one.method, one.seed) for one in work.measured) == [
+        ("single", 0),
+        ("single", 1),
+        ("single", 2),
+        ("svi", 0),
+    ]
+
+
+def test_corrupted_images_are_for_the_first_repetition(done):
+    root, work = done
+    figure = get("fig-shift-tinyimagenet")
+    resnet = replace(FEW, models=("resnet18",))
+    run_experiments([figure], resnet, place(root))
+    assert sorted((one.method, one.seed) for one in work.shifted) == [("single", 0), ("svi", 0)]
+    svi = resnet.config("tiny-imagenet", "resnet18", "svi", 0)
+    assert {row["samples_asked"] for row in Measured(root, resnet).corrupted_rows(svi)} == {5}
+    found = gather(figure, resnet, root)
+    assert found.missing == ()
+    assert "All rows: 5 samples for each corrupted image, because an epoch takes eight" in found.stated[-1]
+
+
+def test_a_table_says_what_its_budget_is(done):
+    root, _ = done
+    found = gather(get("table3-tinyimagenet"), FEW, root)
+    assert found.missing == ()
+    assert found.left_out == ("vgg13 single", "vgg13 svi", "densenet121 single", "densenet121 svi")
+    assert found.stated == (
+        "Left out: vgg13; densenet121, because there was no time.",
+        "Resnet18: 20 epochs, because an epoch takes eight of CIFAR-10's.",
+    )
+    assert not found.is_complete
+    assert found.state == f"incomplete, by its budget. {' '.join(found.stated)}"
+    assert all(f"- {one}" in markdown(found) for one in found.stated)
+    page = page_files(FEW, root)([found])["report.html"].decode()
+    assert "0 of 1 tables and figures are complete" in page
+    assert "The budget of these runs: Left out: vgg13; densenet121, because there was no time." in page
+    assert "20 epochs in place of 150" in page
+
+
+def test_one_that_is_left_out_whole_is_a_line(tmp_path):
+    nothing = Settings(budget=(Rule("there was no time", seeds=0),))
+    found = gather(get("table6-position"), nothing, tmp_path)
+    assert (found.missing, len(found.left_out)) == ((), 3)
+    assert markdown(found) == f"Table 6 ({found.experiment.title}): incomplete, by its budget. {found.stated[0]}\n"
+    assert found.stated == ("Left out: all rows, because there was no time.",)
