@@ -10,7 +10,7 @@ from rbue.lab import active, corruptions
 from rbue.lab.active import loop
 from rbue.lab.cli import active as active_verb
 from rbue.lab.cli import options, paper, shift
-from rbue.lab.cli.train import PAPER_METHODS
+from rbue.lab.cli.compare import PAPER_METHODS
 from rbue.lab.methods import list_methods
 from rbue.lab.paper import runner
 from rbue.lab.training import engines

@@ -26,7 +26,7 @@ from rbue._version import __version__
 from rbue.lab import demo
 from rbue.lab.cli import output
 from rbue.lab.cli.app import main
-from rbue.lab.cli.train import PAPER_METHODS
+from rbue.lab.cli.compare import PAPER_METHODS
 from rbue.lab.data import names, registry
 from rbue.lab.data.images import checksums
 from rbue.lab.methods import list_methods

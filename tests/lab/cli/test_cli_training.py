@@ -19,10 +19,8 @@ from typer.testing import CliRunner
 
 from rbue.errors import InvalidInput
 from rbue.lab.cli import app
-from rbue.lab.cli import train as verbs
 from rbue.lab.data import ImageSet
 from rbue.lab.data.folder import read_image
-from rbue.lab.methods import list_methods
 from rbue.lab.runs import training
 from rbue.lab.runs.training import train_run
 from rbue.locks import locked
@@ -193,98 +191,6 @@ def test_evaluate_takes_a_folder_or_settings(trained_once, fails):
     message = fails("evaluate", trained_once, "--seed", 1, "--method", "single", code=2)
     assert "--method, --seed" in message
     assert "--sample-seed" in message
-
-
-def test_compare_shows_one_table_and_writes_it(command, as_json):
-    words = ("compare", "--methods", "single,mc-droprelu:0.8,last,deep-ensemble:2", "--samples", 4, *TINY)
-    first = command(*words, "-o", "table.md")
-    for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters", "training"):
-        assert heading in first.stdout
-    assert "2 of 3: mc-droprelu:0.8,last" in first.stderr
-    *lines, blank, said = Path("table.md").read_text().splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == ["single", "mc-droprelu:0.8,last", "deep-ensemble:2"]
-    assert blank == ""
-    assert "355 images" in said
-    assert said in first.stdout
-    content = as_json(*words, "-o", "table.json")
-    assert json.loads(Path("table.json").read_text()) == content
-    parameters = [row["parameters"] for row in content["methods"]]
-    assert parameters[0] == parameters[1] == parameters[2] // 2
-    assert content["methods"][0]["mean_jsd"] is None
-    command(*words, "-o", "table.csv")
-    assert Path("table.csv").read_text().splitlines()[0].startswith("method,accuracy,ece,nll,mean_jsd,mean_dis,")
-
-
-def test_compare_goes_on_after_a_damaged_file(command, as_json):
-    words = ("compare", "--methods", "single,mc-droprelu:0.8,svi", "--samples", 4, *TINY)
-    whole = as_json(*words)["methods"]
-    results = Path(whole[1]["run"]) / "results.json"
-    results.write_text(results.read_text()[:200])
-    (Path(whole[2]["run"]) / "results.json").unlink()
-    result = command(*words, "-o", "table.md", code=1)
-    (broken,) = [line for line in result.stdout.splitlines() if "mc-droprelu" in line]
-    assert "unreadable" in broken
-    assert "%" not in broken
-    (measured,) = [line for line in result.stdout.splitlines() if line.strip().startswith("svi")]
-    assert "%" in measured
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"error: {results} cannot be read")
-    assert result.stderr.count("error: ") == 1
-    assert "| mc-droprelu:0.8 | unreadable | – |" in Path("table.md").read_text()
-    command(*words, "-o", "table.csv", code=1)
-    assert "mc-droprelu:0.8,,,,,,," in Path("table.csv").read_text()
-    rows = json.loads(command(*words, "--json", code=1).stdout)["methods"]
-    assert [row["accuracy"] for row in rows] == [whole[0]["accuracy"], None, whole[2]["accuracy"]]
-    assert "cannot be read" in rows[1]["error"]
-
-
-def test_compare_says_why_nothing_could_be_measured(as_json, fails):
-    words = ("compare", "--methods", "single,svi", "--samples", 4, *TINY)
-    for row in as_json(*words)["methods"]:
-        (Path(row["run"]) / "results.json").write_text("{")
-    assert "results.json cannot be read" in fails(*words, code=1)
-
-
-def test_compare_refuses_before_training(fails):
-    assert "did you mean 'single'?" in fails("compare", "--methods", "mc-rrelu,singel", *TINY, code=2)
-    assert ".html, .md, .csv, .json" in fails("compare", "--methods", "single", "-o", "table.xls", code=2)
-    assert not Path("runs").exists()
-
-
-def test_lists_of_methods():
-    assert verbs.split_methods(None) == [*verbs.PAPER_METHODS]
-    assert set(verbs.PAPER_METHODS) < set(list_methods())
-    assert verbs.split_methods("single,mc-droprelu:0.9,last,svi") == ["single", "mc-droprelu:0.9,last", "svi"]
-    assert verbs.split_methods("mc-rrelu:0.1,0.2 single;svi") == ["mc-rrelu:0.1,0.2", "single", "svi"]
-    assert verbs.split_methods("mc-droprelu:0.9,mc-rrelus") == ["mc-droprelu:0.9", "mc-rrelus"]
-    with pytest.raises(InvalidInput, match="names no method"):
-        verbs.split_methods(" ")
-
-
-def test_only_what_is_better_by_more_than_chance_is_marked(capsys):
-    parts = [dict.fromkeys((column.key for column in verbs.COLUMNS), value) for value in (0.5, 0.25)]
-    rows = [{"method": name, **part} for name, part in zip("ab", parts, strict=True)]
-    assert "**" not in verbs.markdown(rows, verbs.Marks())
-    marks = verbs.Marks(frozenset({("b", "nll")}), "`b` is ahead.")
-    first, second, _, said = verbs.markdown(rows, marks).splitlines()[2:]
-    assert "**" not in first
-    assert second.count("**0.2500**") == second.count("**") / 2 == 1
-    assert said == "`b` is ahead."
-    for given, stars in ((verbs.Marks(), 0), (marks, 2)):  # in the table and below it
-        verbs._show("title", rows, given)
-        assert capsys.readouterr().out.count("*") == stars
-
-
-def test_a_comparison_of_another_measurement_is_not_marked(command):
-    words = ("compare", "--methods", "mc-droprelu:0.8", *TINY)
-    command(*words, "--samples", 4)
-    assert "is right on" in command(*words, "--samples", 5).stdout
-    assert "Chance cannot be told" in command(*words, "--samples", 4).stdout  # the answers of 5 samples are
-
-
-def test_more_accuracy_and_diversity_are_better_and_less_of_all_else():
-    better = {column.key for column in verbs.COLUMNS if column.title.endswith("↑")}
-    assert better == {"accuracy", "mean_jsd", "mean_dis"}
 
 
 def test_predict(trained_once, digit, command, as_json, tmp_path):

@@ -20,7 +20,7 @@ import typer
 from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import own_code
-from rbue.lab.cli import active, demo, inventory, measure, ood, paper, runs, serve, shift, train
+from rbue.lab.cli import active, compare, demo, inventory, measure, ood, paper, runs, serve, shift, train
 from rbue.lab.cli.options import takes_selection
 from rbue.lab.cli.output import Flowing, complain, remark
 from rbue.lab.processes import alone, is_reported_elsewhere
@@ -82,7 +82,7 @@ _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
         ),
     ),
     (
-        takes_selection(train.compare),
+        takes_selection(compare.compare),
         (
             "rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4 -o table.md",
             "rbue compare --methods 'mc-droprelu:0.9,all mc-droprelu:0.9,last'",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rbue.errors import InvalidInput
+from rbue.lab.cli.compare import split_methods
 from rbue.lab.cli.options import (
     ENGINES,
     Address,
@@ -39,7 +40,6 @@ from rbue.lab.cli.output import (
     training_progress,
     working,
 )
-from rbue.lab.cli.train import split_methods
 
 if TYPE_CHECKING:
     from rbue.lab.paper.experiments import Experiment

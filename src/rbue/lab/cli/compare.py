@@ -1,0 +1,322 @@
+"""``rbue compare``: several methods, each with one seed or more, in one table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rbue.errors import InvalidInput, RbueError
+from rbue.files import write_bytes
+from rbue.lab.cli.options import Address, Cpus, EngineName, Gpus, Samples, Selection, Workers, device_named, tasks_on
+from rbue.lab.cli.output import (
+    AsJson,
+    as_json,
+    as_markup,
+    complain,
+    duration,
+    methods_table,
+    number,
+    percent,
+    print_json,
+    print_methods,
+    remark,
+    say,
+    stdout,
+    training_lines,
+    working,
+)
+from rbue.lab.cli.runs import is_readable, write_page
+from rbue.lab.cli.train import trained
+from rbue.lab.processes import is_first
+
+if TYPE_CHECKING:
+    import torch
+
+    from rbue.lab.executors import Executor
+    from rbue.lab.report.run_records import Record
+    from rbue.lab.runs.folders import RunConfig, RunFolder
+
+PAPER_METHODS = ("deep-ensemble", "mc-dropout", "mc-droprelu", "mc-rrelu", "single", "svi")
+"""What the paper compares; the methods that it discusses beside them are asked for by name."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One measurement: what it is called, which end is the better one, how it is written."""
+
+    key: str
+    heading: str
+    best: Callable[[Sequence[float]], float]
+    text: Callable[[float | None], str] = number
+
+    @property
+    def title(self) -> str:
+        """The heading, with an arrow towards the better values."""
+        return f"{self.heading} {'↑' if self.best is max else '↓'}"
+
+    def cell(self, row: Row) -> str:
+        """The measurement in a row; of a run without any, the first column says so."""
+        if "trouble" in row:
+            return str(row["trouble"]) if self is COLUMNS[0] else number(None)
+        text, deviation = self.text(row[self.key]), row.get("deviations", {}).get(self.key)
+        return text if deviation is None else f"{text.removesuffix(' %')} ± {self.text(deviation)}"
+
+
+COLUMNS = (
+    Column("accuracy", "accuracy", max, lambda value: percent(value or 0.0)),
+    Column("ece", "ECE", min),
+    Column("nll", "NLL", min),
+    Column("mean_jsd", "Mean-JSD", max),
+    Column("mean_dis", "Mean-DIS", max),
+    Column("parameters", "parameters", min, lambda value: f"{value:,}"),
+    Column("training_seconds", "training", min, lambda value: duration(value or 0.0)),
+)
+
+
+def compare(
+    selection: Selection,
+    methods: Annotated[
+        str | None,
+        typer.Option("--methods", help="Methods, separated by commas or spaces.", show_default="the six of the paper"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method, from --seed on: mean and spread.")] = 1,
+    samples: Samples = 100,
+    sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write a page (.html), or the table (.md, .csv, .json), to a file too."),
+    ] = None,
+    engine: EngineName = "local",
+    workers: Workers = None,
+    address: Address = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    json: AsJson = False,
+) -> None:
+    """Train what is missing, measure every method in the same way, and show one table.
+
+    All methods share the data, the network, the recipe and the seeds; ensembles of different seeds share no member. A
+    value is marked where it is better than all others by more than chance, and a sentence says what the comparison came
+    to. A method that cannot be measured is named, and the others are measured all the same.
+    """
+    from rbue.lab.report.run_records import read_records
+    from rbue.lab.runs.folders import RunFolder, result_key
+    from rbue.lab.runs.measuring import evaluate_run
+
+    firsts = {config.method: config for config in map(selection.config, split_methods(methods))}
+    configs = [
+        replace(config, seed=config.seed + number * config.parsed.networks)
+        for config in firsts.values()
+        for number in range(seeds)
+    ]
+    if output is not None:
+        check_output(output)
+    failed: dict[RunConfig, RbueError] = {}
+    with tasks_on(engine, address, cpus, gpus, selection.device, workers) as executor:
+        if engine != "local":  # what is done there is found done below
+            failed = _spread(configs, selection.runs.absolute(), executor, samples, sample_seed)
+    device = device_named(None if engine == "ray" else selection.device)
+    measured: dict[str, list[Row]] = {method: [] for method in firsts}
+    errors: list[RbueError] = []
+    for place, config in enumerate(configs, 1):
+        name = f"{config.method} seed {config.seed}" if seeds > 1 else config.method
+        remark(f"{place} of {len(configs)}: {name}")
+        folder = RunFolder.of(config, selection.runs)
+        try:
+            if config in failed:
+                raise failed[config]
+            trained(config, selection.runs, device)
+            with working(f"evaluating {name}"):
+                result = evaluate_run(config, selection.runs, device, samples=samples, seed=sample_seed)
+        except InvalidInput:
+            raise
+        except RbueError as error:
+            errors.append(error)
+            result = {
+                **dict.fromkeys(column.key for column in COLUMNS),
+                "trouble": _trouble(folder),
+                "error": str(error),
+            }
+        measured[config.method].append({"method": config.method, **result, "run": str(folder.path)})
+    rows = [_row(results) for results in measured.values()]
+    if all("trouble" in row for row in rows):
+        raise errors[0]
+    if not is_first():
+        return
+    whole = [results for results in measured.values() if "trouble" not in _row(results)]
+    records = read_records(RunFolder(Path(one["run"])) for results in whole for one in results)
+    records = [record.measured_as(result_key(samples, sample_seed)) for record in records]
+    marks = read_marks(records, len(rows))
+    if output is not None and output.suffix == PAGE:
+        write_page(records, output, device)
+    elif output is not None:
+        write_bytes(output, WRITERS[output.suffix](rows, marks).encode())
+    if json:
+        print_json({"methods": rows})
+    else:
+        which = f"seed {selection.seed}" if seeds == 1 else f"{seeds} seeds"
+        _show(f"{selection.model} on {selection.data}, {which}, up to {samples} samples", rows, marks)
+        say(str(output if output is not None else selection.runs))
+    if errors:
+        for earlier in errors[:-1]:
+            complain(str(earlier))
+        raise errors[-1]
+
+
+def _row(results: Sequence[Row]) -> Row:
+    """One method: its only result, or means over those of its seeds; one that has no result is its trouble."""
+    trouble = next((one for one in results if "trouble" in one), None)
+    if len(results) == 1 or trouble is not None:
+        return trouble or results[0]
+    row: Row = {"method": results[0]["method"]}
+    deviations = {}
+    for column in COLUMNS:
+        values = [one[column.key] for one in results]
+        same = None in values or len(set(values)) == 1
+        row[column.key] = values[0] if same else statistics.fmean(values)
+        if not same:
+            deviations[column.key] = statistics.stdev(values)
+    runs = [one["run"] for one in results]
+    return {**row, "deviations": deviations, "runs": runs, "by_seed": list(results)}
+
+
+def _spread(
+    configs: Sequence[RunConfig], root: Path, executor: Executor, samples: int, seed: int
+) -> dict[RunConfig, RbueError]:
+    """Train every network that is missing, each once, then measure the runs; gives the errors of those that failed."""
+    from rbue.lab.executors import in_order
+    from rbue.lab.runs.measuring import evaluate_run
+    from rbue.lab.runs.training import missing_networks
+
+    failed: dict[RunConfig, RbueError] = {}
+    train = partial(_train, root=root, device=executor.device)
+    networks = in_order(missing_networks(configs, root), lambda one: remark(f"training {one.method} seed {one.seed}"))
+    for network, _, error in executor.each(train, networks):
+        if error is not None:
+            failed |= {config: error for config in configs if network in config.members()}
+    evaluate = partial(evaluate_run, root=root, device=executor.device, samples=samples, seed=seed)
+    runs = in_order(
+        [config for config in configs if config not in failed], lambda one: remark(f"evaluating {one.method}")
+    )
+    for config, _, error in executor.each(evaluate, runs):
+        if error is not None:
+            failed[config] = error
+    return failed
+
+
+def _train(config: RunConfig, root: Path, device: torch.device) -> None:
+    """Train a network in another process, which tells of its epochs."""
+    from rbue.lab.runs.training import train_run
+
+    with training_lines() as report:
+        train_run(config, root, device, report)
+
+
+def _trouble(folder: RunFolder) -> str:
+    """What stands in the table for a run that could not be measured."""
+    return "failed" if all(is_readable(folder, name) for name in ("results", "training")) else "unreadable"
+
+
+def split_methods(text: str | None) -> list[str]:
+    """The method specs in a list; those of the paper if there is none."""
+    from rbue.lab.methods import list_methods, split_specs
+
+    specs = [*PAPER_METHODS] if text is None else split_specs(text)
+    if not specs:
+        raise InvalidInput(f"--methods names no method; there are {', '.join(list_methods())}.")
+    return specs
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What of a comparison is more than chance: the values to mark, as (method, key), and a sentence."""
+
+    best: frozenset[tuple[str, str]] = frozenset()
+    verdict: str = ""
+
+    def cell(self, row: Row, column: Column, form: str) -> str:
+        """A measurement, in a form if it is marked."""
+        text = column.cell(row)
+        return form.format(text) if (row["method"], column.key) in self.best else text
+
+
+def read_marks(records: Sequence[Record], methods: int) -> Marks:
+    """Judge the runs of a comparison by their stored answers; nothing is marked beside methods that have none."""
+    from rbue.lab.report.run_answers import TestImages
+    from rbue.lab.report.run_compared import compare_answers
+    from rbue.lab.report.run_records import group_records
+
+    groups = group_records(records)
+    if not groups:
+        return Marks()
+    this = compare_answers(groups[0], TestImages())
+    best = {
+        (method, key)
+        for key, chance in this.chance.items()
+        for method in chance.methods
+        if len(chance.methods) == methods and chance.is_best(method)
+    }
+    return Marks(frozenset(best), this.verdict)
+
+
+def markdown(rows: Sequence[Row], marks: Marks) -> str:
+    """The table for a page, what is better than all others by more than chance in bold, and the verdict."""
+    from rbue.lab.report.tables import markdown_rows
+
+    headings = ["method", *(column.title for column in COLUMNS)]
+    cells = [[row["method"], *(marks.cell(row, column, "**{}**") for column in COLUMNS)] for row in rows]
+    return f"{markdown_rows(headings, cells, right=headings[1:])}\n{marks.verdict}\n"
+
+
+def comma_separated(rows: Sequence[Row], marks: Marks) -> str:
+    """The table for a spreadsheet, numbers unrounded."""
+    from rbue.lab.report.tables import csv_rows
+
+    names = ["method", *(column.key for column in COLUMNS)]
+    cells = [[row[name] for name in names] for row in rows]
+    if any("deviations" in row for row in rows):
+        names += [f"{column.key}_std" for column in COLUMNS]
+        for row, line in zip(rows, cells, strict=True):
+            line += [row.get("deviations", {}).get(column.key) for column in COLUMNS]
+    return csv_rows(names, cells)
+
+
+PAGE = ".html"
+WRITERS: dict[str, Callable[[Sequence[Row], Marks], str]] = {
+    ".md": markdown,
+    ".csv": comma_separated,
+    ".json": lambda rows, _: as_json({"methods": list(rows)}),
+}
+"""How a file of this name is written."""
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is trained."""
+    if path.suffix not in (PAGE, *WRITERS):
+        names = ", ".join((PAGE, *WRITERS))
+        raise InvalidInput(f"the comparison cannot be written to {path}; its name must end in {names}.")
+
+
+def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:
+    console = stdout()
+    shown = methods_table(console)
+    headings = [column.title.replace(" ", "\n") for column in COLUMNS]
+    for heading in headings:
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = (marks.cell(row, column, "[bold green]{}*[/]") for column in COLUMNS)
+        shown.add_row(as_markup(row["method"]), *(cell if cell.endswith("[/]") else f"{cell} " for cell in cells))
+    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
+    print_methods(console, shown, less_important=headings[:1:-1])
+    star = "* better than all others by more than chance; " if marks.best else ""
+    spread = "± standard deviation over seeds; " if any("deviations" in row for row in rows) else ""
+    console.print(f"[dim]{star}{spread}– a method with one sample has no diversity[/dim]", soft_wrap=True)
+    console.print(as_markup(marks.verdict), soft_wrap=True)

@@ -1,0 +1,142 @@
+"""compare on the digits: one table, with one seed or several, and what of it is more than chance."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from tiny_runs import TINY
+
+from rbue.errors import InvalidInput
+from rbue.lab.cli import compare as verbs
+from rbue.lab.methods import list_methods
+
+
+def test_compare_shows_one_table_and_writes_it(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8,last,deep-ensemble:2", "--samples", 4, *TINY)
+    first = command(*words, "-o", "table.md")
+    for heading in ("accuracy", "ECE", "NLL", "Mean-JSD", "Mean-DIS", "parameters", "training"):
+        assert heading in first.stdout
+    assert "2 of 3: mc-droprelu:0.8,last" in first.stderr
+    *lines, blank, said = Path("table.md").read_text().splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["single", "mc-droprelu:0.8,last", "deep-ensemble:2"]
+    assert blank == ""
+    assert "355 images" in said
+    assert said in first.stdout
+    content = as_json(*words, "-o", "table.json")
+    assert json.loads(Path("table.json").read_text()) == content
+    parameters = [row["parameters"] for row in content["methods"]]
+    assert parameters[0] == parameters[1] == parameters[2] // 2
+    assert content["methods"][0]["mean_jsd"] is None
+    command(*words, "-o", "table.csv")
+    assert Path("table.csv").read_text().splitlines()[0].startswith("method,accuracy,ece,nll,mean_jsd,mean_dis,")
+
+
+def test_compare_goes_on_after_a_damaged_file(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8,svi", "--samples", 4, *TINY)
+    whole = as_json(*words)["methods"]
+    results = Path(whole[1]["run"]) / "results.json"
+    results.write_text(results.read_text()[:200])
+    (Path(whole[2]["run"]) / "results.json").unlink()
+    result = command(*words, "-o", "table.md", code=1)
+    (broken,) = [line for line in result.stdout.splitlines() if "mc-droprelu" in line]
+    assert "unreadable" in broken
+    assert "%" not in broken
+    (measured,) = [line for line in result.stdout.splitlines() if line.strip().startswith("svi")]
+    assert "%" in measured
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: {results} cannot be read")
+    assert result.stderr.count("error: ") == 1
+    assert "| mc-droprelu:0.8 | unreadable | – |" in Path("table.md").read_text()
+    command(*words, "-o", "table.csv", code=1)
+    assert "mc-droprelu:0.8,,,,,,," in Path("table.csv").read_text()
+    rows = json.loads(command(*words, "--json", code=1).stdout)["methods"]
+    assert [row["accuracy"] for row in rows] == [whole[0]["accuracy"], None, whole[2]["accuracy"]]
+    assert "cannot be read" in rows[1]["error"]
+
+
+def test_compare_says_why_nothing_could_be_measured(as_json, fails):
+    words = ("compare", "--methods", "single,svi", "--samples", 4, *TINY)
+    for row in as_json(*words)["methods"]:
+        (Path(row["run"]) / "results.json").write_text("{")
+    assert "results.json cannot be read" in fails(*words, code=1)
+
+
+def test_compare_refuses_before_training(fails):
+    assert "did you mean 'single'?" in fails("compare", "--methods", "mc-rrelu,singel", *TINY, code=2)
+    assert ".html, .md, .csv, .json" in fails("compare", "--methods", "single", "-o", "table.xls", code=2)
+    assert not Path("runs").exists()
+
+
+def test_lists_of_methods():
+    assert verbs.split_methods(None) == [*verbs.PAPER_METHODS]
+    assert set(verbs.PAPER_METHODS) < set(list_methods())
+    assert verbs.split_methods("single,mc-droprelu:0.9,last,svi") == ["single", "mc-droprelu:0.9,last", "svi"]
+    assert verbs.split_methods("mc-rrelu:0.1,0.2 single;svi") == ["mc-rrelu:0.1,0.2", "single", "svi"]
+    assert verbs.split_methods("mc-droprelu:0.9,mc-rrelus") == ["mc-droprelu:0.9", "mc-rrelus"]
+    with pytest.raises(InvalidInput, match="names no method"):
+        verbs.split_methods(" ")
+
+
+def test_only_what_is_better_by_more_than_chance_is_marked(capsys):
+    parts = [dict.fromkeys((column.key for column in verbs.COLUMNS), value) for value in (0.5, 0.25)]
+    rows = [{"method": name, **part} for name, part in zip("ab", parts, strict=True)]
+    assert "**" not in verbs.markdown(rows, verbs.Marks())
+    marks = verbs.Marks(frozenset({("b", "nll")}), "`b` is ahead.")
+    first, second, _, said = verbs.markdown(rows, marks).splitlines()[2:]
+    assert "**" not in first
+    assert second.count("**0.2500**") == second.count("**") / 2 == 1
+    assert said == "`b` is ahead."
+    for given, stars in ((verbs.Marks(), 0), (marks, 2)):  # in the table and below it
+        verbs._show("title", rows, given)
+        assert capsys.readouterr().out.count("*") == stars
+
+
+def test_a_comparison_of_another_measurement_is_not_marked(command):
+    words = ("compare", "--methods", "mc-droprelu:0.8", *TINY)
+    command(*words, "--samples", 4)
+    assert "is right on" in command(*words, "--samples", 5).stdout
+    assert "Chance cannot be told" in command(*words, "--samples", 4).stdout  # the answers of 5 samples are
+
+
+def test_more_accuracy_and_diversity_are_better_and_less_of_all_else():
+    better = {column.key for column in verbs.COLUMNS if column.title.endswith("↑")}
+    assert better == {"accuracy", "mean_jsd", "mean_dis"}
+
+
+def test_several_seeds_give_means_and_deviations(command, as_json):
+    words = ("compare", "--methods", "single,deep-ensemble:2", "--seeds", 2, "--seed", 3, "--samples", 2, *TINY)
+    shown = command(*words)
+    assert "2 of 4: single seed 4" in shown.stderr
+    assert "4 of 4: deep-ensemble:2 seed 5" in shown.stderr, "it shares no member with seed 3"
+    assert "2 seeds, up to 2 samples" in shown.stdout
+    assert "± standard deviation over seeds" in shown.stdout
+    single, ensemble = as_json(*words, "-o", "table.csv")["methods"]
+    accuracies = [one["accuracy"] for one in single["by_seed"]]
+    assert single["accuracy"] == pytest.approx(statistics.fmean(accuracies))
+    assert single["deviations"].get("accuracy", 0.0) == pytest.approx(statistics.stdev(accuracies))
+    assert single["deviations"]["nll"] > 0
+    assert "parameters" not in ensemble["deviations"]
+    assert ensemble["parameters"] == 2 * single["parameters"]
+    assert [json.loads((Path(run) / "config.json").read_text())["seed"] for run in ensemble["runs"]] == [3, 5]
+    with open("table.csv") as file:
+        first, second = csv.DictReader(file)
+    assert float(first["nll_std"]) == single["deviations"]["nll"]
+    assert (second["parameters_std"], second["mean_jsd"] != "") == ("", True)
+    assert f"{100 * single['deviations'].get('accuracy', 0.0):.2f} %" in shown.stdout
+
+
+def test_a_method_with_a_damaged_seed_has_no_mean(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8", "--seeds", 2, "--samples", 2, *TINY)
+    (Path(as_json(*words)["methods"][1]["runs"][1]) / "results.json").write_text("{")
+    single, broken = json.loads(command(*words, "--json", code=1).stdout)["methods"]
+    assert single["accuracy"] > 0
+    assert (broken["accuracy"], broken["trouble"]) == (None, "unreadable")
+
+
+def test_percentages_have_one_unit():
+    row = {"accuracy": 0.9512, "nll": 0.25, "deviations": {"accuracy": 0.0021}}
+    assert [column.cell(row) for column in verbs.COLUMNS if column.key in row] == ["95.12 ± 0.21 %", "0.2500"]
