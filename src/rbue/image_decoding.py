@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from rbue.errors import InvalidInput
 
@@ -28,7 +28,7 @@ def _too_many(name: str, most: int) -> InvalidInput:
 
 @contextmanager
 def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None = None) -> Iterator[Image.Image]:
-    """An image file with 8 bits a channel and no transparency.
+    """An image file with 8 bits a channel and no transparency, the way up it was taken.
 
     Args:
         file: its path, or the open file.
@@ -48,7 +48,7 @@ def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None
                 raise InvalidInput(
                     f"{name} is an image of mode {kind}; save it as 8-bit grey or RGB without transparency."
                 )
-            yield image
+            yield _upright(image)
     except InvalidInput:
         raise
     except FileNotFoundError:
@@ -61,14 +61,22 @@ def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None
         raise InvalidInput(f"{name} is not an image that can be read ({reason}).") from error
 
 
+def _upright(image: Image.Image) -> Image.Image:
+    """The image turned as its camera noted; looking for that note decodes nothing."""
+    # Pillow would decode a PNG to find one, and turn the first of several frames.
+    if (image.format == "PNG" and "exif" not in image.info) or getattr(image, "n_frames", 1) > 1:
+        return image
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    return ImageOps.exif_transpose(image) if turned else image
+
+
 def pixels_of(image: Image.Image, mode: str, size: tuple[int, int] | None) -> NDArray[np.uint8]:
     """The pixels ``(H, W, C)`` of an open image.
 
-    With a ``size``, width and height, they are those of its middle, the way up it was taken, scaled to that.
+    With a ``size``, width and height, they are those of its middle, scaled to that.
     """
-    if size is None:
-        image = image.convert(mode)
-    else:
-        image = ImageOps.fit(ImageOps.exif_transpose(image).convert(mode), size, Image.Resampling.BICUBIC)
+    image = image.convert(mode)
+    if size is not None:
+        image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels if pixels.ndim == 3 else pixels[..., None]

@@ -265,6 +265,17 @@ def test_the_middle_square_of_each_is_scaled(photographs):
     assert (images[:, :, 10:] == BLUE).all()
 
 
+@pytest.mark.parametrize("kind", ["png", "jpg", "webp", "tiff"])
+def test_images_of_one_size_are_turned_too(tmp_path, kind):
+    for label in "ab":
+        for number in range(5):
+            photograph(tmp_path / "photos" / label / f"{number}.{kind}", 32, 24, turned=number % 2 == 0)
+    images = data.load(f"folder:{tmp_path / 'photos'}", "train").images.astype(int)
+    assert images.shape == (8, 24, 32, 3)
+    assert (abs(images[:, :, :12] - RED) < 40).all()  # JPEG and WebP are not exact
+    assert (abs(images[:, :, 20:] - BLUE) < 40).all()
+
+
 def test_without_a_size_the_way_out_is_said(photographs):
     with pytest.raises(data.DataError, match="give folder:PATH:SIZE to have the middle square of each scaled"):
         data.load(f"folder:{photographs}", "train")
