@@ -178,6 +178,8 @@ def test_names_metrics_and_settings(lit, trainer):
     mean = rbue.predict(module.net, X, samples=SAMPLES, seed=2, outputs="values").mean
     error = (mean - targets.dataset.tensors[1]).square().mean().item()
     assert found == {"val/error": pytest.approx(error), "own": pytest.approx(error)}
+    with pytest.raises(InvalidInput, match="usual scores are of class probabilities, which this network does not give"):
+        trainer(lit.Sampling(SAMPLES, outputs="values", network="net")).validate(module, targets, verbose=False)
 
 
 @pytest.mark.slow

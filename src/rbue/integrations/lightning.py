@@ -15,7 +15,7 @@ from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import Batch, batches_of
 from rbue.errors import ConversionError, InvalidInput, RbueError, whole_number
 from rbue.integrations.outputs import as_outputs
-from rbue.prediction import AnyPrediction
+from rbue.prediction import AnyPrediction, Prediction
 from rbue.sampling import predict
 
 try:
@@ -67,6 +67,7 @@ class Sampling(Callback):
     ) -> None:
         self.settings = {"samples": whole_number(samples, "samples"), "seed": seed, **settings}
         self.network = network
+        self._usual = metrics is None
         self.metrics = rbue_metrics.collection() if metrics is None else metrics
         self.names = names
         self._at_end: list[Callable[[], object]] = []
@@ -99,6 +100,11 @@ class Sampling(Callback):
     ) -> None:
         """Take the batch into the scores."""
         prediction, targets = self._of_batch(batch), _targets(batch)
+        if self._usual and not isinstance(prediction, Prediction):
+            raise InvalidInput(
+                "the usual scores are of class probabilities, which this network does not give; add "
+                "metrics=torchmetrics.MetricCollection(...) with your own to Sampling."
+            )
         if dataloader_idx not in self._scores:
             self._scores[dataloader_idx] = self.metrics.clone().to(pl_module.device)
             self._scores[dataloader_idx].reset()
