@@ -10,6 +10,7 @@ from typing import Any
 
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.data.outside import USUAL
+from rbue.lab.paper.budget import read_budget
 from rbue.lab.paper.experiments import METHODS
 from rbue.lab.paper.numbers import as_printed, paper_value
 from rbue.lab.paper.settings import Settings
@@ -20,6 +21,7 @@ from rbue.lab.training.recipe import recipe_for
 
 ROOT = Path(__file__).parent.parent
 RUNS, RERUNS = ROOT / "results" / "runs", ROOT / "results" / "reruns"
+SETTINGS = Settings(budget=read_budget(RUNS))
 SAMPLES = 100
 SEEDS = range(10)
 KEY = result_key(SAMPLES)
@@ -48,7 +50,7 @@ class Study:
 
     def config(self, method: str, seed: int = 0) -> RunConfig:
         """The run of one row."""
-        return Settings().config(self.data, self.model, method, seed)
+        return SETTINGS.config(self.data, self.model, method, seed)
 
     def measured(self, root: Path = RUNS) -> Found:
         """The result of each method's first run."""
@@ -98,7 +100,7 @@ class Study:
         return lines[:-1]
 
     def comparison(self, times: bool = False) -> list[str]:
-        """Ours beside the paper's, one line a method, with the seconds of its training if asked; missing ones too."""
+        """Ours beside the paper's, one line a method, with the time of its training if asked, and what is missing."""
         heads = ["method", "accuracy, %", "ECE", "NLL", "Brier", "Mean-JSD", "Mean-DIS", *["training, s"] * times]
         lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         found = self.measured()
@@ -108,7 +110,6 @@ class Study:
                 for name in ("accuracy", "ece", "mean_jsd", "mean_dis")
             }
             if method not in found:
-                lines.append(f"| `{method}` | not measured yet |{' |' * (len(heads) - 2)}")
                 continue
             _, result = found[method]
             cells = [
@@ -123,7 +124,8 @@ class Study:
                 *[f"{result['training_seconds']:.0f}"] * times,
             ]
             lines.append(f"| {' | '.join(cells)} |")
-        return lines
+        absent = ", ".join(f"`{method}`" for method in self.methods if method not in found)
+        return [*lines, *(["", f"Not measured: {absent}."] if absent else [])]
 
     def short(self, methods: dict[str, str]) -> list[str]:
         """A small table of some methods, which have titles here."""
