@@ -68,6 +68,8 @@ def test_compare_says_why_nothing_could_be_measured(as_json, fails):
 def test_compare_refuses_before_training(fails):
     assert "did you mean 'single'?" in fails("compare", "--methods", "mc-rrelu,singel", *TINY, code=2)
     assert ".html, .md, .csv, .json" in fails("compare", "--methods", "single", "-o", "table.xls", code=2)
+    assert "flop" in fails("compare", "--methods", "single", "--augment", "flop", *TINY, code=2)
+    assert "not 'fair'" in fails("compare", "--methods", "single", "--draws", "fair", *TINY, code=2)
     assert not Path("runs").exists()
 
 
@@ -140,3 +142,15 @@ def test_a_method_with_a_damaged_seed_has_no_mean(command, as_json):
 def test_percentages_have_one_unit():
     row = {"accuracy": 0.9512, "nll": 0.25, "deviations": {"accuracy": 0.0021}}
     assert [column.cell(row) for column in verbs.COLUMNS if column.key in row] == ["95.12 ± 0.21 %", "0.2500"]
+
+
+def test_all_methods_are_measured_in_the_same_way(as_json, command):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8", "--samples", 4, "--draws", "balanced", *TINY)
+    rows = as_json(*words, "--augment", "flip, shift:1")["methods"]
+    assert [row["augment"] for row in rows] == ["flip,shift:1"] * 2
+    assert [row["samples"] for row in rows] == [4, 4], "a plain network has as many augmented samples"
+    assert {row["measurement"] for row in rows} == {"samples=4,seed=0,draws=balanced,augment=flip,shift:1"}
+    shown = command(*words, "--augment", "flip, shift:1").stdout
+    assert "up to 4 samples, augmented by flip,shift:1" in shown
+    assert "Chance cannot be told" not in shown
+    assert [row["draws"] for row in as_json(*words)["methods"]] == ["independent", "balanced"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,19 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import Address, Cpus, EngineName, Gpus, Samples, Selection, Workers, device_named, tasks_on
+from rbue.lab.cli.options import (
+    Address,
+    Augment,
+    Cpus,
+    Draws,
+    EngineName,
+    Gpus,
+    Samples,
+    Selection,
+    Workers,
+    device_named,
+    tasks_on,
+)
 from rbue.lab.cli.output import (
     AsJson,
     as_json,
@@ -90,6 +102,8 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method, from --seed on: mean and spread.")] = 1,
     samples: Samples = 100,
     sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    draws: Draws = "independent",
+    augment: Augment = "",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write a page (.html), or the table (.md, .csv, .json), to a file too."),
@@ -108,25 +122,29 @@ def compare(
     to. A method that cannot be measured is named, and the others are measured all the same.
     """
     from rbue.lab.report.run_records import read_records
+    from rbue.lab.runs.augmented import canonical
     from rbue.lab.runs.folders import RunFolder, result_key
-    from rbue.lab.runs.measuring import evaluate_run
+    from rbue.lab.runs.measuring import evaluate_run, usable_draws
 
+    augment = canonical(augment)
+    how = {"samples": samples, "seed": sample_seed, "draws": draws, "augment": augment}
     firsts = {config.method: config for config in map(selection.config, split_methods(methods))}
     configs = [
         replace(config, seed=config.seed + number * config.parsed.networks)
         for config in firsts.values()
         for number in range(seeds)
     ]
+    keys = [result_key(samples, sample_seed, usable_draws(one, draws, augment), augment) for one in configs]
     if output is not None:
         check_output(output)
     failed: dict[RunConfig, RbueError] = {}
     with tasks_on(engine, address, cpus, gpus, selection.device, workers) as executor:
         if engine != "local":  # what is done there is found done below
-            failed = _spread(configs, selection.runs.absolute(), executor, samples, sample_seed)
+            failed = _spread(configs, selection.runs.absolute(), executor, how)
     device = device_named(None if engine == "ray" else selection.device)
     measured: dict[str, list[Row]] = {method: [] for method in firsts}
     errors: list[RbueError] = []
-    for place, config in enumerate(configs, 1):
+    for place, (config, key) in enumerate(zip(configs, keys, strict=True), 1):
         name = f"{config.method} seed {config.seed}" if seeds > 1 else config.method
         remark(f"{place} of {len(configs)}: {name}")
         folder = RunFolder.of(config, selection.runs)
@@ -135,7 +153,7 @@ def compare(
                 raise failed[config]
             trained(config, selection.runs, device)
             with working(f"evaluating {name}"):
-                result = evaluate_run(config, selection.runs, device, samples=samples, seed=sample_seed)
+                result = evaluate_run(config, selection.runs, device, **how)  # type: ignore[arg-type]
         except InvalidInput:
             raise
         except RbueError as error:
@@ -145,15 +163,15 @@ def compare(
                 "trouble": _trouble(folder),
                 "error": str(error),
             }
-        measured[config.method].append({"method": config.method, **result, "run": str(folder.path)})
+        measured[config.method].append({"method": config.method, **result, "run": str(folder.path), "measurement": key})
     rows = [_row(results) for results in measured.values()]
     if all("trouble" in row for row in rows):
         raise errors[0]
     if not is_first():
         return
     whole = [results for results in measured.values() if "trouble" not in _row(results)]
-    records = read_records(RunFolder(Path(one["run"])) for results in whole for one in results)
-    records = [record.measured_as(result_key(samples, sample_seed)) for record in records]
+    shown = {Path(one["run"]): one["measurement"] for results in whole for one in results}
+    records = [one.measured_as(shown[one.folder.path]) for one in read_records(map(RunFolder, shown))]
     marks = read_marks(records, len(rows))
     if output is not None and output.suffix == PAGE:
         write_page(records, output, device)
@@ -163,7 +181,8 @@ def compare(
         print_json({"methods": rows})
     else:
         which = f"seed {selection.seed}" if seeds == 1 else f"{seeds} seeds"
-        _show(f"{selection.model} on {selection.data}, {which}, up to {samples} samples", rows, marks)
+        more = f", augmented by {augment}" if augment else ""
+        _show(f"{selection.model} on {selection.data}, {which}, up to {samples} samples{more}", rows, marks)
         say(str(output if output is not None else selection.runs))
     if errors:
         for earlier in errors[:-1]:
@@ -189,7 +208,7 @@ def _row(results: Sequence[Row]) -> Row:
 
 
 def _spread(
-    configs: Sequence[RunConfig], root: Path, executor: Executor, samples: int, seed: int
+    configs: Sequence[RunConfig], root: Path, executor: Executor, how: Mapping[str, Any]
 ) -> dict[RunConfig, RbueError]:
     """Train every network that is missing, each once, then measure the runs; gives the errors of those that failed."""
     from rbue.lab.executors import in_order
@@ -202,7 +221,7 @@ def _spread(
     for network, _, error in executor.each(train, networks):
         if error is not None:
             failed |= {config: error for config in configs if network in config.members()}
-    evaluate = partial(evaluate_run, root=root, device=executor.device, samples=samples, seed=seed)
+    evaluate = partial(evaluate_run, root=root, device=executor.device, **how)
     runs = in_order(
         [config for config in configs if config not in failed], lambda one: remark(f"evaluating {one.method}")
     )
