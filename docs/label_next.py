@@ -14,6 +14,7 @@ from result_tables import ROOT
 from rbue.files import read_json
 from rbue.lab.active.curves import Spread
 from rbue.lab.active.page import LOOKS, draw_spread, dress_labels, signed
+from rbue.lab.paper.results import counted
 from rbue.lab.report.figure_style import INK, TITLE, legend, new_figure
 
 if TYPE_CHECKING:
@@ -61,12 +62,16 @@ def _protocol(found: Found) -> list[str]:
 
 def _table(found: Found) -> list[str]:
     levels = [f"{level:g}" for level in found["levels"]][-SHOWN:]
-    last = max(curve["labels"][-1] for curve in found["curves"])
+    last = min(curve["labels"][-1] for curve in found["curves"])  # all have so many
     heads = ["method", "acquisition", f"accuracy with {last:,} labels, %", "points above random", "seeds above"]
     heads += ["labels saved at the end", *(f"at {100 * float(level):g} %" for level in levels)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for curve in found["curves"]:
-        cells = [f"`{curve['method']}`", f"`{curve['acquire']}`", _points(curve["accuracy"][-1])]
+        cells = [
+            f"`{curve['method']}`",
+            f"`{curve['acquire']}`",
+            _points(curve["accuracy"][curve["labels"].index(last)]),
+        ]
         if curve["labels_saved"] is None:
             cells += ["–"] * (len(heads) - len(cells))
         else:
@@ -81,9 +86,9 @@ def _table(found: Found) -> list[str]:
 def _legend(found: Found) -> list[str]:
     seeds = max(len(curve["seeds"]) for curve in found["curves"])
     return [
-        f"Mean ± standard deviation over {seeds} seeds, each compared with random of the same seed and method. Points",
-        "are means over all rounds. 'At the end' is at the accuracy with which random ends. 'Over' and 'under' are",
-        "bounds, where one of the two does not get there in every seed; a dash says that there is none.",
+        f"Mean ± standard deviation over {counted([seeds], 'seed')}, each compared with random of the same seed and",
+        "method. Points are means over all rounds. 'At the end' is at the accuracy with which random ends. 'Over' and",
+        "'under' are bounds, where one of the two does not get there in every seed; a dash says that there is none.",
     ]
 
 

@@ -94,6 +94,20 @@ def is_first() -> bool:
     return processes() == 1 or _variable("RANK", 0) == 0
 
 
+_at_once = 1
+
+
+def tasks_at_once() -> int:
+    """How many tasks of one command share this machine or its GPU, this one among them: clocks run longer then."""
+    return _at_once
+
+
+def note_tasks_at_once(count: int) -> None:
+    """Say so in a process that does tasks."""
+    global _at_once
+    _at_once = count
+
+
 def usable_cores() -> int:
     """How many cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):

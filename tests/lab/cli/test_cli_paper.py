@@ -177,6 +177,18 @@ def test_the_page_needs_no_data_set(command, monkeypatch):
     wanted = ("table4-jsd", "fig-activations", "fig-framework", "fig-shot-noise")
     command("paper", "report", *wanted, "--runs", str(PUBLISHED))
     page = Path("paper-report/report.html").read_text()
+    absent = page.partition("Not here yet")[2].partition("</ul>")[0]
     for name in wanted:
-        assert (f'id="{name}"' in page) != (f"rbue paper run {name} --runs" in page), "drawn, or a line"
+        assert (f'id="{name}"' in page) != (f"rbue paper run {name} --runs" in absent), "drawn, or a line"
     assert 'id="fig-shot-noise"' in page
+
+
+def test_what_the_budget_leaves_out_is_said(command, as_json):
+    Path("runs/paper").mkdir(parents=True)
+    Path("runs/paper/budget.json").write_text(json.dumps([{"why": "of time", "models": ["vgg13"], "seeds": 0}]))
+    said = "Left out: all rows, because of time. --seeds 1 has them all the same."
+    for verb in ("run", "plan"):
+        assert said in command("paper", verb, "table1-cifar10", "--models", "vgg13", "--device", "cpu").stderr
+    assert len(as_json("paper", "report", "table1-cifar10")["left_out"]["table1-cifar10"]) == 10
+    (one, *_) = as_json("paper", "list")["experiments"]
+    assert (one["id"], len(one["left_out"])) == ("table1-cifar10", 10)

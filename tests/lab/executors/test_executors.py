@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -146,8 +147,18 @@ class Odd(Exception):
         super().__init__(f"{one} and {other}")
 
 
+class OurOdd(RbueError):
+    """The same of ours."""
+
+    def __init__(self, one, other):
+        super().__init__(f"{one} and {other}")
+
+
 def try_it(item):
     """What a task can come to; workers find it by its name."""
+    if item == "die as a parent" and os.fork() == 0:
+        time.sleep(60)  # it holds all of its parent's files open
+        os._exit(0)
     if item.startswith("die") and not (item == "die once" and Path("has died").exists()):
         Path("has died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -158,8 +169,14 @@ def try_it(item):
         raise KeyError("this is a bug")
     if item == "odd":
         raise Odd("one", "other")
+    if item == "our odd":
+        raise OurOdd("one", "other")
     if item == "no room":
         raise torch.OutOfMemoryError("CUDA out of memory")
+    if item == "no room for us":
+        raise OutOfMemory("choose a smaller --batch.")
+    if item == "leave":
+        sys.exit(3)
     if item == "cannot be sent":
         return lambda: None
     print(f"{item} was done")
@@ -195,10 +212,21 @@ def test_what_else_tasks_in_processes_come_to(tmp_path, monkeypatch):
         ended = {one.item: one for one in pool.each(try_it, in_order(["die", "a", "b", "c"]))}
         assert "the process of this task ended 2 times (killed" in str(ended.pop("die").error)
         assert len({one.result[-1] for one in ended.values()}) == 1
+        start = time.monotonic()
+        (orphan,) = pool.each(try_it, in_order(["die as a parent"]))
+        assert "ended 2 times" in str(orphan.error)
+        assert time.monotonic() - start < 50
+        odd, room = pool.each(try_it, in_order(["our odd", "no room for us"]))
+        assert {str(one.error) for one in (odd, room)} == {
+            "one and other",
+            "there is not enough memory for 2 tasks at once; give fewer --workers.",
+        }
+        assert {type(odd.error), type(room.error)} == {RbueError, OutOfMemory}
         for item, kind, text in (
             ("cannot be sent", RuntimeError, "pickle"),
             ("odd", RuntimeError, "Odd: one and other"),
             ("no room", OutOfMemory, "for 2 tasks at once; give fewer --workers"),
+            ("leave", RuntimeError, r"ended its process by sys.exit\(3\)"),
         ):
             with pytest.raises(kind, match=text):
                 list(pool.each(try_it, in_order([item])))

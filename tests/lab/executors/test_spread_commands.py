@@ -13,6 +13,8 @@ import pytest
 import torch
 from whole_commands import GRID, METHODS, begin, essence, finish, in_training, no_more, rbue, wait_for, without_times
 
+from rbue.files import read_json
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SPREAD = ("--engine", "processes", "--workers", "2", "--cpus", "1")
@@ -83,7 +85,9 @@ def test_a_comparison_damaged_images_and_many_predictions():
     words += ("--width", "0.25", "--samples", "4", "--device", "cpu", "--json")
     places = (("near", ()), ("far", SPREAD))
     tables = [json.loads(rbue("compare", *words, "--runs", name, *more)) for name, more in places]
-    for table in tables:
+    for table, (name, _), count in zip(tables, places, (1, 2), strict=True):
+        assert {read_json(path)["workers"] for path in Path(name).rglob("training.json")} == {count}
+        assert all(("prediction_seconds" in row) == (count == 1) for row in table["methods"])
         for row in table["methods"]:
             del row["run"]
     assert without_times(tables[0]) == without_times(tables[1])

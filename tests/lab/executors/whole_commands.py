@@ -59,7 +59,7 @@ def in_training(root, workers):
     return None
 
 
-TIMES = ("training_seconds", "prediction_seconds", "seconds", "environment", "environments", "side_by_side")
+TIMES = ("training_seconds", "prediction_seconds", "seconds", "environment", "environments", "side_by_side", "workers")
 
 
 def without_times(content):

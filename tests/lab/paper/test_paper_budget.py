@@ -12,8 +12,9 @@ from rbue.errors import RbueError
 from rbue.lab.paper.budget import Rule, budget_file, read_budget
 from rbue.lab.paper.experiments import chosen, get
 from rbue.lab.paper.page import page_files
+from rbue.lab.paper.planning import jobs_for
 from rbue.lab.paper.reporting import markdown
-from rbue.lab.paper.results import Measured, gather
+from rbue.lab.paper.results import Measured, as_measured, gather
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings, last_settings
 
@@ -85,7 +86,7 @@ def test_what_was_asked_for_comes_before_the_budget(tmp_path):
     assert gather(get("table3-tinyimagenet"), asked, tmp_path).stated == ()
 
 
-def test_quick_runs_have_no_budget():
+def test_quick_runs_have_a_budget_of_their_own():
     quick = replace(FEW, quick=True)
     assert quick.repetitions("tiny-imagenet", "vgg13", "single") == (0,)
     assert quick.config("tiny-imagenet", "vgg13", "single", 0).recipe.epochs == 3
@@ -126,7 +127,12 @@ def test_corrupted_images_are_for_the_first_repetition(done):
     assert {row["samples_asked"] for row in Measured(root, resnet).corrupted_rows(svi)} == {5}
     found = gather(figure, resnet, root)
     assert found.missing == ()
-    assert "All rows: 5 samples for each corrupted image, because an epoch takes eight" in found.stated[-1]
+    assert found.stated[-1].startswith("5 samples of each corrupted image for all rows, because an epoch takes eight")
+    fewer = gather(figure, replace(resnet, samples=3), root)
+    assert fewer.stated[-1].startswith("3 samples of each")
+    page = page_files(resnet, root)([found])["report.html"].decode()
+    assert "5 samples, seed 0.)" in page
+    assert "repetitions.)" not in page
 
 
 def test_a_table_says_what_its_budget_is(done):
@@ -136,7 +142,8 @@ def test_a_table_says_what_its_budget_is(done):
     assert found.left_out == ("vgg13 single", "vgg13 svi", "densenet121 single", "densenet121 svi")
     assert found.stated == (
         "Left out: vgg13; densenet121, because there was no time.",
-        "Resnet18: 20 epochs, because an epoch takes eight of CIFAR-10's.",
+        "3 repetitions of resnet18 with single, because they are the ones compared.",
+        "20 epochs for resnet18, because an epoch takes eight of CIFAR-10's.",
     )
     assert not found.is_complete
     assert found.state == f"incomplete, by its budget. {' '.join(found.stated)}"
@@ -153,3 +160,53 @@ def test_one_that_is_left_out_whole_is_a_line(tmp_path):
     assert (found.missing, len(found.left_out)) == ((), 3)
     assert markdown(found) == f"Table 6 ({found.experiment.title}): incomplete, by its budget. {found.stated[0]}\n"
     assert found.stated == ("Left out: all rows, because there was no time.",)
+
+
+def test_what_is_left_out_and_was_measured_is_shown(done):
+    root, _ = done
+    table = get("table3-tinyimagenet")
+    stricter = replace(FEW, budget=(*FEW.budget, Rule("it takes long", methods=("svi",), seeds=0)))
+    found = gather(table, stricter, root)
+    assert [row.cell for row in found.rows] == [("resnet18", "single"), ("resnet18", "svi")]
+    assert "resnet18 svi" not in found.left_out
+    assert Measured(root, stricter).value("tiny-imagenet", "resnet18", "svi", "accuracy") == pytest.approx(0.9)
+
+
+def test_any_network_is_the_one_with_most_of_the_rows(done):
+    """The figure's own network is DenseNet-121, of which the budget has little, or nothing."""
+    root, _ = done
+    figure, own = get("fig-shift-tinyimagenet"), get("fig-shift-tinyimagenet").grid.models
+    assert own == ("densenet121",)
+    for rule in (Rule("of time", models=own, seeds=0), Rule("of time", models=own, methods=("svi",), seeds=0)):
+        settings = replace(FEW, budget=(rule,))
+        assert as_measured(figure, settings, root).models == ("vgg13",)
+        assert {job.config.model for job in jobs_for([figure], settings, root)} == {"vgg13"}
+    everything = replace(FEW, budget=())
+    assert as_measured(figure, everything, root).models == own
+    run_experiments([figure], replace(FEW, models=("resnet18",)), place(root))
+    assert as_measured(figure, FEW, root).models == ("resnet18",)
+
+
+def test_only_the_first_repetition_is_corrupted_unless_others_are_typed(tmp_path):
+    shifted = replace(FEW, shift=True)
+    jobs = jobs_for([get("table3-tinyimagenet")], shifted, tmp_path)
+    assert sorted(job.config.seed for job in jobs if job.config.method == "single") == [0, 1, 2]
+    assert {job.config.seed for job in jobs if "shift" in job.measures} == {0}
+    typed = jobs_for([get("table3-tinyimagenet")], replace(shifted, seeds=(0, 1)), tmp_path)
+    assert {job.config.seed for job in typed if "shift" in job.measures} == {0, 1}
+
+
+def test_figures_of_one_run_want_one(tmp_path):
+    three = Settings(budget=(Rule("of chance", seeds=3),))
+    for name, count in (("fig-jsd", 1), ("fig-framework", 1), ("table4-jsd", 3)):
+        configs = [one for one in three.configs(get(name)) if one.method in ("mc-droprelu:0.9", "svi")]
+        assert len(configs) == count, name
+
+
+def test_a_command_does_not_switch_it_off_for_later_ones(tmp_path, monkeypatch):
+    FakeWork(monkeypatch)
+    run_experiments([], replace(FEW, seeds=(0, 1), epochs=3, samples=7), place(tmp_path))
+    asked = Settings(budget=FEW.budget)
+    last = last_settings(tmp_path, asked)
+    assert (last.seeds, last.epochs, last.samples) == (None, None, 7)
+    assert last_settings(tmp_path, Settings()).seeds == (0, 1)

@@ -122,8 +122,6 @@ def active(
         root = selection.runs if where == "local" else selection.runs.absolute()
         how = {"rounds": rounds, "root": root, "engine": steps_by, "together": together}
         done, errors = _done(configs, executor, where != "local", how)
-    if not done:
-        raise errors[0]
     found = [(config, done[config]) for config in configs if config in done]
     if json:
         runs = [
@@ -131,7 +129,7 @@ def active(
             for config, done in found
         ]
         print_json({"runs": runs})
-    else:
+    elif found:
         _show(f"{selection.model} on {selection.data}", found)
         for config, _ in found:
             say(str(config.folder(selection.runs).path))

@@ -223,7 +223,8 @@ def _spread(
             failed |= {config: error for config in configs if network in config.members()}
     evaluate = partial(evaluate_run, root=root, device=executor.device, **how)
     runs = in_order(
-        [config for config in configs if config not in failed], lambda one: remark(f"evaluating {one.method}")
+        [config for config in configs if config not in failed],
+        lambda one: remark(f"evaluating {one.method} seed {one.seed}"),
     )
     for config, _, error in executor.each(evaluate, runs):
         if error is not None:

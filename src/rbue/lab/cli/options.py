@@ -69,7 +69,7 @@ Address = Annotated[
 Cpus = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Cores, and threads, of a task (left out: 1; with --workers: their part).", rich_help_panel=SPREAD
+        min=1, help="Cores, and threads, of a task (left out: 1 on Ray, else its part).", rich_help_panel=SPREAD
     ),
 ]
 Gpus = Annotated[

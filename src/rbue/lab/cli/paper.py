@@ -85,7 +85,7 @@ Only = Annotated[
 def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
     """List the tables and figures: which are complete, what the others lack, and the command that does the rest.
 
-    Judged by the settings of the last `rbue paper run` in the folder of runs.
+    Judged by its budget and the settings of the last `rbue paper run` in the folder of runs.
     """
     from rbue.lab.paper.budget import read_budget
     from rbue.lab.paper.experiments import EXPERIMENTS
@@ -144,7 +144,7 @@ def plan(
     _check_methods(experiments, settings)
     estimator = Estimator(device_named(device), runs, together=together)
     with working("timing a few steps of each network"):
-        jobs = jobs_for(experiments, settings)
+        jobs = jobs_for(experiments, settings, runs)
         rows = planned(jobs, settings, estimator, kinds)
         small = replace(settings, quick=True, epochs=None, samples=None)
         quickly = 0.0 if quick else sum(one.seconds for one in planned(jobs_for(experiments, small), small, estimator))
@@ -177,6 +177,7 @@ def plan(
     left = sum(bool(row.missing) for row in rows)
     say(f"{left} of {len(rows)} runs have something missing: about {duration(total)} on {estimator.device}")
     say("  timed here: trainings in the folder of runs, or else a few steps of each network")
+    _tell_left_out(experiments, settings, runs)
     if quick or not left:
         return
     say(f"about {duration(sum(recorded))} on one {RECORDED_GPU}")
@@ -246,6 +247,7 @@ def run(
         print_json({"scale": settings.scale.name, "seconds": budget.spent(), **asdict(outcome)})
     else:
         _tell_outcome(outcome, budget)
+        _tell_left_out(experiments, settings, runs)
         say(str(runs))
     if outcome.failed:
         for reason, count in _counted(outcome.failed):
@@ -269,7 +271,7 @@ def report(
 ) -> None:
     """Write what was measured beside what the paper prints: one page, LaTeX, Markdown, CSV and the data of figures.
 
-    Without settings, those of the last `rbue paper run` in the folder of runs.
+    Without settings, those of its budget and of the last `rbue paper run` in the folder of runs.
     """
     from rbue.lab.paper.experiments import chosen
     from rbue.lab.paper.page import HTML, page_files
@@ -285,7 +287,9 @@ def report(
     complete = [one.experiment.id for one in gathered if one.is_complete]
     if json:
         missing = {one.experiment.id: one.missing for one in gathered if one.missing}
-        print_json({"scale": settings.scale.name, "complete": complete, "missing": missing, "files": files})
+        left_out = {one.experiment.id: one.left_out for one in gathered if one.left_out}
+        states = {"complete": complete, "missing": missing, "left_out": left_out}
+        print_json({"scale": settings.scale.name, **states, "files": files})
         return
     if not any(one.has_something for one in gathered):
         remark(f"nothing of this has been measured in {runs} yet; `rbue paper run` does it.")
@@ -420,6 +424,16 @@ def _tell_absent(names: set[str]) -> None:
     for name in sorted(names):
         if not data_is_here(name):
             remark(f"{name} is not on this machine and would be left out; `rbue data fetch {name}` brings it.")
+
+
+def _tell_left_out(experiments: tuple[Experiment, ...], settings: Settings, runs: Path) -> None:
+    """Say what the budget leaves out of what was asked for, and how to have it."""
+    from rbue.lab.paper.results import as_measured, budget_sentences
+
+    said = (budget_sentences(one, as_measured(one, settings, runs)) for one in experiments)
+    left_out = dict.fromkeys(line for lines in said for line in lines if line.startswith("Left out"))
+    for line in left_out:
+        remark(f"{line} --seeds 1 has them all the same.")
 
 
 def _few(names: tuple[str, ...]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -26,6 +25,7 @@ WORKERS_OF_A_GPU = 4
 """A small network leaves most of a GPU idle while a core starts its kernels; each worker has its own CUDA context."""
 
 SECONDS_TO_END = 5.0
+SECONDS_TO_LOOK = 1.0
 
 
 class ProcessExecutor(Executor):
@@ -58,7 +58,7 @@ class ProcessExecutor(Executor):
         self, task: Callable[[Item], Any], following: Callable[[], Item | None]
     ) -> Generator[Done[Item], None, None]:
         """As many tasks at once as there are workers; in the order in which they end."""
-        here = here_with(self.threads)
+        here = here_with(self.threads, self.workers)
         waiting: list[tuple[Item, int]] = []  # with how often its process has died
         running: dict[_Worker, tuple[Item, int]] = {}
         try:
@@ -83,7 +83,7 @@ class ProcessExecutor(Executor):
                 if answer is None and deaths < RETRIES:
                     waiting.append((item, deaths + 1))
                 else:
-                    yield died(item) if answer is None else told(item, *answer)
+                    yield died(item) if answer is None else self._with_a_way_out(told(item, *answer))
         except BaseException:  # also of whoever closes this
             self.close()
             raise
@@ -106,13 +106,18 @@ class ProcessExecutor(Executor):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._started[-1]
 
+    def _with_a_way_out(self, done: Done[Item]) -> Done[Item]:
+        """The same; that there was no room is because of the others, first of all."""
+        if not isinstance(done.error, OutOfMemory) or self.workers == 1:
+            return done
+        sentence = f"there is not enough memory for {self.workers} tasks at once; give fewer --workers."
+        return done._replace(error=OutOfMemory(sentence))
+
     def _explained(self, failure: _Failure) -> BaseException:
         """The error that ended a task, as if it had happened here; its traceback there is its cause."""
         error: Exception = failure.error
-        if type(error).__name__ == "OutOfMemoryError" and self.workers > 1:
-            error = OutOfMemory(
-                f"the GPU has not enough memory for {self.workers} tasks at once; give fewer --workers."
-            )
+        if type(error).__name__ == "OutOfMemoryError":
+            error = self._with_a_way_out(Done(None, None, OutOfMemory(str(error)))).error or error
         error.__cause__ = RuntimeError(f"in a worker process\n{failure.traceback}")
         return error
 
@@ -137,7 +142,7 @@ class _Worker:
 
     @property
     def ends(self) -> tuple[Connection, int]:
-        """What can be waited for: an answer, or the end of the process, whose pipe a child of its own may hold open."""
+        """What can be waited for: an answer, or the end of the process, unless a child that it forked lives on."""
         return self._pipe, self.process.sentinel
 
     def begin(self, task: Callable[[Any], Any], item: Any, here: Here) -> None:
@@ -162,7 +167,12 @@ class _Worker:
 
 def _first_ended(workers: Iterable[_Worker]) -> _Worker:
     owners = {end: worker for worker in workers for end in worker.ends}
-    return owners[wait(list(owners))[0]]  # type: ignore[index]
+    while True:
+        for end in wait(list(owners), SECONDS_TO_LOOK):
+            return owners[end]  # type: ignore[index]
+        for worker in owners.values():
+            if worker.process.exitcode is not None:
+                return worker
 
 
 def _names_of_gpus(count: int, chosen: int | None) -> list[str]:
@@ -179,20 +189,33 @@ def _names_of_gpus(count: int, chosen: int | None) -> list[str]:
 
 def _do_tasks(pipe: Connection, threads: int, gpu: str | None) -> None:
     """What a worker does, as long as there is somebody to tell."""
-    os.dup2(2, 1)  # standard output is the command's
+    with suppress(OSError):  # there may be none
+        os.dup2(2, 1)  # standard output is the command's
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of NumPy, too, and read when torch is imported
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that temporary folders are removed
+    signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_end_with_parent, args=(threading.get_ident(),), daemon=True).start()
     with suppress(OSError):  # nobody is there any more
         while True:
             answer: Any
             try:
                 answer = work(*pipe.recv())
+            except _Ended:
+                raise
+            except SystemExit as error:
+                answer = _failure(RuntimeError(f"a task ended its process by sys.exit({error.code!r})"))
             except Exception as error:
                 answer = _failure(error)
             _send(pipe, answer)
+
+
+class _Ended(SystemExit):
+    """That a worker was told to end."""
+
+
+def _end(*_: object) -> None:
+    raise _Ended(1)  # not at once, so that temporary folders are removed
 
 
 def _failure(error: Exception) -> _Failure:

@@ -37,7 +37,7 @@ class RayExecutor(Executor):
         import ray
 
         remote = ray.remote(work).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES, name="rbue")
-        here = here_with(self.cpus)
+        here = here_with(self.cpus, max(1, round(1 / self.gpus)) if self.gpus else 1)
         running: dict[Any, Item] = {}
         while True:
             while len(running) < self._room() and (item := following()) is not None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterable
+from copy import copy
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from rbue.errors import RbueError, RbueWarning, warn
 from rbue.lab import own_code
+from rbue.lab.processes import note_tasks_at_once
 
 if TYPE_CHECKING:
     import torch
@@ -81,15 +83,16 @@ class Here(NamedTuple):
 
     folder: str
     threads: int
+    at_once: int
     variables: dict[str, str]
     named: list[str]
 
 
-def here_with(threads: int) -> Here:
-    """What this process has, for tasks with so many threads."""
+def here_with(threads: int, at_once: int) -> Here:
+    """What this process has, for tasks with so many threads, so many of which share a machine or a GPU."""
     own_code.note_named()  # here, as other processes are only told
     variables = {name: os.environ[name] for name in ("RBUE_DATA",) if name in os.environ}
-    return Here(os.getcwd(), threads, variables, own_code.named())
+    return Here(os.getcwd(), threads, at_once, variables, own_code.named())
 
 
 def work(task: Callable[[Any], Any], item: Any, here: Here) -> tuple[Any, RbueError | None, list[str]]:
@@ -104,14 +107,27 @@ def work(task: Callable[[Any], Any], item: Any, here: Here) -> tuple[Any, RbueEr
         os.environ.pop(name, None)
     os.environ.update(here.variables)
     torch.set_num_threads(here.threads)
-    result, problem = None, None
+    note_tasks_at_once(here.at_once)
+    result: Any = None
+    problem: RbueError | None = None
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RbueWarning)
         try:
             result = task(item)
         except RbueError as error:
-            problem = error.with_traceback(None)
+            problem = _as_sent(error.with_traceback(None))
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # the next task may need less, and its neighbours more
     return result, problem, [str(one.message) for one in said if issubclass(one.category, RbueWarning)]
+
+
+def _as_sent(error: RbueError) -> RbueError:
+    """The error, or one with its words if it cannot be made again where it arrives."""
+    try:
+        copy(error)
+    except Exception:
+        return RbueError(str(error))
+    return error
 
 
 def told(item: Item, result: Any, problem: RbueError | None, said: list[str]) -> Done[Item]:

@@ -21,7 +21,15 @@ from rbue.lab.methods.mc_droprelu import MCDropReLU
 from rbue.lab.paper.experiments import Drawing, Experiment
 from rbue.lab.paper.illustrations import FROM_ILLUSTRATIONS
 from rbue.lab.paper.numbers import TABLES, as_printed, paper_value
-from rbue.lab.paper.results import NOT_COMPARED, ExperimentData, GatheredCell, GatheredRow, Measured, how_trained
+from rbue.lab.paper.results import (
+    NOT_COMPARED,
+    ExperimentData,
+    GatheredCell,
+    GatheredRow,
+    Measured,
+    counted,
+    how_trained,
+)
 from rbue.lab.paper.settings import QUICK
 from rbue.lab.report import figures, severity_figures
 from rbue.lab.report.figures import PlanePoint
@@ -67,7 +75,10 @@ class ExperimentView:
     def configs(self, model: str, method: str) -> list[RunConfig]:
         """The runs of one row, one a repetition."""
         grid = self.experiment.grid
-        return [] if grid is None else self.measured.configs(grid.data, model, method)
+        if grid is None:
+            return []
+        found = self.measured.configs(grid.data, model, method)
+        return found[:1] if self.experiment.shows_one_run and self.measured.settings.seeds is None else found
 
     def results(self, model: str, method: str) -> list[dict[str, Any]]:
         """The clean results of those of them that have been measured."""
@@ -94,9 +105,9 @@ class ExperimentView:
         if not measured:
             return sentence
         networks = model or _listed(dict.fromkeys(one.model for one in measured))
-        of = settings.shift_samples_of if corrupted else settings.samples_of
+        samples = self._corrupted_samples(measured) if corrupted else counted([settings.sample_count], "sample")
         parts = [f"{networks} on {self._data(count=False)}", *self._epochs(measured)]
-        parts += [_counted((of(one) for one in measured), "sample"), self._repetitions(measured)]
+        parts += [samples, self._repetitions(measured)]
         parts += ["quick run, no evidence"] if self.quick else []
         return f"{sentence} ({', '.join(parts)}.)".strip()
 
@@ -129,16 +140,18 @@ class ExperimentView:
         """How long the networks were trained, where that is not the paper's length."""
         usual = recipe_for(configs[0].data).epochs
         counts = {config.recipe.epochs for config in configs}
-        return [] if self.quick or counts == {usual} else [f"{_counted(counts, 'epoch')} in place of {usual}"]
+        return [] if self.quick or counts == {usual} else [f"{counted(counts, 'epoch')} in place of {usual}"]
 
     def _samples(self, configs: list[RunConfig]) -> str:
-        settings = self.measured.settings
-        text = f"{_counted(map(settings.samples_of, configs), 'sample')} for each image"
+        text = f"{counted([self.measured.settings.sample_count], 'sample')} for each image"
         if self.gathered.corrupted:
-            numbers = sorted(set(map(settings.shift_samples_of, configs)))
-            text += f" ({' or '.join(map(str, numbers))} for each corrupted one)"
+            text += f" ({self._corrupted_samples(configs).partition(' sample')[0]} for each corrupted one)"
         members = sorted({config.parsed.networks for config in configs} - {1})
         return f"{text}, {' or '.join(map(str, members))} members of an ensemble" if members else text
+
+    def _corrupted_samples(self, configs: list[RunConfig]) -> str:
+        asked = self.measured.settings.shift_samples_for
+        return counted((asked(one.data, one.model, one.method) for one in configs), "sample")
 
     def _repetitions(self, configs: list[RunConfig]) -> str:
         counts = set(Counter((config.model, config.method) for config in configs).values())
@@ -147,12 +160,6 @@ class ExperimentView:
             return f"seed {asked[0]}" if len(asked) == 1 else "one run a method"
         fewest, most = min(counts), max(counts)
         return f"mean of {most if fewest == most else f'{fewest} to {most}'} repetitions"
-
-
-def _counted(numbers: Iterable[int], what: str) -> str:
-    """``20 samples``, or ``15 or 20 epochs``."""
-    found = sorted(set(numbers))
-    return f"{' or '.join(map(str, found))} {what}{'s' if found != [1] else ''}"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from rbue.lab import data, models
 from rbue.lab.environment import facts
 from rbue.lab.paper.experiments import Experiment
-from rbue.lab.paper.results import CORRUPTION_COUNT, machine_of, shift_is_done
+from rbue.lab.paper.results import CORRUPTION_COUNT, as_measured, machine_of, shift_is_done
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
 from rbue.lab.runs.measuring import DIVERSITY_SAMPLES
@@ -103,14 +103,21 @@ def data_is_here(name: str) -> bool:
         return False
 
 
-def jobs_for(experiments: Iterable[Experiment], settings: Settings) -> list[Job]:
-    """Every run of the experiments once; cheap runs and those many experiments share come first."""
+def jobs_for(experiments: Iterable[Experiment], settings: Settings, root: Path | None = None) -> list[Job]:
+    """Every run of the experiments once; cheap runs and those many experiments share come first.
+
+    Where any network will do, that is decided by what the folder of runs has, if one is given.
+    """
     users: dict[RunConfig, list[str]] = {}
     measures: dict[RunConfig, frozenset[str]] = {}
     for experiment in experiments:
-        for config in settings.configs(experiment):
+        those = settings if root is None else as_measured(experiment, settings, root)
+        for config in those.configs(experiment):
+            wanted = settings.measures(experiment)
+            if config.seed and settings.seeds is None:
+                wanted -= {"shift"}  # the budget's further repetitions are for clean images
             users.setdefault(config, []).append(experiment.id)
-            measures[config] = measures.get(config, frozenset()) | settings.measures(experiment)
+            measures[config] = measures.get(config, frozenset()) | wanted
     jobs = [Job(config, measures[config], tuple(names)) for config, names in users.items()]
     return sorted(jobs, key=lambda job: training_cost(job.config) / len(job.experiments))
 
@@ -247,7 +254,8 @@ class Estimator:
             other, training = folder.config(), folder.read("training")
             alike = other.width == config.width and other.parsed.name == config.parsed.name
             device, environment = training.get("device"), folder.read("environment") or {}
-            if alike and device == self.device.type and machine_of(device, environment) == here:
+            alone = training.get("workers", 1) == 1  # beside other processes an epoch says little
+            if alike and alone and device == self.device.type and machine_of(device, environment) == here:
                 found.append((training.get("side_by_side", 1), float(training["seconds"] / other.recipe.epochs)))
         return found
 

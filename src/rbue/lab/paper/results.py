@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,8 @@ FEW = 3
 NOT_COMPARED = ("training_seconds",)
 """What depends on the hardware, so that its difference from the paper's says nothing."""
 
+Cell = tuple[str, str]
+"""a network and a method"""
 BySeverity = dict[int, dict[str, float]]
 """severity -> corruption -> value"""
 
@@ -68,11 +70,17 @@ class Measured:
         self._alone: dict[RunConfig, bool] = {}
 
     def configs(self, data: str, model: str, method: str) -> list[RunConfig]:
-        """The runs of one cell, one a repetition."""
+        """The runs of one cell, one a repetition; the first also of a cell that is left out, as it may be there."""
         cell = (data, model, method)
         if cell not in self._configs:  # claims ask thousands of times, and checking a config takes milliseconds
-            self._configs[cell] = [self.settings.config(*cell, seed) for seed in self.settings.repetitions(*cell)]
+            repetitions = self.settings.repetitions(*cell) or (0,)
+            self._configs[cell] = [self.settings.config(*cell, one) for one in repetitions]
         return self._configs[cell]
+
+    def corrupted_configs(self, data: str, model: str, method: str) -> list[RunConfig]:
+        """Those of them that count on corrupted images: the first, unless repetitions were asked for."""
+        found = self.configs(data, model, method)
+        return found if self.settings.seeds is not None else found[:1]
 
     def result(self, config: RunConfig) -> dict[str, Any] | None:
         """The clean results of one run; None if there are none with the wanted number of samples and random stream."""
@@ -122,7 +130,9 @@ class Measured:
     def _trained_alone(self, config: RunConfig) -> bool:
         if config not in self._alone:
             trainings = (RunFolder.of(member, self.root).read("training") or {} for member in config.members())
-            self._alone[config] = all(training.get("side_by_side", 1) == 1 for training in trainings)
+            self._alone[config] = all(
+                training.get("side_by_side", 1) == training.get("workers", 1) == 1 for training in trainings
+            )
         return self._alone[config]
 
     def matrix(self, data: str, model: str, method: str, measure: str) -> list[list[float]] | None:
@@ -136,7 +146,7 @@ class Measured:
     def corrupted(self, data: str, model: str, method: str, measure: str) -> BySeverity:
         """A measurement of every corruption at every severity, each the mean over repetitions."""
         gathered: dict[tuple[int, str], list[float]] = defaultdict(list)
-        for config in self.configs(data, model, method):
+        for config in self.corrupted_configs(data, model, method):
             for row in self.corrupted_rows(config):
                 if isinstance(row.get(measure), int | float):
                     gathered[row["severity"], row["corruption"]].append(float(row[measure]))
@@ -149,7 +159,7 @@ class Measured:
         """The fewest repetitions behind any corruption at one severity; 0 before all of them are measured."""
         counts = Counter(
             row["corruption"]
-            for config in self.configs(data, model, method)
+            for config in self.corrupted_configs(data, model, method)
             for row in self.corrupted_rows(config)
             if row["severity"] == severity
         )
@@ -192,15 +202,22 @@ def shift_is_done(config: RunConfig, root: Path, severities: Sequence[int], samp
 
 
 def as_measured(experiment: Experiment, settings: Settings, root: Path) -> Settings:
-    """Where any network will do and none was asked for, the settings with the first that was measured so."""
+    """Where any network will do and none was asked for, the settings with one.
+
+    That is the one with the fewest rows left out by the budget; of several the one with the most rows that were
+    measured under corruptions.
+    """
     grid = experiment.grid
     if grid is None or not grid.any_network or settings.models is not None:
         return settings
-    for model in (*grid.models, *MODELS):
-        one = replace(settings, models=(model,))
-        if any(shift_rows(config, root, one.shift_samples_of(config)) for config in one.configs(experiment)):
-            return one
-    return settings
+
+    def lacks(one: Settings) -> tuple[int, int]:
+        configs = list(one.configs(experiment))
+        measured = sum(bool(shift_rows(config, root, one.shift_samples_of(config))) for config in configs)
+        return len(one.cells(grid)) - len({config.method for config in configs}), -measured
+
+    candidates = dict.fromkeys((*grid.models, *MODELS))
+    return min((replace(settings, models=(model,)) for model in candidates), key=lacks)
 
 
 @dataclass(frozen=True)
@@ -209,11 +226,13 @@ class Trained:
 
     Attributes:
         machines: what they were trained on, in words.
-        side_by_side: the numbers of networks that were trained at a time.
+        side_by_side: the numbers of networks that were trained at a time by one process.
+        workers: the numbers of processes that were at work at a time.
     """
 
     machines: tuple[str, ...]
     side_by_side: tuple[int, ...]
+    workers: tuple[int, ...] = (1,)
 
     def note(self) -> str:
         """What stands below a table of training times."""
@@ -221,6 +240,10 @@ class Trained:
             f"Training times count compiling and saving, on {' or '.join(self.machines)}; the paper's are from "
             f"{printed()['hardware']}, so no difference is shown. Networks trained side by side (here "
             f"{' or '.join(map(str, self.side_by_side))} at a time) share the time."
+        ) + (
+            f" With {' or '.join(map(str, self.workers))} processes at work on the machine, each counts in full."
+            if self.workers != (1,)
+            else ""
         )
 
 
@@ -240,6 +263,7 @@ def how_trained(configs: Iterable[RunConfig], root: Path) -> Trained | None:
     """How the networks of runs were trained; None if none of them says."""
     machines: set[str] = set()
     counts: set[int] = set()
+    workers: set[int] = set()
     for member in dict.fromkeys(member for config in configs for member in config.members()):
         folder = RunFolder.of(member, root)
         training = folder.read("training") or {}
@@ -247,7 +271,8 @@ def how_trained(configs: Iterable[RunConfig], root: Path) -> Trained | None:
         if machine is not None and training:
             machines.add(machine)
             counts.add(training.get("side_by_side", 1))
-    return Trained(tuple(sorted(machines)), tuple(sorted(counts))) if machines else None
+            workers.add(training.get("workers", 1))
+    return Trained(tuple(sorted(machines)), tuple(sorted(counts)), tuple(sorted(workers))) if machines else None
 
 
 @dataclass(frozen=True)
@@ -279,6 +304,11 @@ class GatheredRow:
     model: str
     method: str
     cells: dict[str, GatheredCell]
+
+    @property
+    def cell(self) -> Cell:
+        """What names it in a grid."""
+        return self.model, self.method
 
     @property
     def has_numbers(self) -> bool:
@@ -378,65 +408,76 @@ def gather(experiment: Experiment, settings: Settings, root: Path) -> Experiment
     found = ExperimentData(experiment, settings.scale.name, illustration=illustration, options=options)
     if grid is None:
         return replace(found, missing=tuple(missing))
-    configs = list(settings.configs(experiment))
-    cells = list(dict.fromkeys((config.model, config.method) for config in configs))
-    rows = tuple(_row(experiment, measured, *cell, diversity="diversity" in wanted) for cell in cells)
-    left_out, stated = _budget(experiment, settings)
+    wanted_runs = Counter((config.model, config.method) for config in settings.configs(experiment))
+    rows = [_row(experiment, measured, *cell, diversity="diversity" in wanted) for cell in settings.cells(grid)]
+    # What is left out and was measured all the same is shown.
+    rows = [row for row in rows if row.cell in wanted_runs or _is_there(row, grid, measured, wanted)]
+    cells = [row.cell for row in rows]
+    left_out = [cell for cell in settings.cells(grid) if cell not in cells]
     if not cells and not left_out:
         missing.append("all of it, because no row of it was asked for")
-    missing += _missing_runs(rows, Counter((config.model, config.method) for config in configs))
+    missing += _missing_runs(rows, wanted_runs)
     if "shift" in wanted:
-        missing += _missing_corruptions(grid, cells, measured)
+        missing += _missing_corruptions(grid, wanted_runs, measured)
+    runs = (config for cell in cells for config in measured.configs(grid.data, *cell))
     return replace(
         found,
         data=settings.data_of(grid.data),
-        rows=rows,
+        rows=tuple(rows),
         heat_maps=_heat_maps(grid, cells, measured) if "diversity" in wanted else {},
         corrupted=_corrupted(grid, cells, measured) if "shift" in wanted else {},
-        trained=how_trained((one for one in configs if measured.result(one)), root),
+        trained=how_trained((one for one in runs if measured.result(one)), root),
         missing=tuple(missing),
-        left_out=left_out,
-        stated=stated,
+        left_out=tuple(" ".join(cell) for cell in left_out),
+        stated=tuple(budget_sentences(experiment, settings, cells)),
     )
 
 
-def _budget(experiment: Experiment, settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The rows of an experiment that the budget leaves out, and what it says of others, as sentences."""
+def _is_there(row: GatheredRow, grid: Grid, measured: Measured, wanted: Container[str]) -> bool:
+    if "shift" in wanted:
+        return bool(measured.corrupted(grid.data, row.model, row.method, "accuracy"))
+    return row.has_numbers
+
+
+def budget_sentences(experiment: Experiment, settings: Settings, there: Container[Cell] = ()) -> Iterator[str]:
+    """What the budget says of an experiment, with its reasons; rows that are ``there`` are not called left out."""
     grid = experiment.grid
-    assert grid is not None
-    methods = [one for one in grid.methods if settings.methods is None or one in settings.methods]
-    cells = [(model, method) for model in settings.models_of(grid) for method in methods]
-    things = {"seeds": settings.seeds, "epochs": settings.epochs}
-    asked = [thing for thing, typed in things.items() if typed is None]
-    asked += ["shift_samples"] if "shift" in settings.measures(experiment) else []
-    left_out: list[str] = []
-    said: dict[tuple[str, Rule], list[tuple[str, str]]] = defaultdict(list)
-    for thing in asked:
-        for cell in cells:
-            rule = settings.rule(thing, grid.data, *cell)
-            absent = not settings.repetitions(grid.data, *cell)
-            if rule is not None and (absent if thing == "seeds" else not absent):
-                said[thing, rule].append(cell)
-                left_out += [" ".join(cell)] if absent else []
-    sentences = []
-    for (thing, rule), some in said.items():
-        rows = "all rows" if len(some) == len(cells) else _rows_in_words(some, methods)
-        words = {
-            "seeds": f"Left out: {rows}",
-            "epochs": f"{rows[0].upper()}{rows[1:]}: {rule.epochs} epochs",
-            "shift_samples": f"{rows[0].upper()}{rows[1:]}: {rule.shift_samples} samples for each corrupted image",
-        }
-        sentences.append(f"{words[thing]}, because {rule.why}.")
-    return tuple(left_out), tuple(sentences)
+    if grid is None:
+        return
+    cells = settings.cells(grid)
+    said: dict[tuple[str, Rule], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        count = len(settings.repetitions_for(experiment, *cell))
+        if settings.seeds is None and (rule := settings.rule("seeds", grid.data, *cell)) is not None:
+            words = f"{count} repetitions of" if count > 1 else "" if count or cell in there else "Left out:"
+            said[words, rule] += [cell] if words else []
+        if not count and cell not in there:
+            continue
+        if settings.epochs is None and (rule := settings.rule("epochs", grid.data, *cell)) is not None:
+            said[f"{counted([rule.epochs or 1], 'epoch')} for", rule].append(cell)
+        rule = settings.rule("shift_samples", grid.data, *cell)
+        if rule is not None and "shift" in settings.measures(experiment):
+            samples = counted([settings.shift_samples_for(grid.data, *cell)], "sample")
+            said[f"{samples} of each corrupted image for", rule].append(cell)
+    for (words, rule), some in said.items():
+        if some:
+            rows = "all rows" if len(some) == len(cells) else _rows_in_words(some, len({name for _, name in cells}))
+            yield f"{words} {rows}, because {rule.why}."
 
 
-def _rows_in_words(cells: Iterable[tuple[str, str]], methods: Sequence[str]) -> str:
-    """``vgg13; resnet18 with svi and mc-rrelu``."""
+def counted(numbers: Iterable[int], what: str) -> str:
+    """``20 samples``, or ``15 or 20 epochs``."""
+    found = sorted(set(numbers))
+    return f"{' or '.join(map(str, found))} {what}{'s' if found != [1] else ''}"
+
+
+def _rows_in_words(cells: Iterable[Cell], methods: int) -> str:
+    """``vgg13; resnet18 with svi, mc-rrelu``, where ``vgg13`` has all of so many methods."""
     by_model: dict[str, list[str]] = defaultdict(list)
     for model, method in cells:
         by_model[model].append(method)
     return "; ".join(
-        model if len(some) == len(methods) else f"{model} with {', '.join(some)}" for model, some in by_model.items()
+        model if len(some) == methods else f"{model} with {', '.join(some)}" for model, some in by_model.items()
     )
 
 
@@ -457,17 +498,17 @@ def _row(experiment: Experiment, measured: Measured, model: str, method: str, di
     return GatheredRow(model, method, cells)
 
 
-def _missing_runs(rows: Iterable[GatheredRow], wanted: Mapping[tuple[str, str], int]) -> Iterator[str]:
+def _missing_runs(rows: Iterable[GatheredRow], wanted: Mapping[Cell, int]) -> Iterator[str]:
     for row in rows:
         found = row.cells["accuracy"].measured
-        repetitions = wanted[row.model, row.method]
+        repetitions = wanted.get(row.cell, 0)
         there = 0 if found is None else len(found.values)
         if there < repetitions:
             part = f": {repetitions - there} of {repetitions} repetitions" if there else ""
             yield f"{row.model} {row.method}{part}"
 
 
-def _missing_corruptions(grid: Grid, cells: list[tuple[str, str]], measured: Measured) -> Iterator[str]:
+def _missing_corruptions(grid: Grid, cells: Iterable[Cell], measured: Measured) -> Iterator[str]:
     wanted = CORRUPTION_COUNT * len(measured.severities)
     for model, method in cells:
         table = measured.corrupted(grid.data, model, method, "accuracy")
@@ -477,7 +518,7 @@ def _missing_corruptions(grid: Grid, cells: list[tuple[str, str]], measured: Mea
             yield f"{model} {method} under corruptions{part}"
 
 
-def _heat_maps(grid: Grid, cells: list[tuple[str, str]], measured: Measured) -> dict[str, dict[str, list[list[float]]]]:
+def _heat_maps(grid: Grid, cells: Sequence[Cell], measured: Measured) -> dict[str, dict[str, list[list[float]]]]:
     found: dict[str, dict[str, list[list[float]]]] = {"jsd": {}, "dis": {}}
     for measure, by_method in found.items():
         for model, method in cells:
@@ -487,9 +528,7 @@ def _heat_maps(grid: Grid, cells: list[tuple[str, str]], measured: Measured) -> 
     return found
 
 
-def _corrupted(
-    grid: Grid, cells: list[tuple[str, str]], measured: Measured
-) -> dict[str, dict[str, dict[int, list[float]]]]:
+def _corrupted(grid: Grid, cells: Sequence[Cell], measured: Measured) -> dict[str, dict[str, dict[int, list[float]]]]:
     found: dict[str, dict[str, dict[int, list[float]]]] = {"accuracy": {}, "ece": {}}
     several = len({model for model, _ in cells}) > 1
     for measure, by_method in found.items():

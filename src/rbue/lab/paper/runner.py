@@ -155,7 +155,7 @@ def run_experiments(
     drawn = [one for one in experiments if one.illustration is not None] if DRAW in kinds else []
     draw = partial(_illustrate, settings=settings, place=place, budget=budget, tell=tell, outcome=outcome)
     draw([one for one in drawn if one.grid is None], executor)
-    agenda = _Agenda(jobs_for(experiments, settings), settings, place, budget, kinds, tell, outcome)
+    agenda = _Agenda(jobs_for(experiments, settings, place.root), settings, place, budget, kinds, tell, outcome)
     task = partial(_do, settings=settings, place=place, watch=watch or Watch())
     for steps, _, error in executor.each(task, agenda.following):
         agenda.note(steps, error)

@@ -115,9 +115,12 @@ class Settings:
 
     def shift_samples_of(self, config: RunConfig) -> int:
         """What to ask of one run on corrupted images."""
-        rule = self.rule("shift_samples", config.data, config.model, config.method)
-        count = self.shift_sample_count if rule is None or rule.shift_samples is None else rule.shift_samples
-        return max(min(count, self.sample_count), config.parsed.limit or 0)
+        return max(self.shift_samples_for(config.data, config.model, config.method), config.parsed.limit or 0)
+
+    def shift_samples_for(self, data: str, model: str, method: str) -> int:
+        """Random passes for each corrupted image in one cell."""
+        rule = self.rule("shift_samples", data, model, method)
+        return self.shift_sample_count if rule is None else min(rule.shift_samples or 1, self.sample_count)
 
     def data_of(self, data: str) -> str:
         """The data set that is really used."""
@@ -142,6 +145,12 @@ class Settings:
         rule = self.rule("seeds", data, model, method)
         return (0,) if rule is None else tuple(range(rule.seeds or 0))
 
+    def repetitions_for(self, experiment: Experiment, model: str, method: str) -> tuple[int, ...]:
+        """Those of one cell that an experiment needs; of one that shows one run, the first unless others are typed."""
+        assert experiment.grid is not None
+        found = self.repetitions(experiment.grid.data, model, method)
+        return found[:1] if experiment.shows_one_run and self.seeds is None else found
+
     def models_of(self, grid: Grid) -> tuple[str, ...]:
         """The networks of a grid that were asked for; where any will do, the first one asked for."""
         if self.models is None:
@@ -153,15 +162,14 @@ class Settings:
         grid = experiment.grid
         if grid is None:
             return
-        for model in self.models_of(grid):
-            for method in grid.methods:
-                if self.methods is not None and method not in self.methods:
-                    continue
-                repetitions = self.repetitions(grid.data, model, method)
-                if self.seeds is None and "shift" in experiment.measures:
-                    repetitions = repetitions[:1]  # corrupted images are 95 times the clean ones
-                for repetition in repetitions:
-                    yield self.config(grid.data, model, method, repetition)
+        for model, method in self.cells(grid):
+            for repetition in self.repetitions_for(experiment, model, method):
+                yield self.config(grid.data, model, method, repetition)
+
+    def cells(self, grid: Grid) -> list[tuple[str, str]]:
+        """The networks and methods of a grid that were asked for, whether or not the budget has them."""
+        methods = [one for one in grid.methods if self.methods is None or one in self.methods]
+        return [(model, method) for model in self.models_of(grid) for method in methods]
 
     def measures(self, experiment: Experiment) -> frozenset[str]:
         """What to measure on an experiment's runs."""
@@ -220,12 +228,14 @@ def settings_file(root: Path) -> Path:
 def last_settings(root: Path, asked: Settings) -> Settings:
     """What was asked for, or, if nothing was, the settings of the last ``rbue paper run`` in this folder.
 
-    Which networks and methods that command was limited to is left out: what it did not run is missing.
+    Which networks and methods that command was limited to is left out: what it did not run is missing. So are its
+    repetitions and epochs where the folder has a budget, which states its own.
     """
     path = settings_file(root)
     if asked != Settings() or not path.exists():
         return asked
-    return replace(Settings.from_json(read_json(path)), models=None, methods=None, budget=asked.budget)
+    last = replace(Settings.from_json(read_json(path)), models=None, methods=None, budget=asked.budget)
+    return last if last.quick or not asked.budget else replace(last, seeds=None, epochs=None)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -103,6 +103,7 @@ FORMS: Mapping[str, Form] = {
         "accuracy": _number,
         "engine": _text,
         "side_by_side": _whole,
+        "workers": _whole,
         "device": _text,
         "parameters": _or_none(_whole),
         "peak_bytes": _or_none(_whole),

@@ -23,7 +23,7 @@ from rbue.call_sites import evaluating
 from rbue.errors import InvalidInput, RbueError, did_you_mean
 from rbue.lab import data
 from rbue.lab.environment import facts
-from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device
+from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.augmented import augmented, canonical, parse_augment
 from rbue.lab.runs.folders import (
     RunConfig,
@@ -354,7 +354,8 @@ def _measured(
         drawn = predict_images_at(config, networks, images, counts, seed, device, compared, draws, augment, rank)
         *fewer, prediction = drawn
         prediction.probs.sum().item()  # a GPU may be behind
-        costs["prediction_seconds"] = time.perf_counter() - start
+        if tasks_at_once() == 1:
+            costs["prediction_seconds"] = time.perf_counter() - start
         costs["stored_bytes"] = sum(RunFolder.of(member, root).stored_bytes for member in config.members())
         first = prediction
         if samples < compared or draws != "independent" or augment:

@@ -16,7 +16,7 @@ from rbue.errors import InvalidInput, RbueError, warn
 from rbue.lab import data, models
 from rbue.lab.environment import facts
 from rbue.lab.own_code import note_named, source_checksum
-from rbue.lab.processes import Rank, data_parallel, is_first, joined, own_device
+from rbue.lab.processes import Rank, data_parallel, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network
 from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
@@ -255,7 +255,7 @@ def _finish(
     facts_of_training |= {key: checksum for key, checksum in code.items() if checksum is not None}
     device = job.batches.images.device.type
     precision = "bfloat16 autocast" if device == "cuda" else "float32"
-    place = {"processes": job.rank.world_size, "device": device, "precision": precision}
+    place = {"processes": job.rank.world_size, "workers": tasks_at_once(), "device": device, "precision": precision}
     folder.write("training", {**asdict(summary), **place, **facts_of_training})
 
 
