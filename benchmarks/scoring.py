@@ -1,12 +1,12 @@
-"""`rbue predict -o NAME.parquet` over 100,000 images, here and on Ray: speed, memory, kills, and the rows of it.
+"""`rbue predict -o NAME.parquet` over 100,000 images, in one process, in several and on Ray: speed, memory, kills, rows.
 
     python benchmarks/scoring.py [--images 100000] [--samples 5] [--out results/scoring.json]
 
 A small CNN is trained on digits. Parquet files of one row group each hold test digits with noise, as PNG files in a
 column as Hugging Face `datasets` write it; one in 5,000 is cut off. Every command is a process of its own, with one
-thread. The peak of resident memory is what Linux notes for a process (VmHWM), read until it ends. On Ray two workers
-share the machine's two cores. One of them gets a SIGKILL after the first block, the command itself after half of them;
-then the same command is given again. In the end all files are compared with those of the local engine, byte by byte.
+thread. The peak of resident memory is what Linux notes for a process (VmHWM), read until it ends. As processes and on Ray,
+as many workers as there are cores share them. One of them gets a SIGKILL after the first block, the command itself after
+half of them; then the same command is given again. All files are compared with those of the local engine, byte by byte.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -39,7 +38,13 @@ from rbue.lab.environment import facts
 
 BROKEN = 5000
 """One image in so many is cut off."""
-WORKER = b"ray::rbue"
+WORKERS = (b"ray::rbue", b"spawn_main")
+"""What the command lines of workers hold, on Ray and of a pool."""
+ENGINES = {
+    "local": ["--device", "cpu"],
+    "processes": ["--device", "cpu", "--engine", "processes", "--cpus", "1"],
+    "ray": ["--engine", "ray"],
+}
 
 
 def write_images(path: Path, count: int) -> None:
@@ -65,11 +70,12 @@ def peak(pid: int) -> int:
 
 
 def workers() -> list[int]:
-    """Processes of Ray at a task of this benchmark, which takes them to its folder."""
+    """Processes at a task of this benchmark, which takes them to its folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if path.read_bytes().startswith(WORKER) and os.readlink(path.with_name("cwd")) == os.getcwd():
+            words = path.read_bytes()
+            if any(one in words for one in WORKERS) and os.readlink(path.with_name("cwd")) == os.getcwd():
                 found.append(int(path.parent.name))
         except OSError:
             pass
@@ -78,11 +84,10 @@ def workers() -> list[int]:
 
 @dataclass
 class Ended:
-    """A command that has ended; ``cpu`` is the processor time of its own process."""
+    """A command that has ended."""
 
     code: int
     seconds: float
-    cpu: float
     out: str
     remarks: str
     peaks: dict[str, int] = field(default_factory=dict)
@@ -92,7 +97,6 @@ def command(words: list[str], act: Callable[[subprocess.Popen], None] = lambda _
     """Run a command; ``act`` is called every few milliseconds and may kill something."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     start, peaks = time.monotonic(), {"command": 0, "worker": 0}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as remarks:
         process = subprocess.Popen(
             [sys.executable, "-m", "rbue", *words], env=environment, stdout=out, stderr=remarks, text=True
@@ -105,9 +109,7 @@ def command(words: list[str], act: Callable[[subprocess.Popen], None] = lambda _
         seconds = time.monotonic() - start
         out.seek(0)
         remarks.seek(0)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return Ended(process.returncode, seconds, cpu, out.read(), remarks.read()[-2000:], peaks)
+        return Ended(process.returncode, seconds, out.read(), remarks.read()[-2000:], peaks)
 
 
 def parts(folder: Path) -> dict[str, bytes]:
@@ -140,7 +142,6 @@ def summary(ended: Ended, images: int) -> dict[str, Any]:
         "unreadable": said["unreadable"],
         "predicted_now": said["predicted_now"],
         "command_seconds": round(ended.seconds, 2),
-        "processor_seconds_of_the_command": round(ended.cpu, 2),
         "predicting_seconds": round(said["seconds"], 2),
         "images_a_second": round(said["predicted_now"] / said["seconds"], 1),
         "peak_mib": {name: round(value / 2**20, 1) for name, value in ended.peaks.items() if value},
@@ -158,34 +159,39 @@ def measure(count: int, samples: int, folder: Path) -> dict[str, Any]:
     def words(size: int, out: str, *more: str) -> list[str]:
         return ["predict", run, f"{size}.parquet", "--samples", str(samples), "-o", out, "--json", *more]
 
-    found: dict[str, Any] = {"load_of_the_machine_before": os.getloadavg()[0], "local": [], "ray": []}
+    found: dict[str, Any] = {"load_of_the_machine_before": os.getloadavg()[0], **{engine: [] for engine in ENGINES}}
     for size in sizes:
-        for engine, more in (("local", ["--device", "cpu"]), ("ray", ["--engine", "ray"])):
+        for engine, more in ENGINES.items():
             ended = command(words(size, f"{engine}-{size}.parquet", *more))
             found[engine].append(summary(ended, size))
             print(engine, found[engine][-1], flush=True)
-    wanted = parts(Path(f"local-{count}.parquet"))
-    killed = Path("killed.parquet")
-    killer = Killer(killed, len(wanted))
-    first = command(words(count, str(killed), "--engine", "ray"), killer)
+    wanted = {size: parts(Path(f"local-{size}.parquet")) for size in sizes}
+    found["kills"], found["files_equal_to_local"] = {}, {}
+    for engine, more in list(ENGINES.items())[1:]:
+        killed = Path(f"{engine}-killed.parquet")
+        found["kills"][engine] = after_kills(killed, len(wanted[count]), count, words(count, str(killed), *more))
+        equal = {f"{size} images": parts(Path(f"{engine}-{size}.parquet")) == wanted[size] for size in sizes}
+        found["files_equal_to_local"][engine] = {**equal, "killed and continued": parts(killed) == wanted[count]}
+        print(engine, found["kills"][engine], found["files_equal_to_local"][engine], flush=True)
+    return found
+
+
+def after_kills(folder: Path, blocks: int, images: int, words: list[str]) -> dict[str, Any]:
+    """What a command that is killed, and given again, comes to."""
+    killer = Killer(folder, blocks)
+    first = command(words, killer)
     assert first.code == -signal.SIGKILL, first
-    again = summary(command(words(count, str(killed), "--engine", "ray")), count)
-    index = pq.read_table(killed, columns=["index"]).column(0).to_numpy()
-    found["kills"] = {
-        "blocks": len(wanted),
+    again = summary(command(words), images)
+    index = pq.read_table(folder, columns=["index"]).column(0).to_numpy()
+    return {
+        "blocks": blocks,
         "worker_killed_after_blocks": killer.worker,
         "command_killed_after_blocks": killer.command,
         "predicted_by_the_second_command": again["predicted_now"],
         "rows": len(index),
         "rows_twice": len(index) - len(np.unique(index)),
-        "rows_missing": count - len(np.unique(index)),
+        "rows_missing": images - len(np.unique(index)),
     }
-    found["files_equal_to_local"] = {
-        f"ray, {size} images": parts(Path(f"ray-{size}.parquet")) == parts(Path(f"local-{size}.parquet"))
-        for size in sizes
-    } | {"ray, killed and continued": parts(killed) == wanted}
-    print(found["kills"], found["files_equal_to_local"], flush=True)
-    return found
 
 
 def main() -> None:
