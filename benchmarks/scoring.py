@@ -1,12 +1,13 @@
-"""`rbue predict -o NAME.parquet` over 100,000 images, in one process, in several and on Ray: speed, memory, kills, rows.
+"""`rbue predict -o NAME.parquet` over 100,000 images, by one process, several, and Ray: speed, memory, kills, rows.
 
     python benchmarks/scoring.py [--images 100000] [--samples 5] [--out results/scoring.json]
 
 A small CNN is trained on digits. Parquet files of one row group each hold test digits with noise, as PNG files in a
 column as Hugging Face `datasets` write it; one in 5,000 is cut off. Every command is a process of its own, with one
-thread. The peak of resident memory is what Linux notes for a process (VmHWM), read until it ends. As processes and on Ray,
-as many workers as there are cores share them. One of them gets a SIGKILL after the first block, the command itself after
-half of them; then the same command is given again. All files are compared with those of the local engine, byte by byte.
+thread. The peak of resident memory is what Linux notes for a process (VmHWM), read until it ends. Of a pool and on Ray
+as many workers as there are cores share them. One of them gets a SIGKILL after the first block, the command itself
+after half of them; then the same command is given again. All files are compared with those of the local engine, byte by
+byte.
 """
 
 from __future__ import annotations
