@@ -14,8 +14,8 @@ from result_tables import ROOT
 from rbue.files import read_json
 from rbue.lab.active.curves import Spread
 from rbue.lab.active.page import LOOKS, draw_spread, dress_labels, signed
-from rbue.lab.paper.results import counted
 from rbue.lab.report.figure_style import INK, TITLE, legend, new_figure
+from rbue.lab.report.tables import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ import pytest
 from made_up import ENVIRONMENT, run, three_methods
 
 from browsing import CONTRAST, OPEN_FOLDS, chromium_or_skip, show
-from rbue.lab.active.curves import compare
-from rbue.lab.active.page import active_page, as_json, needed_table, saved_table
+from rbue.lab.active.curves import as_json, compare
+from rbue.lab.active.page import active_page, needed_table, saved_table
 from rbue.lab.cli.output import as_json as print_text
 
 NARROW = 390

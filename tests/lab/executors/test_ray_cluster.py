@@ -18,7 +18,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from whole_commands import GRID, METHODS, begin, essence, finish, in_training, no_more, rbue, wait_for, without_times
+from whole_commands import (
+    GRID,
+    METHODS,
+    begin,
+    essence,
+    finish,
+    in_training,
+    no_more,
+    processes_here,
+    rbue,
+    wait_for,
+    without_times,
+)
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
 from rbue.lab.executors import executor, in_order, ray_cluster, tasks
@@ -32,19 +44,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _own_places(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RBUE_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +82,7 @@ def cluster(tmp_path_factory):
 
 def workers():
     """Processes of Ray that are doing a task of this test, in its folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(b"ray::rbue") and os.readlink(path.with_name("cwd")) == os.getcwd():
-                found.append(int(path.parent.name))
-        except OSError:
-            pass
-    return found
+    return processes_here(b"ray::rbue")
 
 
 def test_a_grid_that_is_interrupted_and_loses_a_worker_is_the_local_one(cluster):

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from whole_commands import GRID, METHODS, begin, essence, finish, in_training, no_more, rbue, wait_for, without_times
+from whole_commands import (
+    GRID,
+    METHODS,
+    begin,
+    essence,
+    finish,
+    in_training,
+    no_more,
+    processes_here,
+    rbue,
+    wait_for,
+    without_times,
+)
 
 from rbue.files import read_json
 
@@ -20,29 +30,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SPREAD = ("--engine", "processes", "--workers", "2", "--cpus", "1")
 
 
-@pytest.fixture(autouse=True)
-def _own_places(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RBUE_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def workers():
     """Processes that were started for tasks of this test, in its folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"spawn_main" in path.read_bytes() and os.readlink(path.with_name("cwd")) == os.getcwd():
-                found.append(int(path.parent.name))
-        except OSError:
-            pass
-    return found
+    return processes_here(b"spawn_main")
 
 
 def test_a_grid_that_is_interrupted_and_loses_a_worker_is_the_local_one():

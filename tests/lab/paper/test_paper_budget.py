@@ -11,10 +11,11 @@ from faked_work import FakeWork, place
 from rbue.errors import RbueError
 from rbue.lab.paper.budget import Rule, budget_file, read_budget
 from rbue.lab.paper.experiments import chosen, get
+from rbue.lab.paper.gathering import gather
 from rbue.lab.paper.page import page_files
 from rbue.lab.paper.planning import jobs_for
 from rbue.lab.paper.reporting import markdown
-from rbue.lab.paper.results import Measured, as_measured, gather
+from rbue.lab.paper.results import Measured, as_measured
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings, last_settings
 

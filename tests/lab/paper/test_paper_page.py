@@ -20,9 +20,9 @@ from rbue.lab.paper import illustrations
 from rbue.lab.paper.claims import CLAIMS
 from rbue.lab.paper.drawings import FROM_RUNS
 from rbue.lab.paper.experiments import EXPERIMENTS, IDS, chosen, get
+from rbue.lab.paper.gathering import gather
 from rbue.lab.paper.illustrations import FROM_ILLUSTRATIONS
 from rbue.lab.paper.page import HTML, LATEX, page_files
-from rbue.lab.paper.results import gather
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunFolder

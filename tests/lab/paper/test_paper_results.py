@@ -17,10 +17,11 @@ from faked_work import FakeWork, place
 from rbue.lab.corruptions import CORRUPTIONS
 from rbue.lab.environment import facts
 from rbue.lab.paper.experiments import EXPERIMENTS, chosen, get
+from rbue.lab.paper.gathering import gather
 from rbue.lab.paper.illustrations import illustration_file, read_illustration, write_illustration
 from rbue.lab.paper.planning import is_measured
 from rbue.lab.paper.reporting import comma_separated, markdown, plain_files, write_report
-from rbue.lab.paper.results import Measured, gather
+from rbue.lab.paper.results import Measured
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings, last_settings
 from rbue.lab.runs.folders import RunFolder

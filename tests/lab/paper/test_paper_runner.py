@@ -20,8 +20,8 @@ from rbue.lab.cli import app
 from rbue.lab.executors import Executor, in_order
 from rbue.lab.paper import runner
 from rbue.lab.paper.experiments import EXPERIMENTS, METHODS, chosen
+from rbue.lab.paper.gathering import gather
 from rbue.lab.paper.planning import jobs_for, training_cost
-from rbue.lab.paper.results import gather
 from rbue.lab.paper.runner import TimeBudget, parse_duration, run_experiments
 from rbue.lab.paper.settings import FULL, QUICK, Settings, parse_seeds
 from rbue.lab.runs.folders import RunFolder

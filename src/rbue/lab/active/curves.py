@@ -21,6 +21,9 @@ from rbue.lab.active.picking import ACQUISITIONS
 from rbue.lab.runs.folders import RunFolder
 
 _MOST_LEVELS = 5
+_KEPT = ("accuracy", "nll", "ece", "train_accuracy")
+"""What is told of every round."""
+
 _GRIDS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 """Steps of accuracies that people like to read, the coarsest first."""
 
@@ -282,3 +285,51 @@ def read_runs(folders: Sequence[RunFolder]) -> tuple[list[ActiveRun], list[str]]
         except RbueError as error:
             trouble.append(str(error))
     return runs, trouble
+
+
+def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Everything that is known of comparisons, for scripts."""
+    document = []
+    for group in comparisons:
+        curves = []
+        for curve in group.curves:
+            random = group.compared_with(curve)
+            curves.append(
+                {
+                    "method": curve.method,
+                    "acquire": curve.acquire,
+                    "seeds": [run.config.run.seed for run in curve.runs],
+                    "runs": [run.folder.path for run in curve.runs],
+                    "labels": curve.labels,
+                    **{name: [one.as_json() for one in curve.over_rounds(name)] for name in _KEPT},
+                    "mean_accuracy": curve.mean_over_rounds().as_json(),
+                    "labels_needed": {f"{level:g}": curve.needed(level).as_json() for level in group.levels},
+                    "accuracy_gained": random and curve.gained(random).as_json(),
+                    "gained_over_rounds": random and [one.as_json() for one in curve.gained_over_rounds(random)],
+                    "labels_saved": random and {f"{one:g}": _saved_json(curve, random, one) for one in group.levels},
+                    "labels_saved_at_the_end": random and _end_json(curve, random),
+                    "seconds": _seconds(curve),
+                    "samples": curve.runs[0].rounds[-1]["samples"],
+                }
+            )
+        shared = group.config.as_json()
+        for name in ("method", "acquire", "seed"):
+            del shared[name]
+        environments = [run.environment for curve in group.curves for run in curve.runs]
+        distinct = [one for place, one in enumerate(environments) if one not in environments[:place]]
+        document.append({"settings": shared, "levels": group.levels, "environments": distinct, "curves": curves})
+    return document
+
+
+def _saved_json(curve: Curve, random: Curve, level: float) -> dict[str, Any]:
+    return {**curve.saved(random, level).as_json(), "at_least": curve.saved_at_least(random, level)}
+
+
+def _end_json(curve: Curve, random: Curve) -> dict[str, Any]:
+    return {**curve.saved_in_the_end(random).as_json(), "at_most": curve.saved_in_the_end_at_most(random)}
+
+
+def _seconds(curve: Curve) -> dict[str, float]:
+    """What all rounds of all seeds took, by what was done."""
+    rounds = [one["seconds"] for run in curve.runs for one in run.rounds]
+    return {part: sum(one.get(part, 0.0) for one in rounds) for part in ("training", "measuring", "acquiring")}

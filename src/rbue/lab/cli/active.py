@@ -21,8 +21,8 @@ from rbue.lab.cli.options import (
     Samples,
     Selection,
     Workers,
-    check_engine,
     fractions,
+    place_and_steps,
     tasks_on,
 )
 from rbue.lab.cli.output import AsJson, complain, duration, number, percent, print_json, remark, say, table, working
@@ -99,11 +99,9 @@ def active(
     """
     from rbue.lab.active import ACQUISITIONS, ActiveConfig
     from rbue.lab.active.loop import STEPS
-    from rbue.lab.executors import ENGINES as PLACES
     from rbue.lab.methods import split_specs
 
-    check_engine(engine, *PLACES)
-    where, steps_by = (engine, "auto") if engine in PLACES else ("local", engine)
+    where, steps_by = place_and_steps(engine)
     if steps is not None and selection.epochs is not None:
         raise InvalidInput(f"--steps {steps} and --epochs {selection.epochs} both say how long to train; give one.")
     steps = STEPS if steps is None and selection.epochs is None else steps
@@ -223,9 +221,9 @@ def active_report(
 
     Runs are compared where everything but method, acquisition and seed is the same. What is left out is named.
     """
-    from rbue.lab.active.curves import compare, read_runs
+    from rbue.lab.active.curves import as_json, compare, read_runs
     from rbue.lab.active.loop import find_active
-    from rbue.lab.active.page import active_page, as_json, needed_table
+    from rbue.lab.active.page import active_page, needed_table
 
     if output.suffix not in _SUFFIXES:
         raise InvalidInput(f"the page cannot be written to {output}; end its name in {', '.join(_SUFFIXES)}.")

@@ -217,6 +217,14 @@ def check_engine(name: str, *others: str) -> None:
         raise InvalidInput(f"--engine must be one of {', '.join((*others, *ENGINES))}, not {name!r}.")
 
 
+def place_and_steps(engine: str) -> tuple[str, str]:
+    """Where tasks run and how training steps do, of an option that says one of the two."""
+    from rbue.lab.executors import ENGINES as PLACES
+
+    check_engine(engine, *PLACES)
+    return (engine, "auto") if engine in PLACES else ("local", engine)
+
+
 def device_named(name: str | None) -> torch.device:
     """The device to compute on, or why it cannot be used."""
     import torch

@@ -19,8 +19,8 @@ from rbue.lab.cli.options import (
     Gpus,
     RunsFolder,
     Workers,
-    check_engine,
     device_named,
+    place_and_steps,
     tasks_on,
     was_typed,
 )
@@ -89,7 +89,7 @@ def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = Fa
     """
     from rbue.lab.paper.budget import read_budget
     from rbue.lab.paper.experiments import EXPERIMENTS
-    from rbue.lab.paper.results import gather
+    from rbue.lab.paper.gathering import gather
     from rbue.lab.paper.settings import Settings, last_settings
 
     _check_runs(ctx, runs)
@@ -225,11 +225,9 @@ def run(
     Every run is trained once, however many tables and figures use it, and measured right after its training. After an
     error the rest is done, and the exit code is 1.
     """
-    from rbue.lab.executors import ENGINES as PLACES
     from rbue.lab.paper.runner import Place, TimeBudget, Watch, parse_duration, run_experiments
 
-    check_engine(engine, *PLACES)
-    where, steps = (engine, "auto") if engine in PLACES else ("local", engine)
+    where, steps = place_and_steps(engine)
     spread = where != "local"
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift, runs)
     if not (ids or all_ or only):
@@ -274,9 +272,9 @@ def report(
     Without settings, those of its budget and of the last `rbue paper run` in the folder of runs.
     """
     from rbue.lab.paper.experiments import chosen
+    from rbue.lab.paper.gathering import gather
     from rbue.lab.paper.page import HTML, page_files
     from rbue.lab.paper.reporting import plain_files, write_report
-    from rbue.lab.paper.results import gather
     from rbue.lab.paper.settings import last_settings
 
     _check_runs(ctx, runs)
@@ -428,7 +426,8 @@ def _tell_absent(names: set[str]) -> None:
 
 def _tell_left_out(experiments: tuple[Experiment, ...], settings: Settings, runs: Path) -> None:
     """Say what the budget leaves out of what was asked for, and how to have it."""
-    from rbue.lab.paper.results import as_measured, budget_sentences
+    from rbue.lab.paper.gathering import budget_sentences
+    from rbue.lab.paper.results import as_measured
 
     said = (budget_sentences(one, as_measured(one, settings, runs)) for one in experiments)
     left_out = dict.fromkeys(line for lines in said for line in lines if line.startswith("Left out"))

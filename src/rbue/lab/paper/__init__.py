@@ -6,8 +6,9 @@ paper's sentences with both. ``rbue paper`` is the command for all of it.
 """
 
 from rbue.lab.paper.experiments import EXPERIMENTS, IDS, Drawing, Experiment, Grid, Illustration, chosen, get
+from rbue.lab.paper.gathering import ExperimentData, GatheredCell, GatheredRow, gather
 from rbue.lab.paper.numbers import paper_numbers, paper_value
-from rbue.lab.paper.results import ExperimentData, GatheredCell, GatheredRow, Measured, Summary, gather
+from rbue.lab.paper.results import Measured, Summary
 from rbue.lab.paper.runner import Outcome, Place, TimeBudget, Watch, parse_duration, run_experiments
 from rbue.lab.paper.settings import FULL, QUICK, Scale, Settings
 

@@ -19,24 +19,17 @@ from rbue.errors import RbueError
 from rbue.lab.methods import parse
 from rbue.lab.methods.mc_droprelu import MCDropReLU
 from rbue.lab.paper.experiments import Drawing, Experiment
+from rbue.lab.paper.gathering import NOT_COMPARED, ExperimentData, GatheredCell, GatheredRow
 from rbue.lab.paper.illustrations import FROM_ILLUSTRATIONS
 from rbue.lab.paper.numbers import TABLES, as_printed, paper_value
-from rbue.lab.paper.results import (
-    NOT_COMPARED,
-    ExperimentData,
-    GatheredCell,
-    GatheredRow,
-    Measured,
-    counted,
-    how_trained,
-)
+from rbue.lab.paper.results import Measured, how_trained
 from rbue.lab.paper.settings import QUICK
 from rbue.lab.report import figures, severity_figures
 from rbue.lab.report.figures import PlanePoint
 from rbue.lab.report.page import Block, Columns, FigureBlock, Fold, Heading, Notice, TableBlock
 from rbue.lab.report.run_records import recipe_words
 from rbue.lab.report.run_tables import MEASURES
-from rbue.lab.report.tables import Cell, Column, Row, Table, Value, duration, megabytes, whole
+from rbue.lab.report.tables import Cell, Column, Row, Table, Value, counted, duration, megabytes, whole
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.training.recipe import recipe_for
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from rbue.lab.paper.claims import judge_all
 from rbue.lab.paper.drawings import COLUMNS, METHOD, SEEDS, ExperimentView, anchor_of, draw
+from rbue.lab.paper.gathering import ExperimentData
 from rbue.lab.paper.judging import CASES, Judged, single_runs_note
 from rbue.lab.paper.numbers import printed
 from rbue.lab.paper.reporting import Renderer
-from rbue.lab.paper.results import ExperimentData, Measured, as_measured
+from rbue.lab.paper.results import Measured, as_measured
 from rbue.lab.paper.settings import QUICK, Settings, name_of, spread
 from rbue.lab.report.page import (
     Block,

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 
 from rbue.files import write_bytes
+from rbue.lab.paper.gathering import ExperimentData, GatheredCell
 from rbue.lab.paper.numbers import as_printed
-from rbue.lab.paper.results import ExperimentData, GatheredCell
 from rbue.lab.paper.settings import QUICK
 from rbue.lab.report.tables import csv_rows, duration, megabytes
 

@@ -37,6 +37,12 @@ def whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(numbers: Iterable[int], what: str) -> str:
+    """``20 samples``, or ``15 or 20 epochs``."""
+    found = sorted(set(numbers))
+    return f"{' or '.join(map(str, found))} {what}{'s' if found != [1] else ''}"
+
+
 def megabytes(value: float) -> str:
     """Bytes, as the size of a file is given."""
     return f"{value / 1e6:,.1f}{NO_BREAK}MB"
