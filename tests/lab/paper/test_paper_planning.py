@@ -109,17 +109,19 @@ def test_a_finished_training_tells_more(estimator, tmp_path, monkeypatch):
     assert estimator.seconds(Step("train", longer), QUICK) == pytest.approx(1000)
 
 
-def trained_at(root, seconds, seed=0, device="cpu", side_by_side=1, **elsewhere):
+def trained_at(root, seconds, seed=0, device="cpu", side_by_side=1, workers=1, **elsewhere):
     """A finished training as a machine like this one would leave it, but for what is elsewhere."""
     folder = RunFolder.of(config := QUICK.config("cifar10", "vgg13", "single", seed), root)
     folder.open(config, {**facts(), **elsewhere})
-    folder.write("training", {"seconds": seconds, "device": device, "side_by_side": side_by_side})
+    folder.write("training", {"seconds": seconds, "device": device, "side_by_side": side_by_side, "workers": workers})
 
 
 @pytest.mark.parametrize(
-    "other", [{"device": "cuda", "gpu": "NVIDIA H200"}, {"cpu": "Another CPU"}, {"cores": 1_000}], ids=str
+    "other",
+    [{"device": "cuda", "gpu": "NVIDIA H200"}, {"cpu": "Another CPU"}, {"cores": 1_000}, {"workers": 4}],
+    ids=str,
 )
-def test_a_training_on_another_machine_tells_nothing(estimator, tmp_path, other):
+def test_a_training_on_another_machine_or_beside_others_tells_nothing(estimator, tmp_path, other):
     wanted = Step("train", QUICK.config("cifar10", "vgg13", "single", 7))
     timed = estimator.seconds(wanted, QUICK)
     trained_at(tmp_path, 500, **other)

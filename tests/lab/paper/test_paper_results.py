@@ -105,15 +105,18 @@ def test_sizes_are_in_singles(measured):
     assert Measured(measured, TWO).value("cifar10", "vgg13", "deep-ensemble:4", "relative_size") == 4
 
 
-def test_only_the_time_of_networks_trained_alone_decides_about_sentences(measured):
+@pytest.mark.parametrize("beside", ["side_by_side", "workers"])
+def test_only_the_time_of_networks_trained_alone_decides_about_sentences(measured, beside):
     def seconds(method):
         return Measured(measured, TWO).value("cifar10", "vgg13", method, "training_seconds")
 
     assert seconds("single") == seconds("deep-ensemble:4") == 60
     folder = RunFolder.of(TWO.config("cifar10", "vgg13", "single", 1), measured)
-    folder.write("training", {**folder.read("training"), "side_by_side": 2})
+    folder.write("training", {**folder.read("training"), beside: 2})
     assert seconds("single") is seconds("deep-ensemble:4") is None
-    assert gather(get("table1-cifar10"), TWO, measured).rows[0].cells["training_seconds"].measured.mean == 60
+    shown = gather(get("table1-cifar10"), TWO, measured)
+    assert shown.rows[0].cells["training_seconds"].measured.mean == 60
+    assert ("With 1 or 2 processes at work" in shown.trained.note()) == (beside == "workers")
     assert Measured(measured, TWO).value("cifar10", "vgg13", "single", "accuracy") is not None
 
 
