@@ -77,10 +77,10 @@ class Elsewhere(Executor):
 @pytest.fixture
 def elsewhere(monkeypatch):
     @contextmanager
-    def tasks_on(*_):
+    def on(*_):
         yield Elsewhere(torch.device("cpu"))
 
-    monkeypatch.setattr(active, "tasks_on", tasks_on)
+    monkeypatch.setattr(active.Spread, "on", on)
 
 
 MANY = ("--acquire", "random,margin", "--seeds", 2, *TINY[:-1], "single,deep-ensemble:2")

@@ -15,15 +15,11 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
 from rbue.lab.cli.options import (
     ENGINES,
-    Address,
-    Cpus,
-    Gpus,
     Samples,
     Selection,
-    Workers,
+    Spread,
     fractions,
     place_and_steps,
-    tasks_on,
 )
 from rbue.lab.cli.output import AsJson, complain, duration, number, percent, print_json, remark, say, table, working
 from rbue.lab.cli.train import WAY
@@ -44,6 +40,7 @@ _SUFFIXES = (".html", ".htm", ".md", ".tex")
 
 def active(
     selection: Selection,
+    spread: Spread,
     method: Annotated[str, typer.Option(help="One or more, with commas; `rbue methods` lists them.")] = "mc-droprelu",
     acquire: Annotated[
         str, typer.Option(help=f"One or more, with commas: {ACQUISITIONS}.", rich_help_panel=LABELS)
@@ -84,10 +81,6 @@ def active(
             rich_help_panel=WAY,
         ),
     ] = "auto",
-    workers: Workers = None,
-    address: Address = None,
-    cpus: Cpus = None,
-    gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:
     """Learn what to label next: train on few labels, acquire more, and again; accuracy against labels.
@@ -116,7 +109,7 @@ def active(
         for more in range(seeds)
     ]
     configs = list(dict.fromkeys(configs))
-    with tasks_on(where, address, cpus, gpus, selection.device, workers) as executor:
+    with spread.on(where, selection.device) as executor:
         root = selection.runs if where == "local" else selection.runs.absolute()
         how = {"rounds": rounds, "root": root, "engine": steps_by, "together": together}
         done, errors = _done(configs, executor, where != "local", how)

@@ -21,7 +21,7 @@ from rbue._version import __version__
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import own_code
 from rbue.lab.cli import active, compare, demo, inventory, measure, ood, paper, runs, serve, shift, train
-from rbue.lab.cli.options import takes_selection
+from rbue.lab.cli.options import takes_bundles
 from rbue.lab.cli.output import Flowing, complain, remark
 from rbue.lab.processes import alone, is_reported_elsewhere
 
@@ -73,16 +73,16 @@ app = typer.Typer(
 )
 _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (demo.demo, ("rbue demo",)),
-    (takes_selection(train.train), ("rbue train --data digits --model small_cnn --method mc-droprelu:0.9",)),
+    (train.train, ("rbue train --data digits --model small_cnn --method mc-droprelu:0.9",)),
     (
-        takes_selection(measure.evaluate),
+        measure.evaluate,
         (
             "rbue evaluate --data digits --method mc-droprelu:0.9 --samples 100",
             "rbue evaluate runs/digits/small_cnn/single-seed0-4f9d2c1a",
         ),
     ),
     (
-        takes_selection(compare.compare),
+        compare.compare,
         (
             "rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4 -o table.md",
             "rbue compare --methods 'mc-droprelu:0.9,all mc-droprelu:0.9,last'",
@@ -104,7 +104,7 @@ _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
         ),
     ),
     (
-        takes_selection(active.active),
+        active.active,
         (
             "rbue active --method mc-droprelu:0.95 --acquire random,bald --seeds 3",
             "rbue active --data cifar10 --model resnet18 --acquire bald --start 500 --take 250 --rounds 10 --seed 3",
@@ -139,7 +139,7 @@ _VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
 """The verbs that stand alone, in the order of the help, with examples."""
 
 for verb, examples in _VERBS:
-    app.command(epilog="\n\n".join(f"Example: {example}" for example in examples))(verb)
+    app.command(epilog="\n\n".join(f"Example: {example}" for example in examples))(takes_bundles(verb))
 app.add_typer(inventory.app, name="data")
 app.add_typer(runs.app, name="runs")
 app.add_typer(paper.app, name="paper")

@@ -14,17 +14,13 @@ import typer
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
 from rbue.lab.cli.options import (
-    Address,
     Augment,
-    Cpus,
     Draws,
     EngineName,
-    Gpus,
     Samples,
     Selection,
-    Workers,
+    Spread,
     device_named,
-    tasks_on,
 )
 from rbue.lab.cli.output import (
     AsJson,
@@ -95,6 +91,7 @@ COLUMNS = (
 
 def compare(
     selection: Selection,
+    spread: Spread,
     methods: Annotated[
         str | None,
         typer.Option("--methods", help="Methods, separated by commas or spaces.", show_default="the six of the paper"),
@@ -109,10 +106,6 @@ def compare(
         typer.Option("--output", "-o", help="Write a page (.html), or the table (.md, .csv, .json), to a file too."),
     ] = None,
     engine: EngineName = "local",
-    workers: Workers = None,
-    address: Address = None,
-    cpus: Cpus = None,
-    gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:
     """Train what is missing, measure every method in the same way, and show one table.
@@ -138,7 +131,7 @@ def compare(
     if output is not None:
         check_output(output)
     failed: dict[RunConfig, RbueError] = {}
-    with tasks_on(engine, address, cpus, gpus, selection.device, workers) as executor:
+    with spread.on(engine, selection.device) as executor:
         if engine != "local":  # what is done there is found done below
             failed = _spread(configs, selection.runs.absolute(), executor, how)
     device = device_named(None if engine == "ray" else selection.device)

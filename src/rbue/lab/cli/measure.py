@@ -15,24 +15,20 @@ from rbue.files import write_bytes
 from rbue.lab.cli.options import (
     DRAWS,
     RUN_HELP,
-    Address,
     Augment,
-    Cpus,
     DeviceName,
     Draws,
     EngineName,
-    Gpus,
     MethodName,
     RunsFolder,
     Samples,
     Selection,
-    Workers,
+    Spread,
     device_named,
     find_all,
     find_run,
     given_settings,
     labels_for,
-    tasks_on,
     was_typed,
 )
 from rbue.lab.cli.output import (
@@ -172,6 +168,7 @@ def _row(label: str, entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def predict(
+    spread: Spread,
     ctx: typer.Context,
     run: Annotated[str, typer.Argument(help=RUN_HELP)],
     images: Annotated[
@@ -200,10 +197,6 @@ def predict(
         int, typer.Option(min=1, help="Images in a file of answers, at least.", rich_help_panel=MANY)
     ] = 2000,
     engine: EngineName = "local",
-    workers: Workers = None,
-    address: Address = None,
-    cpus: Cpus = None,
-    gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:
     """Say what is on images, and how sure that is.
@@ -227,7 +220,7 @@ def predict(
     if output is not None and not many and output.suffix.lower() != ".csv":
         raise InvalidInput(f"predictions cannot be written to {output}; its name must end in .csv or .parquet.")
     needs_many = [f"--engine {engine}"] if engine != "local" else []
-    of_many = ("column", "block", "workers", "address", "cpus", "gpus")
+    of_many = ("column", "block", *vars(spread))
     needs_many += [f"--{name}" for name in of_many if was_typed(ctx, name)]
     needs_many += ["Parquet files"] if any(path.suffix.lower() == ".parquet" for path in images) else []
     if needs_many and not many:
@@ -238,7 +231,7 @@ def predict(
     draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"), augment)
     if output is not None and many:
         how = {"samples": samples, "seed": seed, "draws": draws, "augment": augment, "block": block}
-        with tasks_on(engine, address, cpus, gpus, device, workers) as executor:
+        with spread.on(engine, device) as executor:
             scoring = scoring_of(config, root, output, executor.device, **how)  # type: ignore[arg-type]
             started = time.monotonic()
             with data_progress() as progress:

@@ -51,35 +51,6 @@ EngineName = Annotated[
         rich_help_panel=SPREAD,
     ),
 ]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Processes of this machine (left out: as many as have --cpus cores each; 4 a GPU).",
-        rich_help_panel=SPREAD,
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        help="A cluster that is there: auto or HOST:PORT (left out: one on this machine, for this command only).",
-        rich_help_panel=SPREAD,
-    ),
-]
-Cpus = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Cores, and threads, of a task (left out: 1 on Ray, else its part).", rich_help_panel=SPREAD
-    ),
-]
-Gpus = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        help="GPUs of a task on Ray; 0.5: two share one (left out: 1 if there is any).",
-        rich_help_panel=SPREAD,
-    ),
-]
 MethodName = Annotated[str, typer.Option("--method", help="Short text of a method; `rbue methods` lists them.")]
 
 
@@ -176,20 +147,68 @@ class Selection:
         )
 
 
-def takes_selection(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb one option for each field of :class:`Selection` in place of its parameter ``selection``."""
-    hints = get_type_hints(Selection, include_extras=True)
-    own = inspect.signature(verb, eval_str=True)
+@dataclass(frozen=True)
+class Spread:
+    """How tasks are spread where ``--engine`` says; each field is an option of the command line."""
+
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes of this machine (left out: as many as have --cpus cores each; 4 a GPU).",
+            rich_help_panel=SPREAD,
+        ),
+    ] = None
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="A cluster that is there: auto or HOST:PORT (left out: one on this machine, for this command only).",
+            rich_help_panel=SPREAD,
+        ),
+    ] = None
+    cpus: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Cores, and threads, of a task (left out: 1 on Ray, else its part).", rich_help_panel=SPREAD
+        ),
+    ] = None
+    gpus: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="GPUs of a task on Ray; 0.5: two share one (left out: 1 if there is any).",
+            rich_help_panel=SPREAD,
+        ),
+    ] = None
+
+    def on(self, engine: str, device: str | None) -> AbstractContextManager[Executor]:
+        """Where tasks run, by these options, ``--engine`` and ``--device``."""
+        from rbue.lab.executors import executor
+
+        if engine == "ray" and device not in (None, "cpu", "cuda"):
+            raise InvalidInput(f"--device must be cpu or cuda for tasks on a cluster, not {device!r}.")
+        return executor(engine, lambda: device_named(device), forced=device, **vars(self))
+
+
+def takes_bundles(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb one option for each field of :class:`Selection` or :class:`Spread` in place of such a parameter."""
     keyword = inspect.Parameter.KEYWORD_ONLY
+    own = inspect.signature(verb, eval_str=True).parameters
+    bundles = {name: one.annotation for name, one in own.items() if one.annotation in (Selection, Spread)}
     options = [
         inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
-        for field in fields(Selection)
+        for bundle in bundles.values()
+        for hints in [get_type_hints(bundle, include_extras=True)]
+        for field in fields(bundle)
     ]
-    others = [parameter.replace(kind=keyword) for name, parameter in own.parameters.items() if name != "selection"]
+    others = [parameter.replace(kind=keyword) for name, parameter in own.items() if name not in bundles]
 
     def call(**values: Any) -> None:
-        chosen = Selection(**{field.name: values.pop(field.name) for field in fields(Selection)})
-        verb(selection=chosen, **values)
+        made = {
+            name: bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
+            for name, bundle in bundles.items()
+        }
+        verb(**made, **values)
 
     parameters = sorted([*others, *options], key=lambda one: one.default is not inspect.Parameter.empty)
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -242,23 +261,6 @@ def device_named(name: str | None) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InvalidInput(f"--device {name} is not supported; give cpu or cuda.")
     return device
-
-
-def tasks_on(
-    engine: str,
-    address: str | None,
-    cpus: int | None,
-    gpus: float | None,
-    device: str | None,
-    workers: int | None = None,
-) -> AbstractContextManager[Executor]:
-    """Where tasks run, by the options of that and ``--device``."""
-    from rbue.lab.executors import executor
-
-    if engine == "ray" and device not in (None, "cpu", "cuda"):
-        raise InvalidInput(f"--device must be cpu or cuda for tasks on a cluster, not {device!r}.")
-    place = {"workers": workers, "address": address, "cpus": cpus, "gpus": gpus}
-    return executor(engine, lambda: device_named(device), forced=device, **place)  # type: ignore[arg-type]
 
 
 def fractions(text: str | None, option: str, example: str) -> tuple[float, ...] | None:

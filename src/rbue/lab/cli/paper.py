@@ -13,15 +13,12 @@ from rbue.errors import InvalidInput
 from rbue.lab.cli.compare import split_methods
 from rbue.lab.cli.options import (
     ENGINES,
-    Address,
-    Cpus,
     DeviceName,
-    Gpus,
     RunsFolder,
-    Workers,
+    Spread,
     device_named,
     place_and_steps,
-    tasks_on,
+    takes_bundles,
     was_typed,
 )
 from rbue.lab.cli.output import (
@@ -190,7 +187,9 @@ def plan(
 
 
 @app.command(epilog="Example: rbue paper run table1-cifar10 --models resnet18 --time-budget 25m")
+@takes_bundles
 def run(
+    spread: Spread,
     ids: Ids = None,
     all_: All = False,
     quick: Quick = False,
@@ -212,10 +211,6 @@ def run(
             f"Else how training steps run: {ENGINES}."
         ),
     ] = "auto",
-    workers: Workers = None,
-    address: Address = None,
-    cpus: Cpus = None,
-    gpus: Gpus = None,
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     json: AsJson = False,
@@ -228,7 +223,7 @@ def run(
     from rbue.lab.paper.runner import Place, TimeBudget, Watch, parse_duration, run_experiments
 
     where, steps = place_and_steps(engine)
-    spread = where != "local"
+    elsewhere = where != "local"
     settings = _settings(quick, models, methods, seeds, epochs, samples, shift, runs)
     if not (ids or all_ or only):
         raise InvalidInput("name what to run, or give --all; `rbue paper list` shows the ids.")
@@ -236,9 +231,9 @@ def run(
     _check_methods(experiments, settings)
     budget = TimeBudget(None if time_budget is None else parse_duration(time_budget))
     alone = Watch(training_progress, lambda _: data_progress())
-    watch = Watch(training_lines, data_lines) if spread else alone
-    with tasks_on(where, address, cpus, gpus, device, workers) as executor:
-        place = Place(runs.absolute() if spread else runs, executor.device, together, steps, executor.helpers)
+    watch = Watch(training_lines, data_lines) if elsewhere else alone
+    with spread.on(where, device) as executor:
+        place = Place(runs.absolute() if elsewhere else runs, executor.device, together, steps, executor.helpers)
         how = {"budget": budget, "kinds": kinds, "tell": remark, "watch": watch, "executor": executor}
         outcome = run_experiments(experiments, settings, place, **how)  # type: ignore[arg-type]
     if json:

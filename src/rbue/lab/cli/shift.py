@@ -18,20 +18,16 @@ from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
 from rbue.files import write_bytes
 from rbue.lab.cli.options import (
     RUN_HELP,
-    Address,
     Augment,
-    Cpus,
     DeviceName,
     Draws,
     EngineName,
-    Gpus,
     RunsFolder,
     Samples,
-    Workers,
+    Spread,
     device_named,
     find_all,
     labels_for,
-    tasks_on,
 )
 from rbue.lab.cli.output import (
     AsJson,
@@ -81,6 +77,7 @@ class Measured:
 
 
 def shift(
+    spread: Spread,
     where: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN_HELP)],
     corruptions: Annotated[str | None, typer.Option(help="Names with commas.", show_default="all 19")] = None,
     severities: Annotated[str, typer.Option(help="Numbers from 1 to 5 with commas.")] = "1,2,3,4,5",
@@ -102,10 +99,6 @@ def shift(
     runs: RunsFolder = Path("runs"),
     device: DeviceName = None,
     engine: EngineName = "local",
-    workers: Workers = None,
-    address: Address = None,
-    cpus: Cpus = None,
-    gpus: Gpus = None,
     json: AsJson = False,
 ) -> None:
     """Measure trained runs on damaged images: 19 corruptions at severities 1 to 5.
@@ -127,7 +120,7 @@ def shift(
     by_root = {root: [config for config, its_root in found if its_root == root] for _, root in found}
     how: dict[str, Any] = {"severities": levels, "cache": cache, "split": split}
     how |= {"samples": samples, "seed": sample_seed, "adaptive": setting.adaptive, "draws": draws, "augment": augment}
-    with tasks_on(engine, address, cpus, gpus, device, workers) as executor:
+    with spread.on(engine, device) as executor:
         if engine != "local":  # what is measured there is found measured below
             _spread(by_root, executor, names, how)
     place = device_named(None if engine == "ray" else device)
