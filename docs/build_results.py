@@ -42,6 +42,7 @@ OTHERS = {
     for data, model in (("cifar10", "vgg13"), ("cifar10", "densenet121"), ("cifar100", "resnet18"))
 }
 """What the paper has besides, as far as it was measured."""
+LABELS = label_next.comparison(label_next.measured())
 
 SHORT = {
     "single": "Single",
@@ -68,7 +69,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
     }
     return {
         README: {"results": MAIN.short(SHORT)},
-        DECISIONS: {"ood": MAIN.outside(), "active": label_next.part()},
+        DECISIONS: {"ood": MAIN.outside(), "active": label_next.part(LABELS)},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {"one-training": one_training.table(MAIN), "search": one_training.search()},
         SCALING: {
@@ -177,9 +178,8 @@ def draw() -> None:
         "shift-accuracy": severity_figures.severity_boxes(corrupted(SIX, "accuracy"), "accuracy", percent=True),
         "shift-medians": severity_figures.severity_medians(corrupted(METHODS, "ece"), "ECE"),
         "disagreement": figures.heat_maps({name: one for name, one in matrices.items() if one is not None}, "DIS"),
+        label_next.IMAGE: label_next.picture(LABELS),
     }
-    labels = label_next.picture()
-    drawn |= {} if labels is None else {label_next.IMAGE: labels}
     for name, figure in drawn.items():
         _write_picture(figure, IMAGES / f"{name}.webp")
 

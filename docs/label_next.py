@@ -1,18 +1,14 @@
-"""What the page "Decisions" shows of active learning: a table and a picture of the curves in ``results/active``.
-
-``rbue active-report runs/active --json > results/active/cifar10.json`` writes one; without it the part is empty.
-"""
+"""What the page "Decisions" shows of active learning: a table and a picture of the runs in ``results/runs/active``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from result_tables import ROOT
 
-from rbue.files import read_json
-from rbue.lab.active.curves import Spread
+from rbue.lab.active.curves import ActiveRun, Spread, as_json, compare, read_runs
+from rbue.lab.active.loop import find_active
 from rbue.lab.active.page import LOOKS, draw_spread, dress_labels, signed
 from rbue.lab.report.figure_style import INK, TITLE, legend, new_figure
 from rbue.lab.report.tables import counted
@@ -20,7 +16,6 @@ from rbue.lab.report.tables import counted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RESULTS = ROOT / "results" / "active"
 IMAGE = "label-next"
 SHOWN = 3
 """Accuracies at which labels are compared, the highest."""
@@ -28,17 +23,18 @@ SHOWN = 3
 Found = Mapping[str, Any]
 
 
-def comparison(folder: Path = RESULTS) -> Found | None:
-    """The one with the most curves, if there is any."""
-    found = [one for file in sorted(folder.glob("*.json")) for one in read_json(file)["comparisons"]]
-    return max(found, key=lambda one: len(one["curves"]), default=None)
+def measured() -> list[ActiveRun]:
+    """Every run that is kept."""
+    return read_runs(find_active(ROOT / "results" / "runs" / "active"))[0]
 
 
-def part(folder: Path = RESULTS) -> list[str]:
+def comparison(runs: Sequence[ActiveRun]) -> Found:
+    """The one with the most curves."""
+    return max(as_json(compare(runs)[0]), key=lambda one: len(one["curves"]))
+
+
+def part(found: Found) -> list[str]:
     """The part of the page: what was measured, the picture, the table."""
-    found = comparison(folder)
-    if found is None:
-        return []
     methods = dict.fromkeys(curve["method"] for curve in found["curves"])
     words = f"Accuracy against labels of {', '.join(methods)}; below it the points above random."
     return [*_protocol(found), "", f"![{words}](images/{IMAGE}.webp)", "", *_table(found), "", *_legend(found)]
@@ -51,26 +47,26 @@ def _protocol(found: Found) -> list[str]:
     pool = "all others" if settings["pool"] is None else f"{settings['pool']:,} random ones"
     places = dict.fromkeys(one.get("gpu") or one["cpu"] for one in found["environments"])
     samples = dict.fromkeys(str(curve["samples"]) for curve in found["curves"])
-    minutes = sum(sum(curve["seconds"].values()) for curve in found["curves"]) / 60
     return [
         f"Measured with `{settings['model']}`{width} on `{settings['data']}`: {settings['start']:,} labels at first,",
         f"{settings['take']:,} more after each round, chosen among {pool}. Every round trains new networks for",
-        f"{length} in batches of {recipe['batch']}. An image has {' or '.join(samples)} samples. It took",
-        f"{minutes:,.0f} minutes, added up over all processes, on {' and '.join(places)}.",
+        f"{length} in batches of {recipe['batch']}. An image has {' or '.join(samples)} samples.",
+        f"{' and '.join(places)}.",
     ]
 
 
 def _table(found: Found) -> list[str]:
     levels = [f"{level:g}" for level in found["levels"]][-SHOWN:]
     last = min(curve["labels"][-1] for curve in found["curves"])  # all have so many
-    heads = ["method", "acquisition", f"accuracy with {last:,} labels, %", "points above random", "seeds above"]
+    heads = ["method", "acquisition", f"accuracy with {last:,} labels, %", "on those labels, %", "points above random"]
+    heads += ["seeds above"]
     heads += ["labels saved at the end", *(f"at {100 * float(level):g} %" for level in levels)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for curve in found["curves"]:
         cells = [
             f"`{curve['method']}`",
             f"`{curve['acquire']}`",
-            _points(curve["accuracy"][curve["labels"].index(last)]),
+            *(_points(curve[name][curve["labels"].index(last)]) for name in ("accuracy", "train_accuracy")),
         ]
         if curve["labels_saved"] is None:
             cells += ["–"] * (len(heads) - len(cells))
@@ -94,7 +90,7 @@ def _legend(found: Found) -> list[str]:
 
 def _points(one: Found, sign: str = "") -> str:
     """An accuracy or a difference, in percent."""
-    mean = f"{100 * one['mean']:{sign}.1f}".replace("-", "−")
+    mean = f"{round(100 * one['mean'], 1) + 0.0:{sign}.1f}".replace("-", "−")  # + 0.0: no negative zero
     return mean if one["std"] is None else f"{mean} ± {100 * one['std']:.1f}"
 
 
@@ -107,11 +103,8 @@ def _saved(one: Found) -> str:
     return "–"
 
 
-def picture(folder: Path = RESULTS) -> Figure | None:
+def picture(found: Found) -> Figure:
     """A column a method: its curves, and how far they are above random."""
-    found = comparison(folder)
-    if found is None:
-        return None
     methods = list(dict.fromkeys(curve["method"] for curve in found["curves"]))
     figure = new_figure(3.2 * len(methods), 4.9)
     grid = figure.subplots(2, len(methods), sharex=True, sharey="row", squeeze=False, height_ratios=(1.3, 1))

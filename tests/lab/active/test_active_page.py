@@ -11,7 +11,6 @@ from made_up import ENVIRONMENT, run, three_methods
 from browsing import CONTRAST, OPEN_FOLDS, chromium_or_skip, show
 from rbue.lab.active.curves import as_json, compare
 from rbue.lab.active.page import active_page, needed_table, saved_table
-from rbue.lab.cli.output import as_json as print_text
 
 NARROW = 390
 ROOT = Path(__file__).parents[3]
@@ -63,19 +62,16 @@ def test_a_curve_that_ends_below_random_saves_at_most_so_much():
     assert (end["mean"], end["at_most"], end["seeds"]) == (None, pytest.approx(2.5), 2)
 
 
-def test_the_documentation_is_built_of_what_the_report_prints(tmp_path, monkeypatch):
+def test_the_documentation_is_built_of_runs(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     label_next = importlib.import_module("label_next")
-    assert label_next.part(tmp_path) == []
-    assert label_next.picture(tmp_path) is None
-    groups, _ = compare(three_methods(), asked=[0.7, 0.8, 0.9])
-    (tmp_path / "made-up.json").write_text(print_text({"comparisons": as_json(groups)}))
-    text = "\n".join(label_next.part(tmp_path))
+    found = label_next.comparison(three_methods())
+    text = "\n".join(label_next.part(found))
     assert "`small_cnn` on `digits`: 20 labels at first" in text
-    assert "| `mc-droprelu:0.95` | `random` | 78.5 ± 0.7 | – |" in text
-    assert "| `mc-droprelu:0.95` | `bald` | 84.5 ± 0.7 | +3.0 ± 0.0 | 2 of 2 |" in text
+    assert "| `mc-droprelu:0.95` | `random` | 78.5 ± 0.7 | 97.9 ± 0.1 | – |" in text
+    assert "| `mc-droprelu:0.95` | `bald` | 84.5 ± 0.7 | 98.4 ± 0.1 | +3.0 ± 0.0 | 2 of 2 |" in text
     assert "over +" in text  # random does not come to 80 %
-    above, below = label_next.picture(tmp_path).axes[::3]
+    above, below = label_next.picture(found).axes[::3]
     assert [len(one.get_lines()) for one in (above, below)] == [3, 3]  # three curves; two, and the zero of random
 
 
