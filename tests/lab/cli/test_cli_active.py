@@ -80,7 +80,7 @@ def elsewhere(monkeypatch):
     def on(*_):
         yield Elsewhere(torch.device("cpu"))
 
-    monkeypatch.setattr(active.Spread, "on", on)
+    monkeypatch.setattr(active.TaskOptions, "on", on)
 
 
 MANY = ("--acquire", "random,margin", "--seeds", 2, *TINY[:-1], "single,deep-ensemble:2")

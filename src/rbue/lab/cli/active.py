@@ -17,7 +17,7 @@ from rbue.lab.cli.options import (
     ENGINES,
     Samples,
     Selection,
-    Spread,
+    TaskOptions,
     fractions,
     place_and_steps,
 )
@@ -40,7 +40,7 @@ _SUFFIXES = (".html", ".htm", ".md", ".tex")
 
 def active(
     selection: Selection,
-    spread: Spread,
+    tasks: TaskOptions,
     method: Annotated[str, typer.Option(help="One or more, with commas; `rbue methods` lists them.")] = "mc-droprelu",
     acquire: Annotated[
         str, typer.Option(help=f"One or more, with commas: {ACQUISITIONS}.", rich_help_panel=LABELS)
@@ -109,7 +109,7 @@ def active(
         for more in range(seeds)
     ]
     configs = list(dict.fromkeys(configs))
-    with spread.on(where, selection.device) as executor:
+    with tasks.on(where, selection.device) as executor:
         root = selection.runs if where == "local" else selection.runs.absolute()
         how = {"rounds": rounds, "root": root, "engine": steps_by, "together": together}
         done, errors = _done(configs, executor, where != "local", how)

@@ -19,7 +19,7 @@ from rbue.lab.cli.options import (
     EngineName,
     Samples,
     Selection,
-    Spread,
+    TaskOptions,
     device_named,
 )
 from rbue.lab.cli.output import (
@@ -91,7 +91,7 @@ COLUMNS = (
 
 def compare(
     selection: Selection,
-    spread: Spread,
+    tasks: TaskOptions,
     methods: Annotated[
         str | None,
         typer.Option("--methods", help="Methods, separated by commas or spaces.", show_default="the six of the paper"),
@@ -131,7 +131,7 @@ def compare(
     if output is not None:
         check_output(output)
     failed: dict[RunConfig, RbueError] = {}
-    with spread.on(engine, selection.device) as executor:
+    with tasks.on(engine, selection.device) as executor:
         if engine != "local":  # what is done there is found done below
             failed = _spread(configs, selection.runs.absolute(), executor, how)
     device = device_named(None if engine == "ray" else selection.device)

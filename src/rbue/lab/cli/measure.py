@@ -23,7 +23,7 @@ from rbue.lab.cli.options import (
     RunsFolder,
     Samples,
     Selection,
-    Spread,
+    TaskOptions,
     device_named,
     find_all,
     find_run,
@@ -168,7 +168,7 @@ def _row(label: str, entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def predict(
-    spread: Spread,
+    tasks: TaskOptions,
     ctx: typer.Context,
     run: Annotated[str, typer.Argument(help=RUN_HELP)],
     images: Annotated[
@@ -220,7 +220,7 @@ def predict(
     if output is not None and not many and output.suffix.lower() != ".csv":
         raise InvalidInput(f"predictions cannot be written to {output}; its name must end in .csv or .parquet.")
     needs_many = [f"--engine {engine}"] if engine != "local" else []
-    of_many = ("column", "block", *vars(spread))
+    of_many = ("column", "block", *vars(tasks))
     needs_many += [f"--{name}" for name in of_many if was_typed(ctx, name)]
     needs_many += ["Parquet files"] if any(path.suffix.lower() == ".parquet" for path in images) else []
     if needs_many and not many:
@@ -231,7 +231,7 @@ def predict(
     draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"), augment)
     if output is not None and many:
         how = {"samples": samples, "seed": seed, "draws": draws, "augment": augment, "block": block}
-        with spread.on(engine, device) as executor:
+        with tasks.on(engine, device) as executor:
             scoring = scoring_of(config, root, output, executor.device, **how)  # type: ignore[arg-type]
             started = time.monotonic()
             with data_progress() as progress:

@@ -148,7 +148,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Spread:
+class TaskOptions:
     """How tasks are spread where ``--engine`` says; each field is an option of the command line."""
 
     workers: Annotated[
@@ -191,10 +191,10 @@ class Spread:
 
 
 def takes_bundles(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb one option for each field of :class:`Selection` or :class:`Spread` in place of such a parameter."""
+    """Give a verb one option for each field of its :class:`Selection` and :class:`TaskOptions`."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = inspect.signature(verb, eval_str=True).parameters
-    bundles = {name: one.annotation for name, one in own.items() if one.annotation in (Selection, Spread)}
+    bundles = {name: one.annotation for name, one in own.items() if one.annotation in (Selection, TaskOptions)}
     options = [
         inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
         for bundle in bundles.values()

@@ -15,7 +15,7 @@ from rbue.lab.cli.options import (
     ENGINES,
     DeviceName,
     RunsFolder,
-    Spread,
+    TaskOptions,
     device_named,
     place_and_steps,
     takes_bundles,
@@ -189,7 +189,7 @@ def plan(
 @app.command(epilog="Example: rbue paper run table1-cifar10 --models resnet18 --time-budget 25m")
 @takes_bundles
 def run(
-    spread: Spread,
+    tasks: TaskOptions,
     ids: Ids = None,
     all_: All = False,
     quick: Quick = False,
@@ -232,7 +232,7 @@ def run(
     budget = TimeBudget(None if time_budget is None else parse_duration(time_budget))
     alone = Watch(training_progress, lambda _: data_progress())
     watch = Watch(training_lines, data_lines) if elsewhere else alone
-    with spread.on(where, device) as executor:
+    with tasks.on(where, device) as executor:
         place = Place(runs.absolute() if elsewhere else runs, executor.device, together, steps, executor.helpers)
         how = {"budget": budget, "kinds": kinds, "tell": remark, "watch": watch, "executor": executor}
         outcome = run_experiments(experiments, settings, place, **how)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from rbue.lab.cli.options import (
     EngineName,
     RunsFolder,
     Samples,
-    Spread,
+    TaskOptions,
     device_named,
     find_all,
     labels_for,
@@ -77,7 +77,7 @@ class Measured:
 
 
 def shift(
-    spread: Spread,
+    tasks: TaskOptions,
     where: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUN_HELP)],
     corruptions: Annotated[str | None, typer.Option(help="Names with commas.", show_default="all 19")] = None,
     severities: Annotated[str, typer.Option(help="Numbers from 1 to 5 with commas.")] = "1,2,3,4,5",
@@ -120,7 +120,7 @@ def shift(
     by_root = {root: [config for config, its_root in found if its_root == root] for _, root in found}
     how: dict[str, Any] = {"severities": levels, "cache": cache, "split": split}
     how |= {"samples": samples, "seed": sample_seed, "adaptive": setting.adaptive, "draws": draws, "augment": augment}
-    with spread.on(engine, device) as executor:
+    with tasks.on(engine, device) as executor:
         if engine != "local":  # what is measured there is found measured below
             _spread(by_root, executor, names, how)
     place = device_named(None if engine == "ray" else device)
