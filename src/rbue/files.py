@@ -223,7 +223,22 @@ def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-_NOTE, _KEY, _BLANK = "rbue", "sha256", "0" * 64
+_NOTE, _KEY, BLANK = "rbue", "sha256", "0" * 64
+
+
+def seal(content: bytes, place: int) -> bytes:
+    """A file with its checksum written over the :data:`BLANK` at a place: that of the file with the zeros there."""
+    return content[:place] + checksum(content).encode() + content[place + len(BLANK) :]
+
+
+def refuse_damage(content: bytes, place: int) -> None:
+    """Raise a ValueError for a file that does not have the checksum that stands at a place in it."""
+    end = place + len(BLANK)
+    found = hashlib.sha256(memoryview(content)[:place])
+    found.update(BLANK.encode())
+    found.update(memoryview(content)[end:])
+    if content[place:end] != found.hexdigest().encode():
+        raise ValueError("it is damaged: it does not have the checksum that it notes")
 
 
 def safetensors_bytes(tensors: dict[str, Tensor], note: Mapping[str, Any] | None = None) -> bytes:
@@ -233,8 +248,8 @@ def safetensors_bytes(tensors: dict[str, Tensor], note: Mapping[str, Any] | None
     """
     from safetensors.torch import save
 
-    content = save(tensors, {_NOTE: json.dumps({_KEY: _BLANK, **(note or {})})})
-    return content.replace(_BLANK.encode(), checksum(content).encode(), 1)
+    content = save(tensors, {_NOTE: json.dumps({_KEY: BLANK, **(note or {})})})
+    return seal(content, content.index(BLANK.encode()))
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -252,11 +267,5 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         note = parse_json((file.metadata() or {}).get(_NOTE, "{}"))
     content = path.read_bytes()
     if isinstance(note, dict) and _KEY in note:
-        noted = str(note.pop(_KEY)).encode()
-        place = content.find(noted)
-        found = hashlib.sha256(content[:place])
-        found.update(_BLANK.encode())
-        found.update(memoryview(content)[place + len(_BLANK) :])
-        if noted != found.hexdigest().encode():
-            raise ValueError("it is damaged: it does not have the checksum that it notes")
+        refuse_damage(content, content.find(str(note.pop(_KEY)).encode()))
     return load(content), note

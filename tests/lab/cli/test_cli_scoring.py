@@ -103,6 +103,27 @@ def test_what_is_there_is_kept_and_the_rest_is_done(scored):
     assert (document["images"], document["unreadable"], document["predicted_now"]) == (COUNT, 1, 0)
 
 
+def test_a_damaged_part_is_noticed(scored):
+    scored()
+    before, damaged = parts("out.parquet"), Path("out.parquet/part-00001.parquet")
+    whole, table = before[damaged.name], pq.read_table(damaged)
+    number = whole.index(np.float32(table["confidence"][0].as_py()).tobytes())
+    for place in (len(whole) - 20, number):  # in the footer too
+        damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert "it does not have the checksum that it notes); remove it to have it made again." in scored().stderr
+    assert not pq.read_table(damaged).equals(table)  # pyarrow reads another number, and no error
+    damaged.unlink()
+    assert "4 of them now" in scored().stdout
+    assert parts("out.parquet") == before
+
+
+def test_a_part_from_before_there_were_checksums_is_kept(scored):
+    scored()
+    part = Path("out.parquet/part-00001.parquet")
+    pq.write_table(pq.read_table(part), part)
+    assert "0 of them now" in scored().stdout
+
+
 def test_a_command_that_was_killed_before_it_predicted_anything_can_be_given_again(scored):
     Path("out.parquet").mkdir()
     for name in (".lock", "_listing.jsonl", "_found.jsonl.partial", "_manifest.json.0.999999999.partial"):

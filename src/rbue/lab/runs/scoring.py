@@ -1,7 +1,8 @@
 """Predict any number of images with a run, block by block, into a folder of Parquet files.
 
     OUTPUT/
-        part-00000.parquet ...  one row an image, in the order of the images; a block each, written whole or not at all
+        part-00000.parquet ...  one row an image, in the order of the images; a block each, written whole or not at all,
+                                with its checksum in it
         _manifest.json          the settings, the images and the checksum of their listing; what it came to, at the end
         _listing.jsonl          the images (:mod:`rbue.lab.data.image_streams`)
         .lock                   there while a command writes
@@ -28,7 +29,7 @@ from torch import nn
 
 from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError, reason
-from rbue.files import DiskFull, read_json, write_bytes, write_json
+from rbue.files import BLANK, DiskFull, read_json, refuse_damage, seal, write_bytes, write_json
 from rbue.lab import data
 from rbue.lab.data.image_streams import (
     ListedImage,
@@ -260,7 +261,11 @@ def _finish(scoring: Scoring, listing: Listing, done: int, errors: list[RbueErro
 def _counted(part: Path, most: int) -> tuple[int, int, list[str]]:
     """Rows of a file, how many of them have an error, and the first of these."""
     try:
-        with parquet().ParquetFile(part) as file:
+        content = part.read_bytes()
+        place = content.rfind(_SEAL)  # by itself, as what reads damaged files may read anything
+        if place >= 0:  # else it was written before there were checksums
+            refuse_damage(content, place + len(_SEAL))
+        with parquet().ParquetFile(io.BytesIO(content)) as file:
             metadata = file.metadata
             place = metadata.schema.names.index("error")
             groups = [metadata.row_group(number).column(place) for number in range(metadata.num_row_groups)]
@@ -312,9 +317,7 @@ def predict_block(block: ImageBlock, scoring: Scoring) -> None:
         some = list(islice(images, at_once))
         for name, values in _predicted(some, first, networks, like, scoring).items():
             columns[name] += values
-    buffer = io.BytesIO()
-    parquet().write_table(_table(columns), buffer)
-    write_bytes(scoring.part(block.number), buffer.getvalue(), WAIT_FOR_ROOM)
+    write_bytes(scoring.part(block.number), _part_bytes(_table(columns)), WAIT_FOR_ROOM)
 
 
 def _predicted(
@@ -376,3 +379,18 @@ def _table(columns: dict[str, list[Any]]) -> Any:
 
     arrays = [pyarrow.array(columns[name], getattr(pyarrow, kind)()) for name, kind in _SCHEMA.items()]
     return pyarrow.table(arrays, names=list(_SCHEMA))
+
+
+_KEY = "rbue.sha256"
+_SEAL = _KEY.encode() + bytes([0x18, len(BLANK)])
+"""What comes before a part's checksum: its key and, in the format of Parquet's footer, the mark of a text this long."""
+
+
+def _part_bytes(table: Any) -> bytes:
+    """A Parquet file that carries its own checksum, as a note that other readers leave alone."""
+    buffer = io.BytesIO()
+    with parquet().ParquetWriter(buffer, table.schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_KEY: BLANK})
+    content = buffer.getvalue()
+    return seal(content, content.rindex(_SEAL) + len(_SEAL))
