@@ -123,7 +123,7 @@ class Scored:
     Attributes:
         images: how many there are.
         unreadable: how many of them could not be read; ``reasons`` has the first few sentences about them.
-        predicted_now: images of the blocks that were not there before.
+        predicted_now: images of the blocks that were not there before, without those that could not be read.
         listing: what was listed.
     """
 
@@ -220,24 +220,25 @@ def _blocks(scoring: Scoring, images: int) -> Iterator[ImageBlock]:
 def _predict_missing(
     scoring: Scoring, listing: Listing, executor: Executor, progress: data.Progress | None
 ) -> tuple[int, list[RbueError]]:
-    """Predict the blocks whose files are not there; gives the images of those done, and the errors of the others."""
-    tell, errors, done = progress or silent, list[RbueError](), 0
-    before = sum(one.stop - one.start for one in _blocks(scoring, listing.images) if scoring.part(one.number).exists())
+    """Predict the blocks whose files are not there; gives the images predicted, and the errors of other blocks."""
+    tell, errors, predicted = progress or silent, list[RbueError](), 0
+    done = sum(one.stop - one.start for one in _blocks(scoring, listing.images) if scoring.part(one.number).exists())
     missing = (one for one in _blocks(scoring, listing.images) if not scoring.part(one.number).exists())
-    if before < listing.images:
-        tell("predicting images", before, listing.images)
-    for block, _, error in executor.each(partial(predict_block, scoring=scoring), lambda: next(missing, None)):
+    if done < listing.images:
+        tell("predicting images", done, listing.images)
+    for block, readable, error in executor.each(partial(predict_block, scoring=scoring), lambda: next(missing, None)):
         if isinstance(error, DiskFull):  # the others would be predicted in vain
             raise error
         if error is not None:
             errors.append(error)
             continue
+        predicted += readable
         done += block.stop - block.start
-        tell("predicting images", before + done, listing.images)
-    return done, errors
+        tell("predicting images", done, listing.images)
+    return predicted, errors
 
 
-def _finish(scoring: Scoring, listing: Listing, done: int, errors: list[RbueError]) -> Scored:
+def _finish(scoring: Scoring, listing: Listing, predicted: int, errors: list[RbueError]) -> Scored:
     """Look through the files, and note what they came to."""
     if errors:
         blocks = f"{len(errors)} block{'s' if len(errors) > 1 else ''} of {scoring.output}"
@@ -255,7 +256,7 @@ def _finish(scoring: Scoring, listing: Listing, done: int, errors: list[RbueErro
     noted = read_json(scoring.manifest)
     if "finished" not in noted:
         write_json(scoring.manifest, {**noted, "finished": {"images": images, "unreadable": unreadable}})
-    return Scored(images, unreadable, reasons, done, listing)
+    return Scored(images, unreadable, reasons, predicted, listing)
 
 
 def _counted(part: Path, most: int) -> tuple[int, int, list[str]]:
@@ -307,8 +308,8 @@ def _loaded(scoring: Scoring) -> tuple[list[nn.Module], data.ImageSet]:
     return load_networks(scoring.config, scoring.root, scoring.device), _like(scoring)
 
 
-def predict_block(block: ImageBlock, scoring: Scoring) -> None:
-    """Predict a block and write its file."""
+def predict_block(block: ImageBlock, scoring: Scoring) -> int:
+    """Predict a block and write its file; gives how many of its images could be read."""
     networks, like = _loaded(scoring)
     images = read_listed(scoring.listing, block.place, block.start, block.stop, like)
     at_once = images_at_once(like, scoring.device)
@@ -318,6 +319,7 @@ def predict_block(block: ImageBlock, scoring: Scoring) -> None:
         for name, values in _predicted(some, first, networks, like, scoring).items():
             columns[name] += values
     write_bytes(scoring.part(block.number), _part_bytes(_table(columns)), WAIT_FOR_ROOM)
+    return columns["error"].count(None)
 
 
 def _predicted(
