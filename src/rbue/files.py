@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -142,9 +143,16 @@ def write_json(path: Path, content: Any, wait: float = 0.0) -> None:
     write_bytes(path, json_bytes(content), wait)
 
 
-def json_bytes(content: Any) -> bytes:
-    """The file of some content as JSON."""
-    return (json.dumps(content, indent=2) + "\n").encode()
+_NUMBERS = re.compile(r"\[\n\s+(-?\d+(?:,\n\s+-?\d+)*)\n\s*\]")
+"""A list of whole numbers as JSON, one on each line; no text can hold it, as there are no line breaks in texts."""
+
+
+def json_bytes(content: Any, numbers_in_line: bool = False) -> bytes:
+    """The file of some content as JSON; long lists of whole numbers can be one line each."""
+    text = json.dumps(content, indent=2)
+    if numbers_in_line:
+        text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    return (text + "\n").encode()
 
 
 def read_json(path: Path, way_out: str = "remove it to have it made again") -> Any:
