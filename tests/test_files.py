@@ -29,6 +29,14 @@ def test_json_of_usual_depth_is_read(tmp_path):
     assert read_json(path) == content
 
 
+def test_lists_of_whole_numbers_can_be_one_line_each():
+    content = {"picked": [[1, -20], []], "mean": [0.5], "text": "[\n  1\n]", "none": [None, 3]}
+    text = files.json_bytes(content, numbers_in_line=True).decode()
+    assert json.loads(text) == content
+    assert "    [1, -20],\n" in text
+    assert files.json_bytes(content).count(b"\n") == text.count("\n") + 3
+
+
 def test_a_flipped_byte_of_tensors_is_noticed(tmp_path):
     path = tmp_path / "file.safetensors"
     tensors, note = {"a": torch.arange(6.0), "0" * 64: torch.zeros(2)}, {"epoch": 3, "zeros": "0" * 64}

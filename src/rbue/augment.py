@@ -11,12 +11,13 @@ Several are given as a list and are applied in turn, each with numbers of its ow
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbue import random_stream
@@ -122,10 +123,10 @@ class Augmentation:
     ) -> None:
         self.steps = tuple(augment) if isinstance(augment, (list, tuple)) else (augment,)
         for step in self.steps:
-            if not callable(step) or isinstance(step, type):  # Flip for Flip()
+            if not callable(step) or isinstance(step, type) or not _takes_two(step):  # Flip for Flip()
                 raise InvalidInput(
-                    f"augment must be a function of images and uniform numbers, such as rbue.augment.Flip(), or a list "
-                    f"of them, not {step!r}."
+                    f"augment must be a function of images and uniform numbers, augment(x, uniform), such as "
+                    f"rbue.augment.Flip(), or a list of them, not {step!r}."
                 )
         self.balanced = draws == "balanced"
         self.state = random_stream.augmented_state(random_stream.seed_state(seed, device))
@@ -142,6 +143,17 @@ class Augmentation:
                 raise InvalidInput(f"augment must keep the shape {tuple(x.shape)} of its images, but gave {what}.")
             x = found
         return x
+
+
+def _takes_two(step: Augment) -> bool:
+    """Whether a function can be called with two arguments, or does not tell."""
+    try:
+        inspect.signature(step.forward if isinstance(step, nn.Module) else step).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 def _uniform(keys: Tensor, turns: Tensor | None) -> Uniform:

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -142,9 +143,16 @@ def write_json(path: Path, content: Any, wait: float = 0.0) -> None:
     write_bytes(path, json_bytes(content), wait)
 
 
-def json_bytes(content: Any) -> bytes:
-    """The file of some content as JSON."""
-    return (json.dumps(content, indent=2) + "\n").encode()
+_NUMBERS = re.compile(r"\[\n\s+(-?\d+(?:,\n\s+-?\d+)*)\n\s*\]")
+"""A list of whole numbers as JSON, one on each line; no text can hold it, as there are no line breaks in texts."""
+
+
+def json_bytes(content: Any, numbers_in_line: bool = False) -> bytes:
+    """The file of some content as JSON; long lists of whole numbers can be one line each."""
+    text = json.dumps(content, indent=2)
+    if numbers_in_line:
+        text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    return (text + "\n").encode()
 
 
 def read_json(path: Path, way_out: str = "remove it to have it made again") -> Any:
@@ -223,7 +231,22 @@ def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-_NOTE, _KEY, _BLANK = "rbue", "sha256", "0" * 64
+_NOTE, _KEY, BLANK = "rbue", "sha256", "0" * 64
+
+
+def seal(content: bytes, place: int) -> bytes:
+    """A file with its checksum written over the :data:`BLANK` at a place: that of the file with the zeros there."""
+    return content[:place] + checksum(content).encode() + content[place + len(BLANK) :]
+
+
+def refuse_damage(content: bytes, place: int) -> None:
+    """Raise a ValueError for a file that does not have the checksum that stands at a place in it."""
+    end = place + len(BLANK)
+    found = hashlib.sha256(memoryview(content)[:place])
+    found.update(BLANK.encode())
+    found.update(memoryview(content)[end:])
+    if content[place:end] != found.hexdigest().encode():
+        raise ValueError("it is damaged: it does not have the checksum that it notes")
 
 
 def safetensors_bytes(tensors: dict[str, Tensor], note: Mapping[str, Any] | None = None) -> bytes:
@@ -233,8 +256,8 @@ def safetensors_bytes(tensors: dict[str, Tensor], note: Mapping[str, Any] | None
     """
     from safetensors.torch import save
 
-    content = save(tensors, {_NOTE: json.dumps({_KEY: _BLANK, **(note or {})})})
-    return content.replace(_BLANK.encode(), checksum(content).encode(), 1)
+    content = save(tensors, {_NOTE: json.dumps({_KEY: BLANK, **(note or {})})})
+    return seal(content, content.index(BLANK.encode()))
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -252,11 +275,5 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         note = parse_json((file.metadata() or {}).get(_NOTE, "{}"))
     content = path.read_bytes()
     if isinstance(note, dict) and _KEY in note:
-        noted = str(note.pop(_KEY)).encode()
-        place = content.find(noted)
-        found = hashlib.sha256(content[:place])
-        found.update(_BLANK.encode())
-        found.update(memoryview(content)[place + len(_BLANK) :])
-        if noted != found.hexdigest().encode():
-            raise ValueError("it is damaged: it does not have the checksum that it notes")
+        refuse_damage(content, content.find(str(note.pop(_KEY)).encode()))
     return load(content), note

@@ -144,7 +144,17 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ["AveragedModel has no ReLU of its own", "converted network at 'module'"],
     ),
     "seed of a wrong type": (lambda: rbue.seed(convert()(), 1.5), InvalidInput, ["1.5"]),
-    "no ReLU met": (lambda: convert(lambda: nn.Linear(4, 4))()(x), ConversionError, ["Linear ran without"]),
+    "no ReLU met": (lambda: convert(lambda: nn.Linear(4, 4))()(x), ConversionError, ["Linear has no ReLU call site"]),
+    "no ReLU met, but others": (
+        lambda: rbue.predict(convert(lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()))(), x),
+        ConversionError,
+        ["no ReLU", "it uses GELU instead", "rbue.DropActivation(q)"],
+    ),
+    "no weights": (
+        convert(lambda: mlp().to("meta"), example=x),
+        InvalidInput,
+        ["on meta", "example on cpu", "x.to('me"],
+    ),
     "traced by torch.fx": (
         lambda: torch.fx.symbolic_trace(convert()()),
         InvalidInput,

@@ -136,6 +136,11 @@ def test_too_few_images_say_how_many_are_needed():
     assert abstaining.fit(torch.rand(59), torch.ones(59, dtype=torch.bool)).coverage == 1.0
 
 
+def test_maps_are_refused():
+    with pytest.raises(InvalidInput, match=r"scores has shape \(4, 50\); give one score an image, \(B,\): pixels"):
+        abstaining.fit(torch.rand(4, 50), torch.ones(4, 50, dtype=torch.bool))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -14,7 +14,7 @@ from rbue import random_stream
 from rbue.activations import Activation, Randomness, SiteCall
 from rbue.calibration import Temperature
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
-from rbue.call_sites.inputs import example_call
+from rbue.call_sites.inputs import Batch, example_call
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.own_backward import function_around
 from rbue.call_sites.summary import ConversionSummary, warn_of_plain
@@ -97,10 +97,7 @@ class Conversion:
         if outer is not None:
             outer.holds_converted = True
         if not place.counts and not place.holds_converted and not self.sites:
-            raise ConversionError(
-                f"{type(network).__name__} ran without meeting a {self.activation.noun}, so nothing was random; "
-                "rbue.sites(model, example) lists the ReLUs that can be found."
-            )
+            raise ConversionError(tracing.nothing_met(network, Batch(args, kwargs), self.activation))
         return out
 
     def __getstate__(self) -> dict[str, Any]:

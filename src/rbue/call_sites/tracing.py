@@ -15,7 +15,7 @@ from rbue.activations import DropReLU, Randomness, RandomSlope, SiteCall
 from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS, is_tensor_bounded_relu
 from rbue.call_sites import following
 from rbue.call_sites import scope as scopes
-from rbue.call_sites.inputs import example_call
+from rbue.call_sites.inputs import Batch, example_call
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
@@ -53,6 +53,16 @@ def find_sites(network: nn.Module, example: Any, activation: Randomness) -> tupl
     if not found:
         raise ConversionError(_no_site_message(network, activation, others))
     return found, others
+
+
+def nothing_met(network: nn.Module, call: Batch, activation: Randomness) -> str:
+    """The sentence about a call of a network without any site; a second call shows what it has instead."""
+    if torch.compiler.is_compiling():  # a graph cannot hold that call
+        name, noun = type(network).__name__, activation.noun
+        return (
+            f"{name} ran without meeting a {noun}; rbue.sites(model, x, rbue.DropActivation()) lists its activations."
+        )
+    return _no_site_message(network, activation, record(network, call, activation)[1])
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -141,6 +151,11 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
 
     call = example_call(example, network)
     device = next((x.device for x in call.leaves if isinstance(x, Tensor)), torch.device("cpu"))
+    if device.type != "meta" and any(one.is_meta for one in network.parameters()):
+        raise InvalidInput(
+            f"the network is on meta, without weights, and the example on {device}; give example=x.to('meta'), or load "
+            "the weights first."
+        )
     recording = _Recording(lambda scope: Recorder(scope, activation, note))
     with _recording_lock:
         following.follow(network, recording.token, activation)

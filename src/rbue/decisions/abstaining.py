@@ -113,9 +113,13 @@ def fit(
         >>> rule(torch.tensor([0.1, 0.9]))
         tensor([False,  True])
     """
-    values, right = _checks.scores_and_flags(
-        _floating(_inputs.tensor(scores, "scores")), _inputs.tensor(correct, "correct"), "scores", "correct"
-    )
+    scores = _inputs.tensor(scores, "scores")
+    if scores.ndim != 1:
+        raise InvalidInput(
+            f"scores has shape {tuple(scores.shape)}; give one score an image, (B,): pixels of one image are not "
+            "independent, so nothing could be promised for them."
+        )
+    values, right = _checks.scores_and_flags(_floating(scores), _inputs.tensor(correct, "correct"), "scores", "correct")
     risk, confidence = _inputs.fraction(risk, "risk"), _inputs.fraction(confidence, "confidence")
     if search not in _STEPS:
         raise InvalidInput(f'search is {search!r}; give "sequence" or "union".')

@@ -66,6 +66,7 @@ class TestLabels:
             first.append(kept["first"])
             accuracy.append(kept["rounds"][0]["accuracy"])
             picked.append(kept["rounds"][0]["picked"])
+            assert f'"first": {kept["first"]},\n' in (config.folder(tmp_path).path / "rounds.json").read_text()
         assert first[0] == first[1] == first[2]
         assert accuracy[0] == accuracy[2]  # one network, whatever is acquired then
         assert picked[0] == picked[1]  # random is the same for all methods

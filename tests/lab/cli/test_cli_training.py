@@ -39,6 +39,19 @@ def test_train_then_say_it_is_done(command):
     assert (folder / "state.safetensors").read_bytes() == weights
 
 
+def test_damaged_weights_are_not_called_done(command, as_json, fails):
+    folder = Path(as_json("train", *TINY)["run"])
+    weights = folder / "weights.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    assert f"remove {folder / 'training.json'}, and `rbue train` with the same" in fails("train", *TINY, code=1)
+    (folder / "training.json").unlink()
+    command("train", *TINY)
+    assert weights.read_bytes() == whole
+    weights.unlink()  # they may be kept elsewhere
+    assert "done already" in command("train", *TINY).stdout
+
+
 def test_train_continues(command, as_json):
     folder = Path(as_json("train", *TINY)["run"])
     (folder / "training.json").unlink()

@@ -9,6 +9,7 @@ from tiny_reports import config
 
 from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
+from rbue.lab.report import run_answers
 from rbue.lab.report.page import Page, Section
 from rbue.lab.report.run_answers import Answers, drawn_again, image_cards
 from rbue.lab.report.run_answers import TestImages as Images
@@ -359,6 +360,18 @@ def test_cards_show_the_very_samples_that_were_measured(made_runs):
             samples = drawn_again(answers, chosen, CPU)
             assert samples.shape == (record.result["samples"], 3, 10)
             assert np.abs(samples.mean(0) - answers.probs[chosen]).max() < 2e-3  # stored with three digits
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, (0.2, 0.8)), (19, (0.2, 0.8)), (20, (0.23, 0.77))])
+def test_the_line_on_a_bar_has_nine_in_ten_samples_or_few_samples_all(tmp_path, monkeypatch, count, expected):
+    images = data.ImageSet(np.zeros((2, 4, 4, 1), np.uint8), np.array([0, 1]), ("a", "b"), "x", "test", (0.5,), (0.2,))
+    first = np.linspace(0.2, 0.8, count)[:, None].repeat(2 + 2 * len(images), axis=1)
+    monkeypatch.setattr(run_answers, "drawn_again", lambda *_: np.stack([first, 1 - first], axis=2))
+    record = Record(RunFolder(tmp_path), config("svi"), {"samples=2,seed=0": {"samples": count}})
+    cards, _ = image_cards(Answers(record, images, np.full((2, 2), 0.5)), CPU)
+    bar = cards[0].cards[0].bars[0]
+    assert (bar.low, bar.high) == pytest.approx(expected)
+    assert sum(bar.low - 1e-9 <= one <= bar.high + 1e-9 for one in first[:, 0]) >= 0.9 * count
 
 
 def test_cards_show_augmented_samples_where_those_were_measured(own_runs):

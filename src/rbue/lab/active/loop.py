@@ -225,7 +225,7 @@ def run_active(
                 done.pop()  # the last one of an earlier start with fewer rounds: its networks are gone
             labelled = np.array([*kept["first"], *(number for one in done for number in one["picked"])], np.int64)
             done.append(_round(config, len(done), rounds, images, labelled, device, engine, together))
-            folder.write(ROUNDS, kept)
+            folder.write(ROUNDS, kept, numbers_in_line=True)
             if report is not None:
                 report(config, done[-1], rounds)
     return done

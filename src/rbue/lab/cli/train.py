@@ -104,7 +104,11 @@ def trained(config: RunConfig, root: Path, device: torch.device, **how: Any) -> 
 
 
 def _outcome(folder: RunFolder) -> str:
-    """What training is going to do with a folder."""
+    """What training is going to do with a folder; damaged weights are refused."""
+    from rbue.lab.training.checkpoint import read_weights
+
     if folder.read("training") is not None:
+        if folder.has_weights:  # else they are kept elsewhere
+            read_weights(folder.path)
         return "done already"
     return "continued" if folder.state.exists() else "trained"

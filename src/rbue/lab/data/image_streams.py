@@ -139,17 +139,23 @@ def _rows_of(path: Path, column: str | None) -> list[Any]:
     """Rows, column and bytes of a Parquet file."""
     with _opened(path) as found:
         schema, rows = found.schema_arrow, found.metadata.num_rows
-    fit, names = [one.name for one in schema if _kind(one.type)], shown(", ".join(schema.names), 300)
+    fit = [one.name for one in schema if _kind(one.type)]
     if column is None and len(fit) > 1 and "image" in fit:
         fit = ["image"]
     if column is not None and column in fit:
         fit = [column]
-    elif column is not None:
-        raise InvalidInput(f"{path} has no column {column!r} of images; it has {names}.")
-    if len(fit) != 1:
-        which = f"{len(fit)} columns that can hold images ({shown(', '.join(fit))})" if fit else "no column of images"
-        raise InvalidInput(f"{path} has {which}; name one with --column out of {names}.")
+    elif column is not None or not fit:
+        which = "" if column is None else f" {column!r}"
+        there = shown(", ".join(f"{one.name} ({one.type})" for one in schema), 300)
+        raise InvalidInput(f"{path} has no column{which} of images ({_IMAGES}); it has {there}.")
+    if len(fit) > 1:
+        columns = shown(", ".join(fit), 300)
+        raise InvalidInput(f"{path} has {len(fit)} columns that can hold images; name one with --column: {columns}.")
     return [rows, fit[0], path.stat().st_size]
+
+
+_IMAGES = "image files as binary or as a struct with bytes, or pixels as lists of uint8"
+"""The columns that hold images, for a message."""
 
 
 def _opened(path: Path) -> Any:

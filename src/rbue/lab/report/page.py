@@ -216,7 +216,7 @@ class Columns(Block):
 
 @dataclass(frozen=True)
 class Bar:
-    """One class: its mean probability and, where there are samples, the range most of them lie in."""
+    """One class: its mean probability and, where there are samples, their range or that of most of them."""
 
     label: str
     value: float

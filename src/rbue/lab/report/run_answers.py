@@ -28,6 +28,10 @@ class NoImages(RbueError):
     """The test images of a data set are not on this machine."""
 
 
+ENOUGH = 20
+"""Samples of which the range of nine in ten is shown; of fewer it is that of all."""
+
+
 @dataclass(frozen=True)
 class Answers:
     """Mean probabilities of the test images.
@@ -186,7 +190,8 @@ def _card(answers: Answers, image: int, samples: Samples | None) -> Card:
     for place in np.argsort(-probs, kind="stable")[:3]:
         bar = Bar(classes[place], float(probs[place]), marked=bool(place == label))
         if samples is not None:
-            low, high = np.quantile(samples[:, place], [0.05, 0.95])
+            ends = [0.0, 1.0] if len(samples) < ENOUGH else [0.05, 0.95]
+            low, high = np.quantile(samples[:, place], ends)
             bar = replace(bar, low=float(low), high=float(high))
         bars.append(bar)
     right = said == label

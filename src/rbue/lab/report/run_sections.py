@@ -18,7 +18,7 @@ from rbue.lab.methods.mc_droprelu import MCDropReLU
 from rbue.lab.report import figures
 from rbue.lab.report.chance import CONFIDENCE
 from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, TableBlock, Text
-from rbue.lab.report.run_answers import Answers, image_cards
+from rbue.lab.report.run_answers import ENOUGH, Answers, image_cards
 from rbue.lab.report.run_compared import Compared, column_figure, stored
 from rbue.lab.report.run_outside import outside_blocks
 from rbue.lab.report.run_records import Record, RunGroup
@@ -201,7 +201,10 @@ def _class_table(counts: NDArray[np.int_], classes: Sequence[str]) -> Table:
 _CARDS = (
     "The three most probable classes of each image; the right one is underlined. A bar is the mean over all samples"
 )
-_LINES = ", the line on it the range that nine in ten samples lie in: a long line means that the samples disagree"
+_LINES = (
+    f", the line on it the range that nine in ten samples lie in, or all of them where they are fewer than {ENOUGH}: a "
+    "long line means that the samples disagree"
+)
 
 
 def image_blocks(this: Compared) -> list[Block]:

@@ -257,13 +257,13 @@ class RunFolder:
             raise RbueError(f"{self.path / name}.json has another form; remove it to have it made again.")
         return found
 
-    def write(self, name: str, content: Any) -> None:
+    def write(self, name: str, content: Any, numbers_in_line: bool = False) -> None:
         """Write ``<name>.json``; the folder should be locked for it.
 
         Its checksum comes first, beside that of the file it replaces: whenever this is stopped, the file has one of the
         two.
         """
-        path, text, noted = self.path / f"{name}.json", json_bytes(content), self._checksums()
+        path, text, noted = self.path / f"{name}.json", json_bytes(content, numbers_in_line), self._checksums()
         here = [checksum_of(path)] if path.exists() else []
         kept = [one for one in noted.get(path.name, here) if one in here]
         write_json(self._noted, {**noted, path.name: [*kept, checksum(text)]}, WAIT_FOR_ROOM)

@@ -1,7 +1,8 @@
 """Predict any number of images with a run, block by block, into a folder of Parquet files.
 
     OUTPUT/
-        part-00000.parquet ...  one row an image, in the order of the images; a block each, written whole or not at all
+        part-00000.parquet ...  one row an image, in the order of the images; a block each, written whole or not at all,
+                                with its checksum in it
         _manifest.json          the settings, the images and the checksum of their listing; what it came to, at the end
         _listing.jsonl          the images (:mod:`rbue.lab.data.image_streams`)
         .lock                   there while a command writes
@@ -28,7 +29,7 @@ from torch import nn
 
 from rbue import random_stream
 from rbue.errors import InvalidInput, RbueError, reason
-from rbue.files import DiskFull, read_json, write_bytes, write_json
+from rbue.files import BLANK, DiskFull, read_json, refuse_damage, seal, write_bytes, write_json
 from rbue.lab import data
 from rbue.lab.data.image_streams import (
     ListedImage,
@@ -122,7 +123,7 @@ class Scored:
     Attributes:
         images: how many there are.
         unreadable: how many of them could not be read; ``reasons`` has the first few sentences about them.
-        predicted_now: images of the blocks that were not there before.
+        predicted_now: images of the blocks that were not there before, without those that could not be read.
         listing: what was listed.
     """
 
@@ -219,24 +220,25 @@ def _blocks(scoring: Scoring, images: int) -> Iterator[ImageBlock]:
 def _predict_missing(
     scoring: Scoring, listing: Listing, executor: Executor, progress: data.Progress | None
 ) -> tuple[int, list[RbueError]]:
-    """Predict the blocks whose files are not there; gives the images of those done, and the errors of the others."""
-    tell, errors, done = progress or silent, list[RbueError](), 0
-    before = sum(one.stop - one.start for one in _blocks(scoring, listing.images) if scoring.part(one.number).exists())
+    """Predict the blocks whose files are not there; gives the images predicted, and the errors of other blocks."""
+    tell, errors, predicted = progress or silent, list[RbueError](), 0
+    done = sum(one.stop - one.start for one in _blocks(scoring, listing.images) if scoring.part(one.number).exists())
     missing = (one for one in _blocks(scoring, listing.images) if not scoring.part(one.number).exists())
-    if before < listing.images:
-        tell("predicting images", before, listing.images)
-    for block, _, error in executor.each(partial(predict_block, scoring=scoring), lambda: next(missing, None)):
+    if done < listing.images:
+        tell("predicting images", done, listing.images)
+    for block, readable, error in executor.each(partial(predict_block, scoring=scoring), lambda: next(missing, None)):
         if isinstance(error, DiskFull):  # the others would be predicted in vain
             raise error
         if error is not None:
             errors.append(error)
             continue
+        predicted += readable
         done += block.stop - block.start
-        tell("predicting images", before + done, listing.images)
-    return done, errors
+        tell("predicting images", done, listing.images)
+    return predicted, errors
 
 
-def _finish(scoring: Scoring, listing: Listing, done: int, errors: list[RbueError]) -> Scored:
+def _finish(scoring: Scoring, listing: Listing, predicted: int, errors: list[RbueError]) -> Scored:
     """Look through the files, and note what they came to."""
     if errors:
         blocks = f"{len(errors)} block{'s' if len(errors) > 1 else ''} of {scoring.output}"
@@ -254,13 +256,17 @@ def _finish(scoring: Scoring, listing: Listing, done: int, errors: list[RbueErro
     noted = read_json(scoring.manifest)
     if "finished" not in noted:
         write_json(scoring.manifest, {**noted, "finished": {"images": images, "unreadable": unreadable}})
-    return Scored(images, unreadable, reasons, done, listing)
+    return Scored(images, unreadable, reasons, predicted, listing)
 
 
 def _counted(part: Path, most: int) -> tuple[int, int, list[str]]:
     """Rows of a file, how many of them have an error, and the first of these."""
     try:
-        with parquet().ParquetFile(part) as file:
+        content = part.read_bytes()
+        place = content.rfind(_SEAL)  # by itself, as what reads damaged files may read anything
+        if place >= 0:  # else it was written before there were checksums
+            refuse_damage(content, place + len(_SEAL))
+        with parquet().ParquetFile(io.BytesIO(content)) as file:
             metadata = file.metadata
             place = metadata.schema.names.index("error")
             groups = [metadata.row_group(number).column(place) for number in range(metadata.num_row_groups)]
@@ -302,8 +308,8 @@ def _loaded(scoring: Scoring) -> tuple[list[nn.Module], data.ImageSet]:
     return load_networks(scoring.config, scoring.root, scoring.device), _like(scoring)
 
 
-def predict_block(block: ImageBlock, scoring: Scoring) -> None:
-    """Predict a block and write its file."""
+def predict_block(block: ImageBlock, scoring: Scoring) -> int:
+    """Predict a block and write its file; gives how many of its images could be read."""
     networks, like = _loaded(scoring)
     images = read_listed(scoring.listing, block.place, block.start, block.stop, like)
     at_once = images_at_once(like, scoring.device)
@@ -312,9 +318,8 @@ def predict_block(block: ImageBlock, scoring: Scoring) -> None:
         some = list(islice(images, at_once))
         for name, values in _predicted(some, first, networks, like, scoring).items():
             columns[name] += values
-    buffer = io.BytesIO()
-    parquet().write_table(_table(columns), buffer)
-    write_bytes(scoring.part(block.number), buffer.getvalue(), WAIT_FOR_ROOM)
+    write_bytes(scoring.part(block.number), _part_bytes(_table(columns)), WAIT_FOR_ROOM)
+    return columns["error"].count(None)
 
 
 def _predicted(
@@ -376,3 +381,18 @@ def _table(columns: dict[str, list[Any]]) -> Any:
 
     arrays = [pyarrow.array(columns[name], getattr(pyarrow, kind)()) for name, kind in _SCHEMA.items()]
     return pyarrow.table(arrays, names=list(_SCHEMA))
+
+
+_KEY = "rbue.sha256"
+_SEAL = _KEY.encode() + bytes([0x18, len(BLANK)])
+"""What comes before a part's checksum: its key and, in the format of Parquet's footer, the mark of a text this long."""
+
+
+def _part_bytes(table: Any) -> bytes:
+    """A Parquet file that carries its own checksum, as a note that other readers leave alone."""
+    buffer = io.BytesIO()
+    with parquet().ParquetWriter(buffer, table.schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_KEY: BLANK})
+    content = buffer.getvalue()
+    return seal(content, content.rindex(_SEAL) + len(_SEAL))

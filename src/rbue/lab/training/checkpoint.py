@@ -52,19 +52,23 @@ def save_weights(folder: Path, network: nn.Module, shard_mib: int | None = None)
 
 def load_weights(folder: Path, network: nn.Module) -> None:
     """Put the weights of a folder into a network."""
+    tensors, path = read_weights(folder)
+    _put_weights(network, tensors, path)
+
+
+def read_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
+    """The weights in a folder and the file that names them all, or an error that says how to have them back."""
     path = folder / ONE_FILE
     if path.exists():
-        tensors = _read(path)
-    else:
-        path = folder / INDEX
-        if not path.exists():
-            raise RbueError(f"{folder} holds no weights ({ONE_FILE} or {INDEX}); {_way_to_weights(folder)}.")
-        index = read_json(path)
-        files = set(index["weight_map"].values()) if _is_index(index) else set()
-        if not files:
-            raise RbueError(f"{path} names no files beside it; {_way_to_weights(folder)}.")
-        tensors = {name: value for file in sorted(files) for name, value in _read(folder / file).items()}
-    _put_weights(network, tensors, path)
+        return _read(path), path
+    path = folder / INDEX
+    if not path.exists():
+        raise RbueError(f"{folder} holds no weights ({ONE_FILE} or {INDEX}); {_way_to_weights(folder)}.")
+    index = read_json(path)
+    files = set(index["weight_map"].values()) if _is_index(index) else set()
+    if not files:
+        raise RbueError(f"{path} names no files beside it; {_way_to_weights(folder)}.")
+    return {name: value for file in sorted(files) for name, value in _read(folder / file).items()}, path
 
 
 def _is_index(content: Any) -> bool:
