@@ -116,7 +116,8 @@ def make_plan(
     if earlier is None and not plan.random and not plan.telling:
         warn(
             "the network ran without meeting a random site, so its samples are all the same; if modules were replaced "
-            "after rbue.convert, convert the network again."
+            "after rbue.convert, or its example took another way through the network, convert it again with an input "
+            "like this one."
         )
     return replace(plan, batch_dependent=True) if earlier is not None and earlier.batch_dependent else plan
 
