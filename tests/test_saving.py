@@ -320,6 +320,8 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     for classes in ("abc", 3):
         with pytest.raises(InvalidInput, match=f"list of names, not {classes!r}"):
             rbue.save(trained(), tmp_path / "net", classes=classes)
+    with pytest.raises(InvalidInput, match="1 name for 5 classes"):
+        rbue.save(trained(), tmp_path / "net", classes=["a"])
     assert not list(tmp_path.iterdir())
 
 

@@ -33,12 +33,14 @@ def update_bn(
     mode of the network; its own stream stays where it was.
 
     With ``n_b`` values a channel in batch ``b``, of mean ``m_b`` and unbiased variance ``v_b``, the statistics become
-    ``Σ n_b m_b / Σ n_b`` and ``Σ n_b v_b / Σ n_b``. They do not depend on what they were. Momentum and training flags
-    are afterwards what they were; so are the statistics of layers that no pass reached, and all of them after an error.
+    ``Σ n_b m_b / Σ n_b`` and ``Σ n_b v_b / Σ n_b``. So give the images in random order: what differs between batches is
+    not in them, and layers further on see what each batch's own statistics normalised. They do not depend on what they
+    were. Momentum and training flags are afterwards what they were; so are the statistics of layers that no pass
+    reached, and all of them after an error.
 
     Args:
         model: a network, converted or not; torch's ``AveragedModel`` or another wrapper around it is fine.
-        x: training inputs in any form that :func:`rbue.predict` takes.
+        x: training inputs in random order, in any form that :func:`rbue.predict` takes.
         batch_size: the most images in one pass; a loader's batches are taken as they come, but one image alone joins
             the batch before it.
         seed: 64-bit seed of the draws.

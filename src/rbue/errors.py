@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from numbers import Integral
 
 _BETWEEN = ("rbue", "torch", "contextlib", "importlib")
@@ -54,6 +54,13 @@ def whole_number(value: object, name: str, *, least: int = 1, most: int | None =
         upper = "" if most is None else f" and at most {most}"
         raise InvalidInput(f"{name} is {number}; give a whole number of at least {least}{upper}.")
     return number
+
+
+def one_name_each(names: Sized, classes: int, what: object = "classes") -> None:
+    """Refuse more or fewer names than there are classes; ``what`` has them."""
+    if len(names) != classes:
+        s = "s" * (len(names) != 1)
+        raise InvalidInput(f"{what} has {len(names)} name{s} for {classes} classes; give classes= with one each.")
 
 
 def shown(value: object, longest: int = 100) -> str:

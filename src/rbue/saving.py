@@ -25,7 +25,7 @@ from rbue.activations import Randomness
 from rbue.call_sites import Site, SiteTable, conversion_of, innermost, install
 from rbue.call_sites.following import converted_part
 from rbue.call_sites.tracing import find_sites
-from rbue.errors import ConversionError, InvalidInput, RbueError, reason, shown, warn
+from rbue.errors import ConversionError, InvalidInput, RbueError, one_name_each, reason, shown, warn
 from rbue.files import read_safetensors, safetensors_bytes, write_bytes
 from rbue.torch_internals import tree_leaves, tree_map_only
 
@@ -73,6 +73,16 @@ def save(model: nn.Module, file: str | Path, classes: Sequence[str] | None = Non
     _refuse_converted_parts(network)
     tensors, same = _tensors_to_write(network)
     sites, chosen = conversion.sites, conversion.chosen
+    names = class_names(conversion.classes if classes is None else classes)
+    returned: list[Any] = []
+    hook = network.register_forward_hook(lambda *given: returned.append(given[-1]))
+    try:
+        example = _telling_example(network, conversion.example, conversion.activation, sites) if sites else None
+    finally:
+        hook.remove()
+    scores = getattr(returned[-1], "logits", returned[-1]) if returned else None
+    if names is not None and isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:
+        one_name_each(names, scores.shape[1])  # one number may mean two classes, and maps have theirs at other places
     note = {
         "kind": KIND,
         "format": FORMAT,
@@ -84,9 +94,9 @@ def save(model: nn.Module, file: str | Path, classes: Sequence[str] | None = Non
         "random": None if chosen is None else [site.index for site in sites if (site.path, site.call) in chosen],
         "plain": conversion.others,
         "inputs": conversion.inputs,
-        "example": _telling_example(network, conversion.example, conversion.activation, sites) if sites else None,
+        "example": example,
         "temperature": conversion.temperature,
-        "classes": class_names(conversion.classes if classes is None else classes),
+        "classes": names,
         "same": same,
     }
     write_bytes(Path(file), safetensors_bytes(tensors, note))

@@ -161,8 +161,8 @@ def tune(
         model: a trained network that is not converted.
         validation: images with labels that training has not seen: a pair ``(x, y)`` or a dict with ``labels``, or a
             loader or ``Dataset`` of these. ``x`` may have any form that :func:`rbue.predict` takes.
-        unlabelled: inputs for the BatchNorm statistics, such as the training images without augmentation; the
-            validation images by default.
+        unlabelled: inputs for the BatchNorm statistics in random order, such as the training images without
+            augmentation; the validation images by default.
         activation: makes the random activation of a ``q``; that of 1 has to be the plain one. Default: ``DropReLU`` if
             ReLUs are all that the network has, else ``DropActivation``.
         q: the probabilities to try, or one.

@@ -131,6 +131,20 @@ def test_sites_that_the_example_did_not_reach_stay_plain_with_one_warning_otherw
         network(x)
 
 
+def test_fewer_calls_in_a_module_where_some_were_chosen_are_warned_of_once() -> None:
+    network, x = Residual(), negatives()
+    rbue.convert(network, rbue.DropReLU(0.5), where=["b[1]", "a"], example=x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        network(x)
+        network.skip_a, network.loops = True, 0  # modules that are not run at all
+        network(x)
+    network.loops = 1  # it could be either call
+    with pytest.warns(rbue.RbueWarning, match="b ran 1 ReLU call and 2 for the example") as record:
+        network(x), network(x)
+    assert len(record) == 1
+
+
 def test_shape_dependent_branch() -> None:
     network = Branching().eval()
     assert [site.name for site in rbue.sites(network, images(size=16))] == ["early.1", "(root)", "head.1"]

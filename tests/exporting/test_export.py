@@ -196,6 +196,7 @@ def converted(example):
         ({"example": None}, ["example=x"]),
         ({"samples": 0}, ["samples is 0"]),
         ({"draws": "some"}, ["'some'"]),
+        ({"classes": ["a", "b"]}, ["2 names for", "one each"]),
         ({"outputs": "values"}, ["'values'", "rbue.predict"]),
         ({"adaptive": rbue.Adaptive()}, ["adaptive", "samples="]),
         ({"return_samples": True}, ["return_samples="]),

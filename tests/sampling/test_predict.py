@@ -224,6 +224,25 @@ def test_rows_in_another_order_than_the_images_are_noticed():
         rbue.predict(network, x, samples=2)
 
 
+def test_a_batch_that_matters_little_is_noticed():
+    class Crops(nn.Module):
+        """All first crops, then all second ones, and so on; the difference is far below a hundredth of the scores."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
+
+        def forward(self, x):
+            crops = x.unfold(2, 4, 4).unfold(3, 4, 4).permute(2, 3, 0, 1, 4, 5).reshape(-1, 3, 4, 4)
+            return self.head(torch.relu(self.layer(crops)).mean((2, 3))).unflatten(0, (4, -1)).mean(0)
+
+    torch.manual_seed(8)
+    network, x = Crops(), torch.randn(6, 3, 8, 8)
+    rbue.convert(network, rbue.RReLU(), example=x)
+    with pytest.warns(RbueWarning, match="the batch it is in"):
+        rbue.predict(network, x, samples=2)
+
+
 def test_predictions_in_threads_do_not_disturb_each_other():
     network, x = build("remembers", batch=4)  # its plan needs passes of its own
     rbue.convert(network, rbue.DropReLU(0.5), example=x)

@@ -196,6 +196,12 @@ def test_a_network_answers_with_the_bits_of_predict():
         assert kept.samples.shape == (5, 20, 3)
 
 
+def test_one_number_an_image_is_served_from_an_exported_file():
+    net = rbue.convert(nn.Sequential(nn.Linear(6, 1), nn.ReLU()), rbue.DropReLU(0.5), example=torch.zeros(1, 6))
+    with pytest.raises(InvalidInput, match=r"serve the ONNX file that rbue\.export\(\.\.\., outputs='binary'\) writes"):
+        NetworkEngine(net)
+
+
 def test_arrays_lie_in_memory_as_tensors_do():
     """Some convolutions sum in another order otherwise; NumPy takes any stride for that of a size of 1."""
     torch.manual_seed(0)

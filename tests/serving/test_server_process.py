@@ -29,7 +29,7 @@ from rbue import lab
 from rbue.lab import data
 from rbue.lab.runs import RunConfig, RunFolder, train_run
 from rbue.lab.training import recipe_for
-from rbue.serving import Conformal, Settings, create_app
+from rbue.serving import Conformal, OnnxEngine, Settings, create_app
 
 pytestmark = pytest.mark.slow
 SOURCE = str(Path(rbue.__file__).parents[1])
@@ -132,6 +132,7 @@ with TestClient(create_app(OnnxEngine("net.onnx"))) as client:
 def test_an_exported_file_is_served_without_torch(tmp_path):
     import json
 
+    onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
@@ -150,6 +151,12 @@ def test_an_exported_file_is_served_without_torch(tmp_path):
     assert list(together["predictions"][0]["probabilities"]) == ["cat", "dog", "bird"]
     assert together["predictions"][:1] == alone["predictions"]
     assert "20 samples" in refused["error"]
+    model = onnx.load(tmp_path / "net.onnx")
+    (note,) = (one for one in model.metadata_props if one.key == "rbue")
+    note.value = note.value.replace('"dog", "bird"', '"dog"')
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(rbue.InvalidInput, match="2 names for 3 classes"):
+        OnnxEngine(tmp_path / "net.onnx")
 
 
 @pytest.fixture(scope="module")

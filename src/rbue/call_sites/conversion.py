@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -42,6 +43,9 @@ class Conversion:
         self.seed = seed  # of the first plain calls
         self.path_words = {path: path_word(path) for path in paths}
         self.positions = {(site.path, site.call): site.index for site in sites}
+        calls, random = Counter(site.path for site in sites), Counter(path for path, _ in chosen or ())
+        # How often the modules ran their sites for the example, where some of these were chosen and others not.
+        self.chosen_among = {path: count for path, count in calls.items() if 0 < random[path] < count}
         self.inputs = 1  # how many arguments the example had by position
         self.warned: set[tuple[str, int]] = set()
         self.plans: dict[Any, Any] = {}  # what the sampler found out about this network's passes; copies begin anew
@@ -94,6 +98,11 @@ class Conversion:
             out = following.run_forward(forward, network, args, kwargs)
         if hook is not None:
             hook.finish()
+        for path, calls in self.chosen_among.items():
+            met = place.counts.get(path, calls)
+            if met < calls and (path, -1) not in self.warned:
+                self.warned.add((path, -1))
+                _warn_fewer(self.activation.noun, path, met, calls)
         if outer is not None:
             outer.holds_converted = True
         if not place.counts and not place.holds_converted and not self.sites:
@@ -171,6 +180,15 @@ def _warn_unreached(noun: str, path: str, call: int) -> None:
     warn(
         f"the {noun} at {name} was not reached by the example given to convert, so it stays plain; use "
         "where='all' or an example that reaches it."
+    )
+
+
+@outside_graphs
+def _warn_fewer(noun: str, path: str, met: int, calls: int) -> None:
+    warn(
+        f"{path or '(root)'} ran {met} {noun} call{'s' * (met > 1)} and {calls} for the example given to convert; they "
+        "are told apart by their order, so others than those chosen may be random; give each a module of its own, or "
+        "convert with an input like this one."
     )
 
 

@@ -20,7 +20,7 @@ from rbue.call_sites import conversion_of, evaluating, innermost, unchanged
 from rbue.call_sites.following import plain_class
 from rbue.call_sites.inputs import Batch, example_call
 from rbue.call_sites.tracing import record
-from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning, did_you_mean, whole_number
+from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning, did_you_mean, one_name_each, whole_number
 from rbue.exporting import onnx_file
 from rbue.exporting.sampled_network import OUTPUTS, SampledNetwork
 from rbue.files import write_bytes
@@ -105,6 +105,7 @@ def export(
     batch = example_call(example, network)
     batch.check(network)
     few = batch[:_ROWS] if len(batch) >= _ROWS else batch.repeat(_ROWS)
+    names = class_names(conversion.classes if classes is None else classes)
     note = {
         "rbue": __version__,
         "stream_version": random_stream.VERSION,
@@ -113,9 +114,13 @@ def export(
         "samples": samples,
         "temperature": conversion.temperature,
         "outputs": task.name,
-        "classes": class_names(conversion.classes if classes is None else classes),
+        "classes": names,
     }
     with evaluating(network), unchanged(network, batch.device):
+        share = _shares(network, few, draws, task)
+        expected = predict(network, few, samples, seed=1, outputs=outputs, draws=draws)
+        if names is not None:
+            one_name_each(names, expected.probs.shape[1])
         sampled = SampledNetwork(
             network,
             few,
@@ -123,12 +128,11 @@ def export(
             draws == "balanced",
             task,
             conversion.temperature,
-            share=_shares(network, few, draws, task),
+            share=share,
             elements=_elements(network, few),
             as_operators=chosen == "onnx",
         )
         program = _traced(sampled.eval(), few)
-        expected = predict(network, few, samples, seed=1, outputs=outputs, draws=draws)
         _check(program.module()(*few.rows, **_numbers(few.device, 1)), expected, "the program")
         content = _pt2_bytes(program, note) if chosen == "pt2" else _checked_onnx(program, network, few, note, expected)
     write_bytes(path, content)

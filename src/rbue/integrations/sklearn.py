@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -153,7 +154,7 @@ class RbueClassifier(ClassifierMixin, _Estimator):
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InvalidInput(f"y has one class, {self.classes_[0]!r}; a classifier needs two classes or more.")
-        self._train(X, labels, len(self.classes_), F.cross_entropy)
+        self._train(X, labels, len(self.classes_), partial(_entropy, classes=len(self.classes_)))
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -270,6 +271,15 @@ class _PositiveVariance(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([x[:, 0], F.softplus(x[:, 1]) + 1e-6], 1)
+
+
+def _entropy(outputs: Tensor, labels: Tensor, classes: int) -> Tensor:
+    if outputs.shape != (len(labels), classes):
+        raise InvalidInput(
+            f"the module returned shape {tuple(outputs.shape)} for {len(labels)} rows of {classes} classes; return "
+            "one logit for each class."
+        )
+    return F.cross_entropy(outputs, labels)
 
 
 def _likelihood(outputs: Any, y: Tensor) -> Tensor:

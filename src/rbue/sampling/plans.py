@@ -116,7 +116,8 @@ def make_plan(
     if earlier is None and not plan.random and not plan.telling:
         warn(
             "the network ran without meeting a random site, so its samples are all the same; if modules were replaced "
-            "after rbue.convert, convert the network again."
+            "after rbue.convert, or its example took another way through the network, convert it again with an input "
+            "like this one."
         )
     return replace(plan, batch_dependent=True) if earlier is not None and earlier.batch_dependent else plan
 
@@ -213,10 +214,23 @@ def _thorough_plan(runner: PassRunner, x: Batch, sharing: bool) -> PassPlan:
 
 
 def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool:
-    """Whether a sample of one of two images is another one without the other image beside it."""
-    beside = _output(runner, x, numbers[:1], numbers)
+    """Whether a sample of one of two images is another one without the other image beside it, or with another one.
+
+    Alone an image may meet other kernels, and rounding may do much. Beside another image they are the same, and it does
+    little; unless the same pass comes out differently, which kernels that add in any order do, or random numbers.
+    """
+    beside, again = (_output(runner, x, numbers[:1], numbers) for _ in range(2))
     alone = [_output(runner, x[k : k + 1], numbers[:1], numbers[k : k + 1]) for k in (0, 1)]
-    return not bool(torch.isnan(beside).any()) and not agree(torch.cat(alone, 1), beside, slack=10)
+    if bool(torch.isnan(beside).any()):
+        return False
+    if not agree(torch.cat(alone, 1), beside, slack=10):
+        return True
+    others = []
+    for k in (0, 1):
+        images = numbers + 8
+        images[k] = k
+        others.append(_output(runner, x[k : k + 1].repeat(2), numbers[:1], images)[:, k : k + 1])
+    return torch.equal(again, beside) and not agree(torch.cat(others, 1), beside)
 
 
 def _sharing_plan(live: LiveRows, out: Tensor, **found: bool) -> PassPlan:

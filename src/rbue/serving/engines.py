@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, one_name_each
 
 Numbers = NDArray[Any]
 
@@ -254,6 +254,7 @@ class OnnxEngine(Engine):
         if probs.ndim != 2:
             raise InvalidInput(f"{path} gives outputs of shape {probs.shape}; the server is for one class an image.")
         self.classes = tuple(note["classes"] or map(str, range(probs.shape[1])))
+        one_name_each(self.classes, probs.shape[1], path)
 
     def _run(self, x: Numbers, seed: int, offset: int) -> list[Numbers]:
         signed = seed - (1 << 64) if seed >= 1 << 63 else seed

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rbue import random_stream
 from rbue.call_sites import conversion_of, innermost
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, one_name_each
 from rbue.prediction import Prediction, RunningMoments
 from rbue.random_stream import INDEPENDENT, Cycle
 from rbue.sampling import Adaptive, predict
@@ -120,13 +120,20 @@ class NetworkEngine(Engine):
             "stream_version": random_stream.VERSION,
             "temperature": conversion.temperature,
         }
-        probs = self.predict(self.inputs.noise(1), np.zeros(1, np.int64), Sampling(samples)).probs
+        try:
+            probs = self.predict(self.inputs.noise(1), np.zeros(1, np.int64), Sampling(samples)).probs
+        except InvalidInput as error:
+            if "one number an image" not in str(error):
+                raise
+            raise InvalidInput(
+                "the network returned one number an image; if it is the logit of a yes-or-no question, serve the ONNX "
+                "file that rbue.export(..., outputs='binary') writes; the server is for classes alone."
+            ) from error
         if probs.ndim != 2:
             raise InvalidInput(f"the network gives outputs of shape {probs.shape}; the server is for one class each.")
         names = conversion.classes if classes is None else classes
         self.classes = tuple(map(str, range(probs.shape[1]) if names is None else names))
-        if len(self.classes) != probs.shape[1]:
-            raise InvalidInput(f"there are {len(self.classes)} names for {probs.shape[1]} classes; give one each.")
+        one_name_each(self.classes, probs.shape[1])
 
     def predict(self, x: Numbers, index: NDArray[np.int64], sampling: Sampling) -> Answers:
         """What :func:`rbue.predict` says."""
