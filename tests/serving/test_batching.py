@@ -196,10 +196,17 @@ def test_a_network_answers_with_the_bits_of_predict():
         assert kept.samples.shape == (5, 20, 3)
 
 
-def test_one_number_an_image_is_served_from_an_exported_file():
-    net = rbue.convert(nn.Sequential(nn.Linear(6, 1), nn.ReLU()), rbue.DropReLU(0.5), example=torch.zeros(1, 6))
-    with pytest.raises(InvalidInput, match=r"serve the ONNX file that rbue\.export\(\.\.\., outputs='binary'\) writes"):
+def test_one_logit_an_image_is_served_as_two_classes():
+    net = rbue.convert(
+        nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1)), rbue.DropReLU(0.5), example=torch.ones(1, 6)
+    )
+    with pytest.raises(InvalidInput, match="give outputs='binary'"):
         NetworkEngine(net)
+    with pytest.raises(InvalidInput, match="outputs is 'values'; the server is for 'logits' and 'binary'"):
+        NetworkEngine(net, outputs="values")
+    engine = NetworkEngine(net, samples=5, classes=["no", "yes"], outputs="binary")
+    answers = engine.predict(torch.ones(1, 6).numpy(), np.zeros(1, np.int64), Sampling(5))
+    assert np.array_equal(answers.probs, rbue.predict(net, torch.ones(1, 6), samples=5, outputs="binary").probs)
 
 
 def test_arrays_lie_in_memory_as_tensors_do():

@@ -86,6 +86,7 @@ class NetworkEngine(Engine):
         shape: of one input, ``(C, H, W)`` for images; left out, that of the example of the conversion.
         samples: how many are drawn if a request does not say.
         draws: ``"balanced"`` or ``"independent"``, as in :func:`rbue.predict`.
+        outputs: what the network returns, as in :func:`rbue.predict`: ``"logits"`` of classes, or ``"binary"`` for one logit.
         classes: names of the classes; left out, those kept with the network, or numbers.
         mean: of each channel, to make numbers of image files; left out, arrays alone are taken.
         std: likewise.
@@ -104,8 +105,11 @@ class NetworkEngine(Engine):
         std: Sequence[float] | None = None,
         title: str | None = None,
         threads: int | None = None,
+        outputs: str = "logits",
     ) -> None:
-        self._network, self._threads, self._draws = network, threads, draws
+        self._network, self._threads, self._draws, self._outputs = network, threads, draws, outputs
+        if outputs not in ("logits", "binary"):
+            raise InvalidInput(f"outputs is {outputs!r}; the server is for 'logits' and 'binary'.")
         inner = innermost(network)
         conversion = conversion_of(inner)
         tensors = [one for one in inner.parameters() if one.is_floating_point()]
@@ -120,15 +124,7 @@ class NetworkEngine(Engine):
             "stream_version": random_stream.VERSION,
             "temperature": conversion.temperature,
         }
-        try:
-            probs = self.predict(self.inputs.noise(1), np.zeros(1, np.int64), Sampling(samples)).probs
-        except InvalidInput as error:
-            if "one number an image" not in str(error):
-                raise
-            raise InvalidInput(
-                "the network returned one number an image; if it is the logit of a yes-or-no question, serve the ONNX "
-                "file that rbue.export(..., outputs='binary') writes; the server is for classes alone."
-            ) from error
+        probs = self.predict(self.inputs.noise(1), np.zeros(1, np.int64), Sampling(samples)).probs
         if probs.ndim != 2:
             raise InvalidInput(f"the network gives outputs of shape {probs.shape}; the server is for one class each.")
         names = conversion.classes if classes is None else classes
@@ -149,6 +145,7 @@ class NetworkEngine(Engine):
             adaptive=rule,
             return_samples=sampling.keep,
             draws=self._draws,
+            outputs=self._outputs,
         )
         return answers_of(prediction, rule)
 
