@@ -86,7 +86,7 @@ class NetworkEngine(Engine):
         shape: of one input, ``(C, H, W)`` for images; left out, that of the example of the conversion.
         samples: how many are drawn if a request does not say.
         draws: ``"balanced"`` or ``"independent"``, as in :func:`rbue.predict`.
-        outputs: what the network returns, as in :func:`rbue.predict`: ``"logits"`` of classes, or ``"binary"`` for one logit.
+        outputs: what the network returns, as in :func:`rbue.predict`: ``"logits"``, or ``"binary"``, one logit.
         classes: names of the classes; left out, those kept with the network, or numbers.
         mean: of each channel, to make numbers of image files; left out, arrays alone are taken.
         std: likewise.

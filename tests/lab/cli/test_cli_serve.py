@@ -62,6 +62,8 @@ def test_a_saved_file_with_its_network(command, served, saved):
         (("net.safetensors", "--model", "own_net:make", "--held-out", "net.pt2"), "--conformal"),
         (("net.safetensors", "--model", "own_net:make", "--token", "short"), "at least 8"),
         (("net.safetensors", "--model", "own_net:make", "--mean", "x"), "--mean"),
+        (("net.safetensors", "--model", "own_net:make", "--outputs", "values"), "'logits' and 'binary'"),
+        (("net.safetensors", "--model", "own_net:make", "--outputs", "binary"), "one logit"),
         (("net.safetensors", "--model", "own_net:make", "--mean", "0.5"), "std"),
         (("net.safetensors", "--model", "own_net:make", "--batching", "never"), "batching"),
         (("net.safetensors", "--model", "own_net:make", "--max-mb", "inf"), "--max-mb"),

@@ -62,6 +62,10 @@ def serve(
         str | None,
         typer.Option(help="Their standard deviations; without these two, arrays alone.", rich_help_panel=FILES),
     ] = None,
+    outputs: Annotated[
+        str,
+        typer.Option(help="What the network of a .safetensors file returns: logits or binary.", rich_help_panel=FILES),
+    ] = "logits",
     batching: Annotated[str, _limit("How requests share calls of the network: auto, padded or off.")] = "auto",
     max_batch: Annotated[int, _limit("Images in a call of several requests.")] = 8,
     max_wait_ms: Annotated[float, _limit("How long a request waits for others to share its call.")] = 5.0,
@@ -93,6 +97,7 @@ def serve(
         "model": model,
         "mean": fractions(mean, "--mean", "0.49,0.48,0.45"),
         "std": fractions(std, "--std", "0.25,0.24,0.26"),
+        "outputs": outputs,
         "threads": threads,
         "device": device,
     }
@@ -135,6 +140,7 @@ def _engine(
     model: str | None,
     mean: tuple[float, ...] | None,
     std: tuple[float, ...] | None,
+    outputs: str,
     threads: int | None,
     device: str | None,
 ) -> Engine:
@@ -142,18 +148,20 @@ def _engine(
     if path.suffix == ".onnx":
         from rbue.serving import OnnxEngine
 
-        _refuse(typed, ("samples", "draws", "model", "device"), "an .onnx file has its own, or runs on the CPU")
+        _refuse(
+            typed, ("samples", "draws", "model", "outputs", "device"), "an .onnx file has its own, or runs on the CPU"
+        )
         return OnnxEngine(path, mean, std, threads)
     if path.suffix == ".safetensors":
         from rbue.serving import NetworkEngine
 
         network = _network(path, model, device)
-        return NetworkEngine(network, None, samples, draws or "balanced", None, mean, std, path.name, threads)
+        return NetworkEngine(network, None, samples, draws or "balanced", None, mean, std, path.name, threads, outputs)
     if path.is_file():
         raise InvalidInput(f"{path} cannot be served; give an .onnx file, a .safetensors file or a run folder.")
     from rbue.lab.runs.serving import RunEngine
 
-    _refuse(typed, ("model", "mean", "std"), "a run has its own")
+    _refuse(typed, ("model", "mean", "std", "outputs"), "a run has its own")
     return RunEngine(find_run(what, runs).path, device_named(device), samples, draws, threads)
 
 
