@@ -136,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "LOCK_EX | fcntl.LOCK_NB", "LOCK_SH | fcntl.LOCK_NB",
         "test_locks.py"),
     _mutant("a flipped byte goes unnoticed", "files.py",
-        "if noted != found.hexdigest().encode():", "if not noted:",
+        "if content[place:end] != found.hexdigest().encode():", "if not content:",
         "test_files.py"),
     _mutant("the coarse label of CIFAR-100 for the fine one", "lab/data/readers.py",
         "given.dataset), rows[:, label_at]", "given.dataset), rows[:, 0]",
