@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IMAGE = "label-next"
-SHOWN = 3
-"""Accuracies at which labels are compared, the highest."""
-
 Found = Mapping[str, Any]
 
 
@@ -45,7 +42,7 @@ def _protocol(found: Found) -> list[str]:
     width = "" if settings["width"] == 1 else f" of width {settings['width']:g}"
     length = f"{settings['steps']:,} steps" if settings["steps"] else f"{recipe['epochs']} epochs"
     pool = "all others" if settings["pool"] is None else f"{settings['pool']:,} random ones"
-    places = dict.fromkeys(one.get("gpu") or one["cpu"] for one in found["environments"])
+    places = dict.fromkeys(f"{one.get('gpu') or one['cpu']}, torch {one['torch']}" for one in found["environments"])
     samples = dict.fromkeys(str(curve["samples"]) for curve in found["curves"])
     return [
         f"Measured with `{settings['model']}`{width} on `{settings['data']}`: {settings['start']:,} labels at first,",
@@ -56,26 +53,22 @@ def _protocol(found: Found) -> list[str]:
 
 
 def _table(found: Found) -> list[str]:
-    levels = [f"{level:g}" for level in found["levels"]][-SHOWN:]
-    last = min(curve["labels"][-1] for curve in found["curves"])  # all have so many
+    curves, last = found["curves"], min(curve["labels"][-1] for curve in found["curves"])  # all have so many
+    against = [curve["labels_saved"] for curve in curves if curve["labels_saved"] is not None]
+    level = max((one for one in against[0] if all(saved[one]["mean"] is not None for saved in against)), key=float)
     heads = ["method", "acquisition", f"accuracy with {last:,} labels, %", "on those labels, %", "points above random"]
-    heads += ["seeds above"]
-    heads += ["labels saved at the end", *(f"at {100 * float(level):g} %" for level in levels)]
+    heads += [f"labels saved at {100 * float(level):g} %", "labels saved at the end"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for curve in found["curves"]:
-        cells = [
-            f"`{curve['method']}`",
-            f"`{curve['acquire']}`",
-            *(_points(curve[name][curve["labels"].index(last)]) for name in ("accuracy", "train_accuracy")),
-        ]
+    for curve in curves:
+        at = curve["labels"].index(last)
+        cells = [f"`{curve['method']}`", f"`{curve['acquire']}`"]
+        cells += [_points(curve[name][at]) for name in ("accuracy", "train_accuracy")]
         if curve["labels_saved"] is None:
-            cells += ["–"] * (len(heads) - len(cells))
+            cells += ["–"] * 3
         else:
-            gained = curve["accuracy_gained"]
-            above = f"{sum(value > 0 for value in gained['values'])} of {gained['seeds']}"
-            cells += [_points(gained, "+"), above, _saved(curve["labels_saved_at_the_end"])]
-            cells += [_saved(curve["labels_saved"][level]) for level in levels]
-        lines.append(f"| {' | '.join(cells)} |")
+            saved = [curve["labels_saved"][level], curve["labels_saved_at_the_end"]]
+            cells += [_points(curve["accuracy_gained"], "+"), *map(_saved, saved)]
+        lines.append(f"| {' | '.join(cells)} |".replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
     return lines
 
 
@@ -83,8 +76,8 @@ def _legend(found: Found) -> list[str]:
     seeds = max(len(curve["seeds"]) for curve in found["curves"])
     return [
         f"Mean ± standard deviation over {counted([seeds], 'seed')}, each compared with random of the same seed and",
-        "method. Points are means over all rounds. 'At the end' is at the accuracy with which random ends. 'Over' and",
-        "'under' are bounds, where one of the two does not get there in every seed; a dash says that there is none.",
+        "method. Points are means over all rounds. 'At the end' is at the accuracy with which random ends; 'under' is",
+        "a bound, where not every seed gets there.",
     ]
 
 
@@ -97,10 +90,7 @@ def _points(one: Found, sign: str = "") -> str:
 def _saved(one: Found) -> str:
     if one["mean"] is not None:
         return signed(one["mean"]) + ("" if one["std"] is None else f" ± {one['std']:,.0f}")
-    for word, key in (("over", "at_least"), ("under", "at_most")):
-        if one.get(key) is not None:
-            return f"{word} {signed(one[key])}"
-    return "–"
+    return f"under {signed(one['at_most'])}"
 
 
 def picture(found: Found) -> Figure:
