@@ -156,6 +156,24 @@ def test_what_was_trained_with_is_known_to_later_processes_from_the_same_place(s
         find_own("stranger_code", "run", "")
 
 
+OWN_NET = """
+from torch import nn
+
+def make(classes, channels):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 8), nn.ReLU(), nn.Linear(8, classes))
+"""
+
+
+def test_a_run_with_a_network_of_ones_own_is_known_to_later_commands(stranger, monkeypatch):
+    (stranger / "stranger_code.py").write_text(OWN_NET)
+    assert rbue("train", "--model", "stranger_code:make", "--epochs", 1).exit_code == 0
+    monkeypatch.setattr(own_code, "_named", set())
+    assert "asks for other code" not in rbue("runs", "list").output
+    assert [file.read_text() for file in (stranger / "state").glob("**/*") if file.is_file()] == [
+        "stranger_code:make\n"
+    ]
+
+
 def test_what_is_trusted_for_one_command_is_not_kept(stranger):
     trust("stranger_code:run")
     find_own("stranger_code", "run", "")  # as settings that were read are looked up once more

@@ -6,7 +6,7 @@ import asyncio
 import io
 import logging
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from rbue.errors import InvalidInput
 from rbue.serving import Conformal, Inputs, Settings, create_app
+from rbue.serving.process import _bound
 from rbue.serving.uploads import Refused, receive
 
 TOKEN = "a-token-of-tests"
@@ -300,3 +301,11 @@ def test_classes_need_names_of_their_own():
 def test_settings_that_cannot_work(wrong):
     with pytest.raises(InvalidInput):
         Settings(**wrong)
+
+
+def test_an_address_is_taken_from_the_start():
+    """Also before the network is ready, when nobody is answered yet."""
+    with closing(_bound("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(InvalidInput, match=f"cannot listen at 127.0.0.1:{port} .*give another --host or --port"):
+            _bound("127.0.0.1", port).close()

@@ -72,6 +72,7 @@ def _bound(host: str, port: int) -> socket.socket:
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)
+            found.listen()  # till then another process can have the same address
         except OSError:
             found.close()
             raise

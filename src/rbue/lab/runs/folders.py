@@ -79,6 +79,8 @@ class RunConfig:
         ):
             if not isinstance(getattr(self, name), kind):
                 raise InvalidInput(f"{name} must be {meaning}, not {getattr(self, name)!r}.")
+        if ":" in self.model:
+            refuse_unnamed(self.model)  # before training, which notes what the user has named
         self._set("method", _canonical(self.method))
         self._set("seed", random_stream.check_seed(self.seed))
         for name in ("holdout", "holdout_seed"):
@@ -129,10 +131,7 @@ class RunConfig:
         """
         try:
             with named_by(file):
-                config = cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
-                if ":" in config.model:
-                    refuse_unnamed(config.model)
-                return config
+                return cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
         except NotNamed:
             raise
         except (KeyError, TypeError) as error:
