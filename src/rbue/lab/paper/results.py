@@ -202,7 +202,7 @@ def as_measured(experiment: Experiment, settings: Settings, root: Path) -> Setti
         measured = sum(bool(shift_rows(config, root, one.shift_samples_of(config))) for config in configs)
         return len(one.cells(grid)) - len({config.method for config in configs}), -measured
 
-    candidates = dict.fromkeys((*grid.models, *MODELS))
+    candidates = dict.fromkeys((*grid.models, *reversed(MODELS)))  # the deepest first, as the paper has it
     return min((replace(settings, models=(model,)) for model in candidates), key=lacks)
 
 
