@@ -304,7 +304,8 @@ def clean_result(config: RunConfig, folder: RunFolder, setting: Setting, split: 
     """What ``rbue evaluate`` found on the undamaged images with as many samples, if it was run."""
     results = folder.entries(SPLITS[split])
     if config.parsed.limit is not None and setting.samples >= config.parsed.limit and not setting.augment:
-        return next((result for result in results.values() if result.get("samples") == config.parsed.limit), None)
+        plain = [result for result in results.values() if not result.get("augment")]
+        return next((result for result in plain if result.get("samples") == config.parsed.limit), None)
     found = results.get(result_key(setting.samples, setting.seed, setting.draws, setting.augment))
     streams = "" if found is None else other_stream(config, found)
     if streams:
