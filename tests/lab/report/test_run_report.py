@@ -257,7 +257,7 @@ def _columns(block):
     return block.table.columns if hasattr(block, "table") else ()
 
 
-def damage(root, method, cells, spoil=0.5, variant="generated", samples=8):
+def damage(root, method, cells, spoil=0.5, variant="generated", samples=8, **more):
     """Rows of a run on damaged images, whose answers are closer to a guess by ``spoil``."""
     run = folder(root, method)
     result = list(run.read("results").values())[-1]
@@ -265,7 +265,7 @@ def damage(root, method, cells, spoil=0.5, variant="generated", samples=8):
     asked = {"samples_asked": None, "seed": None} if method == "single" else {"samples_asked": samples, "seed": 0}
     for name, severity in cells:
         row = {"corruption": name, "severity": severity, "accuracy": 0.9 - 0.1 * severity, "ece": 0.1 * severity}
-        row |= {**asked, "variant": variant, "labels_sha256": "0", "stream_version": result["stream_version"]}
+        row |= {**asked, "variant": variant, "labels_sha256": "0", "stream_version": result["stream_version"], **more}
         ShiftStore(run).keep(row, (1 - spoil) * probs + spoil / 10)
 
 
@@ -294,6 +294,22 @@ def test_damaged_images_may_have_other_samples_which_is_said(own_runs):
     (table,) = [block.table for block in blocks if hasattr(block, "table")]
     assert [column.key for column in table.columns][1:4] == ["accuracy0", "accuracy1", "accuracy2"]
     assert any("with 3 samples, on clean images with 8" in getattr(block, "words", "") for block in blocks)
+
+
+def test_damaged_images_are_augmented_as_clean_ones_were_or_it_is_said(own_runs):
+    run = folder(own_runs, "mc-droprelu:0.9")
+    damage(own_runs, "mc-droprelu:0.9", [("fog", 1)])
+    results = run.read("results")
+    run.write("results", {**results, "flipped": {**list(results.values())[-1], "augment": "flip"}})
+    said = "with 8 samples, on clean images with 8 samples augmented by flip."
+    assert any(said in getattr(block, "words", "") for block in shift_blocks(compared(own_runs)))
+    for samples, severity in ((3, 2), (8, 3)):  # other samples, but augmented; then as the clean ones
+        damage(own_runs, "mc-droprelu:0.9", [("fog", severity)], samples=samples, augment="flip")
+        blocks = shift_blocks(compared(own_runs))
+        (table,) = [block.table for block in blocks if hasattr(block, "table")]
+        assert f"accuracy{severity}" in table.rows[0]
+        assert "accuracy1" not in table.rows[0]
+        assert not any(said in getattr(block, "words", "") for block in blocks)
 
 
 def test_damaged_images_of_two_kinds_are_not_compared(own_runs):
