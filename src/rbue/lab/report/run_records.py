@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rbue.errors import RbueError, warn
 from rbue.lab.report.figure_style import METHOD_COLOURS, method_name
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
+
+if TYPE_CHECKING:
+    from rbue.lab.shift.rows import Setting
 
 NEEDED = {"accuracy", "ece", "samples", "seed"}
 """What every measurement must have to be reported."""
@@ -26,6 +29,7 @@ class Record:
         results: its measurements in the order they were made; the stored probabilities belong to the last one.
         environment: where it was trained.
         trouble: why it has no measurement; empty if it has one.
+        damaged: how its damaged images were measured that are reported; None for as its last measurement was.
     """
 
     folder: RunFolder
@@ -33,6 +37,7 @@ class Record:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     environment: dict[str, Any] | None = None
     trouble: str = ""
+    damaged: Setting | None = None
 
     @property
     def result(self) -> dict[str, Any]:
