@@ -1,6 +1,7 @@
 """Reports on run folders: numbers, seeds, the paper, gaps, and the very samples that were measured."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,8 +86,6 @@ def test_the_papers_numbers_stand_beside_ours(made_runs):
 
 
 def _widened(record):
-    from dataclasses import replace
-
     return replace(record, config=replace(record.config, width=1.0))
 
 
@@ -136,6 +135,36 @@ def test_the_page_opens_with_a_verdict_and_intervals(run_report, made_runs):
             assert cell.interval[0] <= cell.value <= cell.interval[1]
     for key in ("aurc", "mean_jsd", "parameters", "training_seconds"):
         assert not any(cell.best for cell in values(table, key).values())
+
+
+def test_augmented_measurements_are_named_beside_plain_ones(own_runs):
+    for method in ("mc-droprelu:0.9", "single"):
+        evaluate_run(config(method), own_runs, CPU, samples=2, augment="flip")
+    records = [one for one in records_of(own_runs) if one.results]
+    flipped = "mc-droprelu:0.9 (augmented: flip)"
+    this = compared(own_runs)
+    assert list(this.group.methods) == ["single (augmented: flip)", "deep-ensemble:2", "mc-droprelu:0.9", flipped]
+    assert [one.method for one in this.first] == list(this.chance["nll"].methods) == list(this.group.methods)
+    table = comparison_table(this.group, chance=this.chance)
+    assert values(table, "nll")[flipped].interval
+    runs = report_on(records, pictures=False, answers=False).runs
+    assert {(row["method"], row["draws"], row["augment"]) for row in runs.rows} >= {
+        ("single", "independent", "flip"),
+        ("deep-ensemble:2", "independent", ""),
+    }
+    alike = [one for one in records if one.result.get("augment")]
+    (group,) = group_records(alike)
+    assert list(group.methods) == ["single", "mc-droprelu:0.9"]
+    assert group.recipe.endswith("augmented: flip")
+    (alt, _) = (one.alt for one in more_samples(group))  # no plain samples on a curve of augmented ones
+    assert alt.endswith(": single with 1, 2 samples; mc-droprelu:0.9 with 1, 2 samples.")
+
+
+def test_what_is_missing_is_not_always_of_one_sample(made_runs):
+    (record,) = [one for one in records_of(made_runs) if one.results and one.settings.method == "deep-ensemble:2"]
+    older = {name: one for name, one in record.result.items() if name != "mean_jsd"}
+    (group,) = group_records([replace(record, results={"older": older})])
+    assert values(comparison_table(group), "mean_jsd")["deep-ensemble:2"].why == "not measured"
 
 
 def test_sixty_images_give_no_star(made_runs):
@@ -227,8 +256,6 @@ def test_classes_are_counted_the_worst_first(made_runs):
 
 
 def test_cards_name_the_files_of_a_folder_and_let_no_markup_through(tmp_path):
-    from dataclasses import replace
-
     from rbue.lab.report.page import Fold
 
     some = data.load("digits", "test").take(np.arange(3), "test", None)
