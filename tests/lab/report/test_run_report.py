@@ -373,6 +373,30 @@ def test_images_from_elsewhere_have_a_section_where_they_were_measured(own_runs)
     assert "<textures>" not in page
 
 
+def test_images_from_elsewhere_are_shown_as_most_methods_were_measured(own_runs):
+    def entry(auroc, samples, count, **more):
+        sets = {"svhn": {"scores": {"entropy": {"auroc": auroc}}}}
+        return {"sets": sets, "samples": samples, "data": {"count": count}, **more}
+
+    odd = entry(0.1, 20, 50, augment="flip", draws="balanced")
+    folder(own_runs, "single").write("ood", {"plain": entry(0.6, 1, 355)})
+    folder(own_runs, "mc-droprelu:0.9").write("ood", {"plain": entry(0.7, 8, 355), "odd": odd})
+    evaluate_run(config("single"), own_runs, CPU, samples=2, augment="flip")  # says nothing of images from elsewhere
+    text, table = outside_blocks(compared(own_runs))
+    for method in ("single", "deep-ensemble:2"):
+        folder(own_runs, method).write("ood", {"odd": odd})
+    more, flipped = outside_blocks(compared(own_runs))
+    assert text.words.endswith("Not measured like that: `deep-ensemble:2`.")
+    assert values(table.table, "entropy")["mc-droprelu:0.9"].value == 0.7
+    assert [row["method"] for row in table.table.rows] == ["single", "mc-droprelu:0.9"]
+    assert table.table.caption.endswith(": 355 test images against images from elsewhere, 1 or 8 samples")
+    assert "Not measured" not in more.words
+    assert len(flipped.table.rows) == 3
+    assert flipped.table.caption.endswith(
+        "50 test images against images from elsewhere, 20 samples, balanced draws, augmented: flip"
+    )
+
+
 def test_training_is_drawn_from_the_log(made_runs):
     this = compared(made_runs)
     loss, accuracy, *_ = training_blocks(this)[1].figures
