@@ -46,6 +46,12 @@ def test_a_table_and_a_file_a_run(runs, command):
     assert list(Path("runs").rglob("*.partial")) == []
 
 
+def test_an_augmented_measurement_is_named(runs, command):
+    command("evaluate", runs["single"], "--samples", 2, "--augment", "flip")
+    assert "single (augmented: flip)" in command("calibrate", runs["single"]).stdout
+    assert "measured (augmented: flip)" in command("runs", "list", "--runs", Path("runs")).stdout
+
+
 def test_json_and_ids(runs, as_json):
     identity = runs["single"].name.rpartition("-")[2]
     content = as_json("calibrate", identity, runs["single"])

@@ -104,10 +104,15 @@ def test_a_page_of_what_was_damaged(shifted, command, fails, no_figures, monkeyp
     result = command("shift", shifted["mc-droprelu:0.9"], *FEW, "--page", "page.html")
     assert result.stdout.splitlines()[-1] == "page.html"
     assert "means over 2 corruptions (contrast, fog)" in Path("page.html").read_text()
+    other = ("--corruptions", "fog", *FEW[2:], "--sample-seed", 3)  # the page is about what was just measured
+    command("shift", shifted["mc-droprelu:0.9"], *other, "--page", "page.html")
+    assert "means over 1 corruption (fog)" in Path("page.html").read_text()
     unmeasured = command("shift", shifted["single"], *FEW, "--page", "other.html")
     assert "no page: there is nothing to report yet" in unmeasured.stderr
     assert not Path("other.html").exists()
     assert "end its name in .html" in fails("shift", shifted["single"], "--page", "page.pdf", code=2)
+    held_out = ("--split", "validation", "--page", "page.html")
+    assert "a page is about test images" in fails("shift", shifted["single"], *held_out, code=2)
 
 
 def test_json_has_everything(shifted, as_json, no_figures):

@@ -1,6 +1,7 @@
 """Reports on run folders: numbers, seeds, the paper, gaps, and the very samples that were measured."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,8 +86,6 @@ def test_the_papers_numbers_stand_beside_ours(made_runs):
 
 
 def _widened(record):
-    from dataclasses import replace
-
     return replace(record, config=replace(record.config, width=1.0))
 
 
@@ -136,6 +135,36 @@ def test_the_page_opens_with_a_verdict_and_intervals(run_report, made_runs):
             assert cell.interval[0] <= cell.value <= cell.interval[1]
     for key in ("aurc", "mean_jsd", "parameters", "training_seconds"):
         assert not any(cell.best for cell in values(table, key).values())
+
+
+def test_augmented_measurements_are_named_beside_plain_ones(own_runs):
+    for method in ("mc-droprelu:0.9", "single"):
+        evaluate_run(config(method), own_runs, CPU, samples=2, augment="flip")
+    records = [one for one in records_of(own_runs) if one.results]
+    flipped = "mc-droprelu:0.9 (augmented: flip)"
+    this = compared(own_runs)
+    assert list(this.group.methods) == ["single (augmented: flip)", "deep-ensemble:2", "mc-droprelu:0.9", flipped]
+    assert [one.method for one in this.first] == list(this.chance["nll"].methods) == list(this.group.methods)
+    table = comparison_table(this.group, chance=this.chance)
+    assert values(table, "nll")[flipped].interval
+    runs = report_on(records, pictures=False, answers=False).runs
+    assert {(row["method"], row["draws"], row["augment"]) for row in runs.rows} >= {
+        ("single", "independent", "flip"),
+        ("deep-ensemble:2", "independent", ""),
+    }
+    alike = [one for one in records if one.result.get("augment")]
+    (group,) = group_records(alike)
+    assert list(group.methods) == ["single", "mc-droprelu:0.9"]
+    assert group.recipe.endswith("augmented: flip")
+    (alt, _) = (one.alt for one in more_samples(group))  # no plain samples on a curve of augmented ones
+    assert alt.endswith(": single with 1, 2 samples; mc-droprelu:0.9 with 1, 2 samples.")
+
+
+def test_what_is_missing_is_not_always_of_one_sample(made_runs):
+    (record,) = [one for one in records_of(made_runs) if one.results and one.settings.method == "deep-ensemble:2"]
+    older = {name: one for name, one in record.result.items() if name != "mean_jsd"}
+    (group,) = group_records([replace(record, results={"older": older})])
+    assert values(comparison_table(group), "mean_jsd")["deep-ensemble:2"].why == "not measured"
 
 
 def test_sixty_images_give_no_star(made_runs):
@@ -227,8 +256,6 @@ def test_classes_are_counted_the_worst_first(made_runs):
 
 
 def test_cards_name_the_files_of_a_folder_and_let_no_markup_through(tmp_path):
-    from dataclasses import replace
-
     from rbue.lab.report.page import Fold
 
     some = data.load("digits", "test").take(np.arange(3), "test", None)
@@ -257,7 +284,7 @@ def _columns(block):
     return block.table.columns if hasattr(block, "table") else ()
 
 
-def damage(root, method, cells, spoil=0.5, variant="generated", samples=8):
+def damage(root, method, cells, spoil=0.5, variant="generated", samples=8, **more):
     """Rows of a run on damaged images, whose answers are closer to a guess by ``spoil``."""
     run = folder(root, method)
     result = list(run.read("results").values())[-1]
@@ -265,7 +292,7 @@ def damage(root, method, cells, spoil=0.5, variant="generated", samples=8):
     asked = {"samples_asked": None, "seed": None} if method == "single" else {"samples_asked": samples, "seed": 0}
     for name, severity in cells:
         row = {"corruption": name, "severity": severity, "accuracy": 0.9 - 0.1 * severity, "ece": 0.1 * severity}
-        row |= {**asked, "variant": variant, "labels_sha256": "0", "stream_version": result["stream_version"]}
+        row |= {**asked, "variant": variant, "labels_sha256": "0", "stream_version": result["stream_version"], **more}
         ShiftStore(run).keep(row, (1 - spoil) * probs + spoil / 10)
 
 
@@ -294,6 +321,22 @@ def test_damaged_images_may_have_other_samples_which_is_said(own_runs):
     (table,) = [block.table for block in blocks if hasattr(block, "table")]
     assert [column.key for column in table.columns][1:4] == ["accuracy0", "accuracy1", "accuracy2"]
     assert any("with 3 samples, on clean images with 8" in getattr(block, "words", "") for block in blocks)
+
+
+def test_damaged_images_are_augmented_as_clean_ones_were_or_it_is_said(own_runs):
+    run = folder(own_runs, "mc-droprelu:0.9")
+    damage(own_runs, "mc-droprelu:0.9", [("fog", 1)])
+    results = run.read("results")
+    run.write("results", {**results, "flipped": {**list(results.values())[-1], "augment": "flip"}})
+    said = "with 8 samples, on clean images with 8 samples augmented by flip."
+    assert any(said in getattr(block, "words", "") for block in shift_blocks(compared(own_runs)))
+    for samples, severity in ((3, 2), (8, 3)):  # other samples, but augmented; then as the clean ones
+        damage(own_runs, "mc-droprelu:0.9", [("fog", severity)], samples=samples, augment="flip")
+        blocks = shift_blocks(compared(own_runs))
+        (table,) = [block.table for block in blocks if hasattr(block, "table")]
+        assert f"accuracy{severity}" in table.rows[0]
+        assert "accuracy1" not in table.rows[0]
+        assert not any(said in getattr(block, "words", "") for block in blocks)
 
 
 def test_damaged_images_of_two_kinds_are_not_compared(own_runs):
@@ -328,6 +371,30 @@ def test_images_from_elsewhere_have_a_section_where_they_were_measured(own_runs)
     page = Page("", [Section("", [table])]).html()
     assert "&lt;textures&gt;" in page
     assert "<textures>" not in page
+
+
+def test_images_from_elsewhere_are_shown_as_most_methods_were_measured(own_runs):
+    def entry(auroc, samples, count, **more):
+        sets = {"svhn": {"scores": {"entropy": {"auroc": auroc}}}}
+        return {"sets": sets, "samples": samples, "data": {"count": count}, **more}
+
+    odd = entry(0.1, 20, 50, augment="flip", draws="balanced")
+    folder(own_runs, "single").write("ood", {"plain": entry(0.6, 1, 355)})
+    folder(own_runs, "mc-droprelu:0.9").write("ood", {"plain": entry(0.7, 8, 355), "odd": odd})
+    evaluate_run(config("single"), own_runs, CPU, samples=2, augment="flip")  # says nothing of images from elsewhere
+    text, table = outside_blocks(compared(own_runs))
+    for method in ("single", "deep-ensemble:2"):
+        folder(own_runs, method).write("ood", {"odd": odd})
+    more, flipped = outside_blocks(compared(own_runs))
+    assert text.words.endswith("Not measured like that: `deep-ensemble:2`.")
+    assert values(table.table, "entropy")["mc-droprelu:0.9"].value == 0.7
+    assert [row["method"] for row in table.table.rows] == ["single", "mc-droprelu:0.9"]
+    assert table.table.caption.endswith(": 355 test images against images from elsewhere, 1 or 8 samples")
+    assert "Not measured" not in more.words
+    assert len(flipped.table.rows) == 3
+    assert flipped.table.caption.endswith(
+        "50 test images against images from elsewhere, 20 samples, balanced draws, augmented: flip"
+    )
 
 
 def test_training_is_drawn_from_the_log(made_runs):

@@ -585,7 +585,8 @@ def test_severity_zero_is_the_clean_result(runs):
     assert clean_result(single, RunFolder.of(single, root), setting)["samples"] == 1
     whole = ensemble_of(config)
     folder = RunFolder.of(whole, root)
-    folder.write("results", {"samples=1,seed=0": {"samples": 1}, "samples=9,seed=0": {"samples": 2}})
+    flipped = {"samples=2,seed=0,augment=flip": {"samples": 2, "augment": "flip"}}
+    folder.write("results", {**flipped, "samples=1,seed=0": {"samples": 1}, "samples=9,seed=0": {"samples": 2}})
     assert clean_result(whole, folder, setting) == {"samples": 2}
     assert clean_result(whole, folder, Setting(1)) == {"samples": 1}
 

@@ -145,8 +145,8 @@ def calibrate(
     labels = labels_for([config for config, _ in found])
     for name in dict.fromkeys(config.data for config, _ in found):
         rows = [
-            _row(label, entry)
-            for (config, _), label, (_, entry) in zip(found, labels, made, strict=True)
+            _row(label + (f" (augmented: {augment})" if (augment := key.partition(",augment=")[2]) else ""), entry)
+            for (config, _), label, (key, entry) in zip(found, labels, made, strict=True)
             if config.data == name
         ]
         numbers = ("temperatures", "accuracy", *SCORES)

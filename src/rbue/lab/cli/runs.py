@@ -64,7 +64,7 @@ def list_(runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
             row["model"],
             row["method"],
             str(row["seed"]),
-            _marked(row["state"], row["weights"]),
+            _marked(row["state"], row["weights"], row.get("augment")),
             percent(row["accuracy"]) if row["accuracy"] is not None else number(None),
         )
         for row in rows
@@ -158,7 +158,8 @@ def _summary(run: RunFolder) -> dict[str, Any]:
         return {**entry, **chosen, "state": f"{broken[0]}.json {BROKEN}", "weights": None, "accuracy": None}
     results = list((run.read("results") or {}).values())
     state, accuracy = _state(run), results[-1]["accuracy"] if results else None
-    return {**entry, **chosen, "state": state, "weights": _has_weights(run, state), "accuracy": accuracy}
+    augment = {name: results[-1][name] for name in ("augment",) if results and results[-1].get(name)}
+    return {**entry, **chosen, "state": state, "weights": _has_weights(run, state), "accuracy": accuracy, **augment}
 
 
 def is_readable(run: RunFolder, name: str) -> bool:
@@ -196,7 +197,8 @@ def _has_weights(run: RunFolder, state: str) -> bool | None:
     return all(RunFolder.of(member, root).has_weights for member in config.members())
 
 
-def _marked(state: str, weights: bool | None) -> str:
+def _marked(state: str, weights: bool | None, augment: str | None = None) -> str:
+    state += f" (augmented: {augment})" if augment else ""
     return f"{state}, no weights" if weights is False else state
 
 

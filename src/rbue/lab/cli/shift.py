@@ -7,7 +7,7 @@ import io
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
     from rbue.lab.data.images import Bytes
     from rbue.lab.executors import Executor
+    from rbue.lab.report.run_records import Record
     from rbue.lab.runs.folders import RunConfig, RunFolder
-    from rbue.lab.shift import Row
+    from rbue.lab.shift import Row, Setting
 
 DOTS_PER_INCH = 200
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
@@ -107,7 +108,6 @@ def shift(
     images are made here. Results are kept in the run folders, so a second command continues where one was stopped.
     Under torchrun every process measures its part of the damaged sets.
     """
-    from rbue.lab.report.run_records import read_records
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.shift import Setting, clean_result, shift_runs
     from rbue.sampling.adaptive import Adaptive
@@ -115,6 +115,8 @@ def shift(
     names, levels = names_in(corruptions), levels_in(severities)
     if page is not None and page.suffix != ".html":
         raise InvalidInput(f"the page cannot be written to {page}; end its name in .html.")
+    if page is not None and split != "test":
+        raise InvalidInput(f"a page is about test images; leave out --page {page} or --split {split}.")
     setting = Setting(samples, sample_seed, Adaptive() if adaptive else None, draws, augment)
     found = find_all(where, runs)
     by_root = {root: [config for config, its_root in found if its_root == root] for _, root in found}
@@ -142,7 +144,7 @@ def shift(
     figures = write_figures(outcome, output)
     if page is not None:
         try:
-            write_page(read_records(run.folder for run in outcome), page, place)
+            write_page([_as_measured(run, setting) for run in outcome], page, place)
             figures = [*figures, page]
         except RbueError as error:  # such as runs that were never measured on clean images
             remark(f"no page: {error}")
@@ -163,6 +165,15 @@ def shift(
         _show(of_one_set)
     for path in figures:
         say(str(path))
+
+
+def _as_measured(run: Measured, setting: Setting) -> Record:
+    """A run for a page about what was just measured, with the clean images that belong to it, if those were."""
+    from rbue.lab.report.run_records import read_records
+
+    (record,) = read_records([run.folder])
+    clean = next((key for key, result in record.results.items() if result == run.clean), "")
+    return replace(record.measured_as(clean), damaged=setting)
 
 
 def _spread(

@@ -40,16 +40,18 @@ class Answers:
         record: the run they come from.
         images: the test images.
         probs: ``(N, classes)``, made to sum to 1 again, since they are stored with three digits.
+        label: what its group calls the method, if not by its short text.
     """
 
     record: Record
     images: data.ImageSet
     probs: NDArray[np.float64]
+    label: str = ""
 
     @property
     def method(self) -> str:
-        """Short text of the method."""
-        return self.record.settings.method
+        """Short text of the method, with the augmentation where its group differs in it."""
+        return self.label or self.record.settings.method
 
     @property
     def has_spread(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,7 @@ def compare_answers(
         found = []
         for record in records:
             try:
-                found.append(images.answers(record))
+                found.append(replace(images.answers(record), label=method))
             except NoImages as error:
                 gaps.once(str(error))
             except RbueError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ from rbue.lab.data.outside import short_name
 from rbue.lab.report import figures
 from rbue.lab.report.page import Block, FigureBlock, FigureGrid, TableBlock, Text
 from rbue.lab.report.run_compared import Compared, stored
+from rbue.lab.report.run_records import Record
 from rbue.lab.report.run_tables import METHOD
-from rbue.lab.report.tables import Cell, Column, Row, Table
+from rbue.lab.report.tables import Cell, Column, Row, Table, counted
 from rbue.lab.runs.out_of_distribution import ENTROPY_BINS, SCORES
 
 _WORDS = (
@@ -22,22 +23,51 @@ _WORDS = (
 )
 
 
+Entry = Mapping[str, Any]
+
+
 def outside_blocks(this: Compared) -> list[Block]:
-    """AUROC of every score on every set, and the entropies of the first run of each method."""
-    found = {}
-    for method, records in this.group.methods.items():
-        entries = list(stored(records[0], lambda folder: folder.entries("ood"), {}).values())
-        if entries and entries[-1].get("sets"):
-            found[method] = entries[-1]
-    if not found:
+    """AUROC of every score on every set, and the entropies of the first run of each method, as most were measured."""
+    firsts: dict[str, Record] = {}
+    for records in this.group.methods.values():  # in which a method may be twice, augmented and plain
+        firsts.setdefault(records[0].settings.method, records[0])
+    measured = {}
+    for method, record in firsts.items():
+        entries = stored(record, lambda folder: folder.entries("ood"), {}).values()
+        if kept := [entry for entry in entries if entry.get("sets")]:
+            measured[method] = kept
+    if not measured:
         return []
+    alike = _alike(measured, lambda entry: (entry.get("augment", ""), _images(entry)))
+    whole = {  # gave all samples they have, and agree with any number
+        method: entries
+        for method, entries in alike.items()
+        if firsts[method].settings.parsed.limit is not None and not entries[0].get("augment")
+    }
+    others = {method: entries for method, entries in alike.items() if method not in whole}
+    same = whole | _alike(others, lambda entry: (entry.get("samples"), entry.get("draws", "independent")))
+    found = {method: same[method][-1] for method in alike if method in same}
+    absent = [f"`{method}`" for method in firsts if method not in found]
+    words = f"{_WORDS} Not measured like that: {', '.join(absent)}." if absent else _WORDS
     drawn = [
         _entropies(method, short_name(name), one["entropies"])
         for method, entry in found.items()
         for name, one in entry["sets"].items()
         if "entropies" in one
     ]
-    return [Text(_WORDS), *([FigureGrid(drawn)] if drawn else []), TableBlock(_table(found), explain=True)]
+    return [Text(words), *([FigureGrid(drawn)] if drawn else []), TableBlock(_table(found), explain=True)]
+
+
+def _alike(measured: Mapping[str, list[Entry]], how: Callable[[Entry], Any]) -> dict[str, list[Entry]]:
+    """The entries that agree in how they were measured: as most methods were, the latest of those."""
+    every = [one for entries in measured.values() for one in dict.fromkeys(map(how, entries))]
+    chosen = max(reversed(every), key=every.count, default=None)
+    kept = {method: [entry for entry in entries if how(entry) == chosen] for method, entries in measured.items()}
+    return {method: entries for method, entries in kept.items() if entries}
+
+
+def _images(entry: Entry) -> int | None:
+    return dict(entry.get("data") or {}).get("count")
 
 
 _ABOUT = {
@@ -53,7 +83,7 @@ _ABOUT = {
 }
 
 
-def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
+def _table(found: Mapping[str, Entry]) -> Table:
     columns = [
         METHOD,
         Column("images", "images from", numeric=False, about="What the test images are told from."),
@@ -69,7 +99,15 @@ def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
         for method, entry in found.items()
         for name, one in entry["sets"].items()
     ]
-    return Table(columns, rows, "AUROC of each score: test images against images from elsewhere")
+    first = next(iter(found.values()))
+    how = [
+        counted((entry["samples"] for entry in found.values() if "samples" in entry), "sample"),
+        "balanced draws" if any(entry.get("draws") == "balanced" for entry in found.values()) else "",
+        f"augmented: {first['augment']}" if first.get("augment") else "",
+    ]
+    count = "" if _images(first) is None else f"{_images(first):,} "
+    caption = f"AUROC of each score: {count}test images against images from elsewhere"
+    return Table(columns, rows, ", ".join([caption, *filter(None, how)]))
 
 
 def _entropies(method: str, name: str, counts: Mapping[str, Sequence[int]]) -> FigureBlock:

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rbue.errors import RbueError, warn
 from rbue.lab.report.figure_style import METHOD_COLOURS, method_name
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
+
+if TYPE_CHECKING:
+    from rbue.lab.shift.rows import Setting
 
 NEEDED = {"accuracy", "ece", "samples", "seed"}
 """What every measurement must have to be reported."""
@@ -26,6 +29,7 @@ class Record:
         results: its measurements in the order they were made; the stored probabilities belong to the last one.
         environment: where it was trained.
         trouble: why it has no measurement; empty if it has one.
+        damaged: how its damaged images were measured that are reported; None for as its last measurement was.
     """
 
     folder: RunFolder
@@ -33,6 +37,7 @@ class Record:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     environment: dict[str, Any] | None = None
     trouble: str = ""
+    damaged: Setting | None = None
 
     @property
     def result(self) -> dict[str, Any]:
@@ -73,7 +78,10 @@ class Record:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Measured runs of one network on one data set with one recipe; they differ in method and seed."""
+    """Measured runs of one network on one data set with one recipe; they differ in method and seed.
+
+    Where some were measured with augmented passes and others not, ``methods`` names them: ``single (augmented: flip)``.
+    """
 
     title: str
     recipe: str
@@ -103,19 +111,25 @@ def read_records(folders: Iterable[RunFolder]) -> list[Record]:
 
 def group_records(records: Sequence[Record]) -> list[RunGroup]:
     """Put measured runs together by data, model and recipe, in the order they were found."""
-    found: dict[RunConfig, dict[str, list[Record]]] = {}
+    found: dict[RunConfig, list[Record]] = {}
     for record in records:
         if record.results:
-            shared = replace(record.settings, method="single", seed=0)
-            found.setdefault(shared, {}).setdefault(record.settings.method, []).append(record)
-    return [
-        RunGroup(
-            f"{shared.model} on {_short(shared.data)}",
-            recipe_words(shared),
-            dict(sorted(methods.items(), key=_in_paper_order)),
-        )
-        for shared, methods in found.items()
-    ]
+            found.setdefault(replace(record.settings, method="single", seed=0), []).append(record)
+    return [_group(shared, some) for shared, some in found.items()]
+
+
+def _group(shared: RunConfig, records: Sequence[Record]) -> RunGroup:
+    recipe, methods = recipe_words(shared), dict[str, list[Record]]()
+    augments = {record.result.get("augment", "") for record in records}
+    if len(augments) == 1 and any(augments):
+        recipe += f", augmented: {augments.pop()}"
+    for record in records:
+        augment = record.result.get("augment") if len(augments) > 1 else None
+        label = record.settings.method + (f" (augmented: {augment})" if augment else "")
+        methods.setdefault(label, []).append(record)
+    return RunGroup(
+        f"{shared.model} on {_short(shared.data)}", recipe, dict(sorted(methods.items(), key=_in_paper_order))
+    )
 
 
 def missing(records: Sequence[Record]) -> list[str]:

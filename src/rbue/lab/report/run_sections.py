@@ -268,7 +268,7 @@ def more_samples(group: RunGroup) -> list[FigureBlock]:
     """Accuracy and ECE against the number of samples, where runs were measured with several; else empty."""
     curves = {}
     for method, records in group.methods.items():
-        results = [one for one in records[0].results.values() if one["seed"] == records[0].result["seed"]]
+        results = [one for one in records[0].results.values() if _drawn(one) == _drawn(records[0].result)]
         entries = [entry for result in results for entry in (*(result.get("by_samples") or ()), result)]
         curve = {entry["samples"]: {key: entry[key] for key in ("accuracy", "ece")} for entry in entries}
         if len(curve) > 1:
@@ -281,6 +281,10 @@ def more_samples(group: RunGroup) -> list[FigureBlock]:
         for key, name in (("accuracy", "accuracy"), ("ece", "ECE"))
         if curves
     ]
+
+
+def _drawn(result: dict[str, Any]) -> tuple[Any, ...]:
+    return result["seed"], result.get("draws", "independent"), result.get("augment", "")
 
 
 SECTIONS: tuple[tuple[str, Callable[[Compared], list[Block]]], ...] = (

@@ -25,7 +25,8 @@ def shift_blocks(this: Compared) -> list[Block]:
     rows = {}
     for method, records in this.group.methods.items():
         record, result = records[0], records[0].result
-        setting = Setting(result["samples"], result["seed"], None, result.get("draws", "independent"))
+        drawn = result.get("draws", "independent"), result.get("augment", "")
+        setting = record.damaged or Setting(result["samples"], result["seed"], None, *drawn)
         found = stored(record, partial(_shift_rows, record.settings, setting), {})
         if found:
             rows[method] = found
@@ -59,9 +60,10 @@ def shift_blocks(this: Compared) -> list[Block]:
         TableBlock(_shift_table(measured, caption)),
     ]
     other = [
-        f"`{method}` with {found[0]['samples_asked']} samples, on clean images with {clean[method]['samples']}"
+        f"`{method}` with {_drawn(found[0], 'samples_asked')}, on clean images with {_drawn(clean[method], 'samples')}"
         for method, found in chosen.items()
         if found[0]["samples_asked"] not in (None, clean[method]["samples"])
+        or found[0].get("augment", "") != clean[method].get("augment", "")
     ]
     words = [
         *([f"Not measured on damaged images: {', '.join(absent)}."] if absent else []),
@@ -81,6 +83,13 @@ def shift_blocks(this: Compared) -> list[Block]:
 
 def _shift_rows(config: RunConfig, setting: Setting, folder: RunFolder) -> dict[Any, dict[str, Any]]:
     return dict(ShiftStore(folder).near(config, setting))
+
+
+def _drawn(measured: Mapping[str, Any], count: str) -> str:
+    """How samples were drawn, in words; a row of a method that gave all it has does not say how many."""
+    samples, augment = measured[count], measured.get("augment")
+    words = f"{samples or 'all its'} sample{'' if samples == 1 else 's'}"
+    return f"{words} augmented by {augment}" if augment else words
 
 
 def _shift_table(measured: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], caption: str) -> Table:

@@ -77,7 +77,7 @@ def comparison_table(
 def runs_table(records: Sequence[Record], paper_value: PaperValue = no_paper) -> Table:
     """One row a measured run with its settings and where it comes from: for scripts and spreadsheets."""
     names = ("data", "model", "method", "seed", "epochs", "width")
-    origin = ("run", "sample_seed", "hardware", "versions", "commit", "test_images")
+    origin = ("run", "sample_seed", "hardware", "versions", "commit", "draws", "augment", "test_images")
     rows = []
     for record in records:
         if record.results:
@@ -87,7 +87,9 @@ def runs_table(records: Sequence[Record], paper_value: PaperValue = no_paper) ->
                     **{name: getattr(config, name) for name in names if name != "epochs"},
                     "epochs": config.recipe.epochs,
                     **{column.key: _mean([record], column, paper_value) for column in MEASURES},
-                    **{name: getattr(source, name) for name in origin[:-1]},
+                    **{name: getattr(source, name) for name in origin[:5]},
+                    "draws": record.result.get("draws", "independent"),
+                    "augment": record.result.get("augment", ""),
                     "test_images": source.data,
                 }
             )
@@ -114,7 +116,7 @@ def _mean(records: Sequence[Record], column: Column, paper_value: PaperValue) ->
     config = records[0].settings
     paper = paper_value(config.data, config.model, config.method, column.key) if config.width == 1 else None
     if not numbers:
-        alone = column.key in ("mean_jsd", "mean_dis")
+        alone = column.key in ("mean_jsd", "mean_dis") and all(one.result["samples"] == 1 for one in records)
         return Cell(None, paper=paper, why="a method with one sample has no diversity" if alone else "not measured")
     mean = numbers[0] if len(set(numbers)) == 1 else statistics.fmean(numbers)
     varies = len(numbers) > 1 and column.key not in ("parameters", "samples")

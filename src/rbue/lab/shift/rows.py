@@ -144,10 +144,11 @@ class ShiftStore:
         return {cell: row for cell, row in self._rows(config, setting).items() if cell not in outdated}
 
     def near(self, config: RunConfig, setting: Setting) -> dict[Cell, Row]:
-        """The rows of a setting; where there are none, those of the setting that has the most."""
+        """The rows of a setting; where there are none, of the one with the most rows, if possible augmented alike."""
         asked = [_asked(row) for row in self._content()["rows"]]
         wanted = _asked(setting.facts(config))
-        chosen = wanted if wanted in asked else max(asked, key=asked.count, default=wanted)
+        like = [one for one in asked if one[-1] == wanted[-1]] or asked
+        chosen = wanted if wanted in asked else max(like, key=like.count, default=wanted)
         rows = [row for row in self._content()["rows"] if _asked(row) == chosen]
         kept = [row for row in rows if not self._other_measurement(config, row, None)]
         return {Cell(row["corruption"], row["severity"]): row for row in kept}
@@ -256,7 +257,7 @@ def _is_row(row: Any) -> bool:
     return all(name in row and isinstance(row[name], kinds) for name, kinds in _NEEDED.items())
 
 
-def _asked(row: Row) -> tuple[Any, ...]:
+def _asked(row: Row) -> tuple[Any, ...]:  # augment comes last
     return row["samples_asked"], row["seed"], row.get("draws", "independent"), row.get("augment", "")
 
 
@@ -304,7 +305,8 @@ def clean_result(config: RunConfig, folder: RunFolder, setting: Setting, split: 
     """What ``rbue evaluate`` found on the undamaged images with as many samples, if it was run."""
     results = folder.entries(SPLITS[split])
     if config.parsed.limit is not None and setting.samples >= config.parsed.limit and not setting.augment:
-        return next((result for result in results.values() if result.get("samples") == config.parsed.limit), None)
+        plain = [result for result in results.values() if not result.get("augment")]
+        return next((result for result in plain if result.get("samples") == config.parsed.limit), None)
     found = results.get(result_key(setting.samples, setting.seed, setting.draws, setting.augment))
     streams = "" if found is None else other_stream(config, found)
     if streams:
