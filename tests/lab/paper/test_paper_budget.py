@@ -184,8 +184,8 @@ def test_any_network_is_the_one_with_most_of_the_rows(done):
         assert {job.config.model for job in jobs_for([figure], settings, root)} == {"resnet18"}
     everything = replace(FEW, budget=())
     assert as_measured(figure, everything, root).models == own
-    run_experiments([figure], replace(FEW, models=("vgg13",)), place(root))
-    assert as_measured(figure, FEW, root).models == ("vgg13",)
+    run_experiments([figure], replace(FEW, models=("resnet18",)), place(root))
+    assert as_measured(figure, FEW, root).models == ("resnet18",)
 
 
 def test_only_the_first_repetition_is_corrupted_unless_others_are_typed(tmp_path):
