@@ -172,6 +172,15 @@ def test_many_lines_have_their_legend_below():
     assert figures.lines_against_samples(few, {"ece": "ECE"}).legends == []
 
 
+@pytest.mark.parametrize("more", ["", " (augmented: flip,shift:2)"])
+def test_a_legend_below_is_no_wider_than_its_figure(more):
+    methods = ("single", "deep-ensemble:4", "mc-dropout:0.5", "mc-droprelu:0.9")
+    figure = figures.accuracy_ece_plane([PlanePoint(name + more, 0.9, 0.1) for name in methods])
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_legend().get_window_extent().width <= figure.get_window_extent().width
+    assert figure.axes[0].get_legend()._ncols == (1 if more else 3)
+
+
 def test_plane_has_stars_coloured_by_q_a_square_and_a_circle():
     stars = [PlanePoint(f"mc-droprelu:{q}", 0.9 + q / 100, 0.1 - q / 20, q) for q in (0.5, 0.8, 0.99)]
     points = [PlanePoint("mc-dropout:0.2", 0.91, 0.05), PlanePoint("deep-ensemble:4", 0.95, 0.02), *stars]

@@ -161,7 +161,10 @@ def legend(axes: Axes, **where: Any) -> None:
 
 
 def legend_below(axes: Axes, columns: int) -> None:
-    """A legend under the axes, where it hides nothing."""
+    """A legend under the axes, where it hides nothing; long labels get fewer columns, so that none is cut off."""
+    longest = max(map(len, axes.get_legend_handles_labels()[1]), default=0)
+    width = axes.figure.get_window_extent().width / axes.figure.dpi
+    columns = max(1, min(columns, int(width / (0.5 + 0.062 * longest))))
     legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns)
 
 
