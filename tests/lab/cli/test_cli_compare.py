@@ -97,9 +97,24 @@ def test_only_what_is_better_by_more_than_chance_is_marked(capsys):
         assert capsys.readouterr().out.count("*") == stars
 
 
-def test_a_comparison_of_another_measurement_is_not_marked(command):
+def test_an_earlier_measurement_is_compared_again_after_another_one(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8", *TINY)
+    first = command(*words, "--samples", 4).stdout
+    (_, row) = as_json(*words, "--samples", 4)["methods"]
+    command("evaluate", row["run"], "--samples", 2)
+    verdict = first.strip().splitlines()[-2]
+    assert verdict in command(*words, "--samples", 4).stdout
+    results = json.loads((Path(row["run"]) / "results.json").read_text())
+    assert [*results] == ["samples=2,seed=0", row["measurement"]], "what was asked for last is last"
+    assert results[row["measurement"]]["nll"] == row["nll"]
+
+
+def test_a_comparison_of_another_measurement_is_not_marked(command, as_json):
     words = ("compare", "--methods", "mc-droprelu:0.8", *TINY)
     command(*words, "--samples", 4)
+    (row,) = as_json(*words, "--samples", 5)["methods"]
+    for weights in Path(row["run"]).glob("*.safetensors"):
+        weights.unlink()
     assert "is right on" in command(*words, "--samples", 5).stdout
     assert "Chance cannot be told" in command(*words, "--samples", 4).stdout  # the answers of 5 samples are
 
