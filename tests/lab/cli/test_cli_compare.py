@@ -94,7 +94,9 @@ def test_only_what_is_better_by_more_than_chance_is_marked(capsys):
     assert said == "`b` is ahead."
     for given, stars in ((verbs.Marks(), 0), (marks, 2)):  # in the table and below it
         verbs._show("title", rows, given)
-        assert capsys.readouterr().out.count("*") == stars
+        out = capsys.readouterr().out
+        assert out.count("*") == stars
+        assert "no diversity" not in out, "no row has a dash"
 
 
 def test_an_earlier_measurement_is_compared_again_after_another_one(command, as_json):
@@ -168,4 +170,5 @@ def test_all_methods_are_measured_in_the_same_way(as_json, command):
     shown = command(*words, "--augment", "flip, shift:1").stdout
     assert "up to 4 samples, augmented by flip,shift:1" in shown
     assert "Chance cannot be told" not in shown
+    assert "– a method with one sample of an image as it is has no diversity" in shown
     assert [row["draws"] for row in as_json(*words)["methods"]] == ["independent", "balanced"]

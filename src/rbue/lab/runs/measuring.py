@@ -293,7 +293,10 @@ def check_split(config: RunConfig, split: str) -> None:
     if split not in SPLITS:
         raise InvalidInput(f"split must be {' or '.join(SPLITS)}, not {split!r}{did_you_mean(split, SPLITS)}.")
     if split == "validation" and not config.holdout:
-        raise InvalidInput("a run without held-out images has no validation images; train it with --holdout 5000, say.")
+        raise InvalidInput(
+            "a run without held-out images has no validation images; train it with --holdout N, a tenth of its "
+            "training images, say."
+        )
 
 
 def images_of(config: RunConfig, split: str) -> data.ImageSet:
