@@ -2,8 +2,9 @@
 
 The paper's methods learn the digits of scikit-learn in colour. They answer the test images as they are, and the same
 images damaged. The first sentence says how MC-DropReLU stands on clean images, the second on damaged ones, the third
-what beats it, why, and what to do. Methods differ if they do so by more than chance (:mod:`rbue.lab.report.chance`):
-damaged images count as one image each, since all its damaged forms fall or stand together.
+what beats it, what was seen, and what to try. Methods differ if they do so by more than chance
+(:mod:`rbue.lab.report.chance`): damaged images count as one image each, since all its damaged forms fall or stand
+together.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ OTHERWISE = {ENSEMBLE: "four trainings in place of one", "mc-rrelu": "the other 
 """What may beat ours although it learns as a plain network does: more networks, or other slopes."""
 METHODS = (PLAIN, "mc-dropout", ENSEMBLE, "svi", "mc-rrelu", OURS)
 EPOCHS, SAMPLES = 16, 20
+LONGER = f"rbue compare --data {DATA} --model {MODEL} --methods {PLAIN},{OURS} --epochs 60 --samples {SAMPLES}"
 CORRUPTIONS = ("impulse_noise", "glass_blur", "snow", "contrast")
 """One of each family, such that digits of 16x16 pixels are harder to read; weaker noise hardly shows on them."""
 SEVERITIES = (1, 3, 5)
@@ -83,7 +85,7 @@ class Findings:
         clean: answers to the test images.
         damaged: answers to the same images under all corruptions and severities.
         epochs: how long every network was trained.
-        learnt: accuracy on the training images at the end, of ours and of a plain network.
+        learnt: accuracy on training images in the last epoch, of ours, with its masks on, and of a plain network.
         scaled: NLL on clean images after one temperature, method by method.
     """
 
@@ -147,7 +149,7 @@ def _against(answered: Answered, measure: str) -> str:
 
 
 def _advice(found: Findings) -> str:
-    """Whether ours loses beyond chance, why, and what to do about it; docs/one-training.md has measured the advice."""
+    """Whether ours loses beyond chance, what was seen, and what to try; docs/one-training.md measured the advice."""
     lost = {
         (name, where): found_by
         for where, answered in (("clean", found.clean), ("damaged", found.damaged))
@@ -168,21 +170,20 @@ def _advice(found: Findings) -> str:
     answered = found.clean if any(where == "clean" for _, where in by_plain) else found.damaged
     confidence, accuracy = answered.confidence[OURS], answered.value("accuracy", OURS)
     learnt = (
-        f"after {found.epochs} epochs it is right on {100 * found.learnt[OURS]:.0f} % of its training images, a plain "
-        f"network on {100 * found.learnt[PLAIN]:.0f} %"
+        f"after {found.epochs} epochs it is right on {100 * found.learnt[OURS]:.0f} % of its training images, with its "
+        f"masks on, a plain network on {100 * found.learnt[PLAIN]:.0f} %"
     )
     if confidence - accuracy > UNSURE:
-        why = f"it is too sure, {100 * confidence:.0f} % where {100 * accuracy:.0f} % is right"
+        seen = f"it is too sure, {100 * confidence:.0f} % where {100 * accuracy:.0f} % is right"
         what = "draw masks by channel (`mc-droprelu:0.99,all,channel`) and augment the passes (`--augment shift:1`)"
     elif found.learnt[OURS] < found.learnt[PLAIN]:
-        why = f"random ReLUs learn more slowly: {learnt}"
-        what = "train longer (`rbue train --epochs 60`), or make fewer ReLUs random (`mc-droprelu:0.98`)"
+        seen, what = learnt, f"train longer (`{LONGER}`), or make fewer ReLUs random (`mc-droprelu:0.98`)"
     else:
-        why = f"randomness costs more than it brings, though {learnt}"
+        seen = learnt
         what = "make fewer ReLUs random (`mc-droprelu:0.98`) and average the weights (`--recipe strong`)"
     before, after = found.clean.value("nll", OURS), found.scaled[OURS]
     scale = f"a temperature alone takes its NLL on clean digits from {before:.2f} to {after:.2f}"
-    return f"It loses {_places(by_plain)} because {why}; {what}; {scale}."
+    return f"It loses {_places(by_plain)}; {seen}; {what}; {scale}."
 
 
 def _places(lost: Sequence[tuple[str, str]]) -> str:

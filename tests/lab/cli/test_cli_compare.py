@@ -94,12 +94,29 @@ def test_only_what_is_better_by_more_than_chance_is_marked(capsys):
     assert said == "`b` is ahead."
     for given, stars in ((verbs.Marks(), 0), (marks, 2)):  # in the table and below it
         verbs._show("title", rows, given)
-        assert capsys.readouterr().out.count("*") == stars
+        out = capsys.readouterr().out
+        assert out.count("*") == stars
+        assert "no diversity" not in out, "no row has a dash"
 
 
-def test_a_comparison_of_another_measurement_is_not_marked(command):
+def test_an_earlier_measurement_is_compared_again_after_another_one(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.8", *TINY)
+    first = command(*words, "--samples", 4).stdout
+    (_, row) = as_json(*words, "--samples", 4)["methods"]
+    command("evaluate", row["run"], "--samples", 2)
+    verdict = first.strip().splitlines()[-2]
+    assert verdict in command(*words, "--samples", 4).stdout
+    results = json.loads((Path(row["run"]) / "results.json").read_text())
+    assert [*results] == ["samples=2,seed=0", row["measurement"]], "what was asked for last is last"
+    assert results[row["measurement"]]["nll"] == row["nll"]
+
+
+def test_a_comparison_of_another_measurement_is_not_marked(command, as_json):
     words = ("compare", "--methods", "mc-droprelu:0.8", *TINY)
     command(*words, "--samples", 4)
+    (row,) = as_json(*words, "--samples", 5)["methods"]
+    for weights in Path(row["run"]).glob("*.safetensors"):
+        weights.unlink()
     assert "is right on" in command(*words, "--samples", 5).stdout
     assert "Chance cannot be told" in command(*words, "--samples", 4).stdout  # the answers of 5 samples are
 
@@ -153,4 +170,5 @@ def test_all_methods_are_measured_in_the_same_way(as_json, command):
     shown = command(*words, "--augment", "flip, shift:1").stdout
     assert "up to 4 samples, augmented by flip,shift:1" in shown
     assert "Chance cannot be told" not in shown
+    assert "– a method with one sample of an image as it is has no diversity" in shown
     assert [row["draws"] for row in as_json(*words)["methods"]] == ["independent", "balanced"]

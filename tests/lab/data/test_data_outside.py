@@ -81,6 +81,24 @@ def test_other_sets_are_compared_by_the_names_of_their_classes():
     assert shared_classes(images_of("svhn"), images_of("digits")) == set()  # digits too, but other pictures
 
 
+def test_a_part_of_the_classes_is_no_other_set(monkeypatch):
+    mine, part = images_of("mine", classes=("cat", "dog", "moon")), images_of("part", classes=("Cat", "dog"))
+    assert shared_classes(part, mine) == {0, 1}
+    monkeypatch.setattr(outsiders, "load", lambda *_: part)
+    with pytest.raises(InvalidInput, match="part has only classes that mine has too; choose sets with others"):
+        outside("part", mine)
+
+
+@pytest.mark.parametrize(
+    "name", ["folder:./photos:8", "folder:photos:16", "folder:photos:test=0.5", "folder:photos/train"]
+)
+def test_a_folder_is_the_same_however_it_is_written(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos/train").mkdir(parents=True)
+    with pytest.raises(InvalidInput, match=f"{name} is the data set that the run was trained on, or lies in it"):
+        outside(name, images_of("folder:photos:8", classes=("cat", "dog")))
+
+
 def test_fewer_images_are_evenly_spaced():
     images = images_of("cifar10", count=100)
     few = at_most(images, 7)

@@ -49,9 +49,10 @@ def test_random_passes_are_those_of_predict():
     ("text", "message"),
     [
         ("flop", r"no augmentation 'flop' \(did you mean 'flip'\?\)"),
-        ("shift:two", "'shift:two' is not understood; write flip, shift:2"),
-        ("flip:1", "'flip:1' is not understood"),
-        ("shift:0", "pixels is 0"),
+        ("shift:two", "'shift:two' is no augmentation; write flip, shift:2"),
+        ("flip:1", "'flip:1' is no augmentation"),
+        ("shift:0", r"'shift:0' is no augmentation; .* shift:2 \(pixels, from 1 on\)"),
+        ("flip,crop:2", r"'crop:2' is no augmentation; .* crop:0.8 \(a part of the sides, up to 1\)"),
     ],
 )
 def test_texts_that_name_none_are_refused(text, message):

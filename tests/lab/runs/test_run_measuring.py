@@ -14,7 +14,7 @@ from rbue import metrics, random_stream
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.runs import measuring
-from rbue.lab.runs.folders import RunConfig, RunFolder, read_probs, write_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, read_probs, write_probs
 from rbue.lab.runs.measuring import diversity, evaluate_run, measure, predict_images, predict_images_at
 from rbue.lab.runs.networks import NoWeights, load_networks
 from rbue.lab.runs.training import train_run, train_runs
@@ -354,6 +354,25 @@ def test_results_of_another_stream_are_not_used_again(own):
     with pytest.raises(RbueError, match=both):
         evaluate_run(run, own, CPU, samples=3)
     assert evaluate_run(run, own, CPU, samples=2)["ece"] == right["ece"]
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_the_measurement_asked_for_last_has_the_stored_probabilities(tmp_path, split):
+    run = replace(config("mc-droprelu:0.8"), holdout=200)
+    train_run(run, tmp_path, CPU)
+    folder = RunFolder.of(run, tmp_path)
+    file, probs = measuring.SPLITS[split], folder.probs if split == "test" else folder.validation_probs
+    two, three, again = (evaluate_run(run, tmp_path, CPU, samples=count, split=split) for count in (2, 3, 2))
+    assert again["probs_sha256"] == two["probs_sha256"] != three["probs_sha256"]
+    assert list(folder.entries(file)) == ["samples=3,seed=0", "samples=2,seed=0"]
+    assert belong_to(probs, again)
+    write_probs(probs, read_probs(probs)[::-1])  # of a command that was stopped between two files
+    evaluate_run(run, tmp_path, CPU, samples=2, split=split)
+    assert belong_to(probs, again)
+    take_weights(folder)
+    kept = folder.entries(file)
+    assert evaluate_run(run, tmp_path, CPU, samples=3, split=split) == three
+    assert list(folder.entries(file).items()) == list(kept.items())
 
 
 def test_a_method_that_draws_nothing_has_no_stream(own):

@@ -101,7 +101,7 @@ def test_the_clean_result_is_that_of_the_same_images(runs):
 @pytest.mark.parametrize(
     ("changes", "split", "said"),
     [
-        ({"holdout": 0}, "validation", "a run without held-out images has no validation images; train it with --hold"),
+        ({"holdout": 0}, "validation", "has no validation images; train it with --holdout N, a tenth of its"),
         ({}, "valid", "split must be test or validation, not 'valid'"),
     ],
 )

@@ -329,7 +329,13 @@ def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:
         shown.add_row(as_markup(row["method"]), *(cell if cell.endswith("[/]") else f"{cell} " for cell in cells))
     console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
     print_methods(console, shown, less_important=headings[:1:-1])
-    star = "* better than all others by more than chance; " if marks.best else ""
-    spread = "± standard deviation over seeds; " if any("deviations" in row for row in rows) else ""
-    console.print(f"[dim]{star}{spread}– a method with one sample has no diversity[/dim]", soft_wrap=True)
+    alone = [row for row in rows if "trouble" not in row and row["mean_jsd"] is None]
+    unchanged = " of an image as it is" if any(row.get("by_seed", [row])[0].get("augment") for row in alone) else ""
+    notes = {
+        "* better than all others by more than chance": marks.best,
+        "± standard deviation over seeds": any("deviations" in row for row in rows),
+        f"– a method with one sample{unchanged} has no diversity": alone,
+    }
+    if any(notes.values()):
+        console.print(f"[dim]{'; '.join(note for note, applies in notes.items() if applies)}[/dim]", soft_wrap=True)
     console.print(as_markup(marks.verdict), soft_wrap=True)

@@ -105,6 +105,11 @@ def is_here(name: str) -> bool:
     return True
 
 
+def folder_of(name: str) -> Path:
+    """Where the images of a set lie, links followed."""
+    return _place(name).base.resolve()
+
+
 def scaled_side(name: str) -> int | None:
     """The ``SIZE`` that the images of a set are scaled to; None if there is none in its name.
 

@@ -2,8 +2,8 @@
 
 Classes that two sets share are left out. Between TinyImageNet and CIFAR they are listed, with the reasons, in
 ``sets/tiny_imagenet_overlaps.txt``. CIFAR-10 and CIFAR-100 were made to have none in common, and SVHN and Fashion-MNIST
-share none with photographs. Any other two sets are compared by their class names. Where all are the same, as for digits
-of another source, nothing is left out: there the pictures differ, not the classes.
+share none with photographs. Any other two sets are compared by their class names. Where both have just the same, as
+for digits of another source, nothing is left out: there the pictures differ, not the classes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from rbue.errors import InvalidInput
 from rbue.lab.data import registry
+from rbue.lab.data.folder import folder_of
 from rbue.lab.data.images import Bytes, ImageSet, blocks, grey
 from rbue.lab.data.store import load
 
@@ -46,11 +47,15 @@ class Outside:
 
 def outside(name: str, inside: ImageSet, most: int | None = None) -> Outside:
     """The test images of the set ``name`` for networks of ``inside``, at most so many of them, evenly spaced."""
-    if name == inside.name:
-        raise InvalidInput(f"{name} is the data set that the run was trained on; choose sets from elsewhere.")
+    if _lies_in(name, inside.name):
+        raise InvalidInput(
+            f"{name} is the data set that the run was trained on, or lies in it; choose sets from elsewhere."
+        )
     images = load(name, "test")
     shared = shared_classes(images, inside)
     kept = np.flatnonzero(~np.isin(images.labels, sorted(shared)))
+    if not len(kept):
+        raise InvalidInput(f"{name} has only classes that {inside.name} has too; choose sets with others.")
     chosen = images if not shared else images.take(kept, "test", None)
     fitted = like(at_most(chosen, most), inside)
     return Outside(fitted, tuple(images.classes[label] for label in sorted(shared)))
@@ -75,9 +80,15 @@ def shared_classes(images: ImageSet, inside: ImageSet) -> set[int]:
         if images.name == _TINY:
             return {codes.index(code) for _, code in listed}
         return {images.classes.index(name) for name, _ in listed}
-    known = {_plain(name) for name in inside.classes}
-    found = {label for label, name in enumerate(images.classes) if _plain(name) in known}
-    return set() if len(found) == len(images.classes) else found
+    known, names = ([_plain(name) for name in one.classes] for one in (inside, images))
+    return set() if set(names) == set(known) else {label for label, name in enumerate(names) if name in known}
+
+
+def _lies_in(name: str, other: str) -> bool:
+    """Whether a set is another one or a part of it: a folder can be written in many ways, and its images scaled."""
+    if not name.startswith(registry.FOLDER_PREFIX) or not other.startswith(registry.FOLDER_PREFIX):
+        return name == other
+    return folder_of(name).is_relative_to(folder_of(other))
 
 
 def _plain(name: str) -> str:

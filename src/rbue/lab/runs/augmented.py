@@ -18,6 +18,11 @@ from rbue.sampling.collect import SampleStream
 
 _NUMBERS: dict[str, Any] = {"flip": None, "shift": 2, "crop": 0.8}
 """The augmentations that can be named, each with its number if that is left out; a flip has none."""
+_MAKE: dict[str, Callable[[Any, Sequence[float]], Augment]] = {
+    "flip": lambda _, __: Flip(),
+    "shift": lambda pixels, black: Shift(pixels, tuple(black)),
+    "crop": lambda smallest, _: Crop(smallest),
+}
 
 
 def parse_augment(text: str, black: Sequence[float] = (0.0,)) -> list[Augment]:
@@ -26,12 +31,7 @@ def parse_augment(text: str, black: Sequence[float] = (0.0,)) -> list[Augment]:
     >>> parse_augment("flip,shift:2")
     [Flip(), Shift(pixels=2, fill=(0.0,))]
     """
-    make: dict[str, Callable[[Any], Augment]] = {
-        "flip": lambda _: Flip(),
-        "shift": lambda pixels: Shift(pixels, tuple(black)),
-        "crop": Crop,
-    }
-    return [make[name](number) for name, number in _named(text)]
+    return [_MAKE[name](number, black) for name, number in _named(text)]
 
 
 def canonical(text: str) -> str:
@@ -55,8 +55,12 @@ def _named(text: str) -> Iterator[tuple[str, Any]]:
         if colon:
             try:
                 number = type(number)(value)
+                _MAKE[name](number, ())
             except (TypeError, ValueError):
-                raise InvalidInput(f"{part!r} is not understood; write flip, shift:2 or crop:0.8, say.") from None
+                raise InvalidInput(
+                    f"{part!r} is no augmentation; write flip, shift:2 (pixels, from 1 on) or crop:0.8 (a part of the "
+                    "sides, up to 1)."
+                ) from None
         yield name, number
 
 

@@ -254,8 +254,9 @@ def evaluate_run(
     always that of independent samples of the images as they are.
 
     What was measured before is given again, unless another version of the random stream drew it, a folder of images
-    has other test images by now, or the stored probabilities were removed. An ensemble some of whose members' weights
-    are elsewhere is combined from stored probabilities.
+    has other test images by now, or its probabilities are not there: a folder keeps those of its last measurement.
+    Where weights are elsewhere, numbers without probabilities will do. An ensemble some of whose members' weights are
+    elsewhere is combined from stored probabilities.
 
     Under ``torchrun`` every process predicts its part of the images, on its own GPU if there are some. All give the
     result; the first one keeps it.
@@ -277,7 +278,8 @@ def _known(config: RunConfig, root: Path, split: str, key: str) -> dict[str, Any
     if key in known:
         outdated = _outdated(config, known[key], split)
         networks_here = all(RunFolder.of(member, root).has_weights for member in config.members())
-        if not outdated and (_probs(folder, split).exists() or not networks_here):
+        probs, is_last = _probs(folder, split), list(known)[-1] == key  # older ones note no checksum
+        if not outdated and (not networks_here or (is_last and probs.exists() and belong_to(probs, known[key]))):
             return dict(known[key])
         if not folder.has_weights and config.parsed.networks == 1:
             raise RbueError(
@@ -291,7 +293,10 @@ def check_split(config: RunConfig, split: str) -> None:
     if split not in SPLITS:
         raise InvalidInput(f"split must be {' or '.join(SPLITS)}, not {split!r}{did_you_mean(split, SPLITS)}.")
     if split == "validation" and not config.holdout:
-        raise InvalidInput("a run without held-out images has no validation images; train it with --holdout 5000, say.")
+        raise InvalidInput(
+            "a run without held-out images has no validation images; train it with --holdout N, a tenth of its "
+            "training images, say."
+        )
 
 
 def images_of(config: RunConfig, split: str) -> data.ImageSet:
