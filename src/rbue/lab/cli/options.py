@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -191,10 +191,10 @@ class TaskOptions:
 
 
 def takes_bundles(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb one option for each field of its :class:`Selection` and :class:`TaskOptions`."""
+    """Give a verb one option for each field of its parameters that are dataclasses, such as :class:`Selection`."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = inspect.signature(verb, eval_str=True).parameters
-    bundles = {name: one.annotation for name, one in own.items() if one.annotation in (Selection, TaskOptions)}
+    bundles: dict[str, Any] = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
     options = [
         inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
         for bundle in bundles.values()

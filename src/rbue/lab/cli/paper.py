@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rbue.lab.paper.settings import Settings
 
 KINDS = "train, clean, shift, draw"
+EXTENT = "How much of it"
 _ROOM_FOR_SENTENCES = 110  # columns of a terminal
 
 app = typer.Typer(
@@ -58,24 +59,64 @@ Ids = Annotated[
     typer.Argument(metavar="IDS", help="Experiments, or patterns such as 'table*'.", show_default=False),
 ]
 All = Annotated[bool, typer.Option("--all", help="Every experiment.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Small stand-ins for all of it, minutes on a CPU; no evidence.")]
-Models = Annotated[
+Methods = Annotated[
     str | None,
-    typer.Option("--models", help="Only these networks, separated by commas; for corruptions the first of them."),
+    typer.Option("--methods", help="Only these methods, separated by commas or spaces.", rich_help_panel=EXTENT),
 ]
-Methods = Annotated[str | None, typer.Option("--methods", help="Only these methods, separated by commas or spaces.")]
-Seeds = Annotated[str | None, typer.Option("--seeds", help="How many repetitions (3), or which (0,2,5).")]
-Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="In place of the recipe's.")]
-Samples = Annotated[int | None, typer.Option("--samples", min=1, help="Random passes for each image (100).")]
 Shift = Annotated[
     bool | None,
-    typer.Option("--shift/--no-shift", help="Corruptions for every run, or for none; else where the paper has them."),
+    typer.Option(
+        "--shift/--no-shift",
+        help="Corruptions for every run, or for none; else where the paper has them.",
+        rich_help_panel=EXTENT,
+    ),
 ]
 Together = Annotated[int, typer.Option("--together", min=1, help="Networks trained side by side on a GPU.")]
 Only = Annotated[
     str | None,
     typer.Option("--only", help=f"Only these ids or patterns, or these steps: {KINDS}. With commas."),
 ]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of the paper is run or judged; each field is an option of the command line."""
+
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Small stand-ins for all of it, minutes on a CPU; no evidence.", rich_help_panel=EXTENT
+        ),
+    ] = False
+    models: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these networks, separated by commas; for corruptions the first of them.", rich_help_panel=EXTENT
+        ),
+    ] = None
+    seeds: Annotated[
+        str | None, typer.Option(help="How many repetitions (3), or which (0,2,5).", rich_help_panel=EXTENT)
+    ] = None
+    epochs: Annotated[int | None, typer.Option(min=1, help="In place of the recipe's.", rich_help_panel=EXTENT)] = None
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Random passes for each image (100).", rich_help_panel=EXTENT)
+    ] = None
+
+    def settings(self, runs: Path, methods: str | None = None, shift: bool | None = None) -> Settings:
+        """These, with the budget of a folder of runs."""
+        from rbue.lab.paper.budget import read_budget
+        from rbue.lab.paper.settings import Settings, parse_seeds
+
+        return Settings(
+            quick=self.quick,
+            models=None if self.models is None else _known_models(self.models),
+            methods=None if methods is None else tuple(split_methods(methods)),
+            seeds=None if self.seeds is None else parse_seeds(self.seeds),
+            epochs=self.epochs,
+            samples=self.samples,
+            shift=shift,
+            budget=read_budget(runs),
+        )
 
 
 @app.command("list", epilog="Example: rbue paper list")
@@ -116,16 +157,13 @@ def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = Fa
 
 
 @app.command(epilog="Example: rbue paper plan 'table*' --models resnet18 --epochs 30")
+@takes_bundles
 def plan(
+    extent: Extent,
     ids: Ids = None,
     all_: All = False,
-    quick: Quick = False,
     only: Only = None,
-    models: Models = None,
     methods: Methods = None,
-    seeds: Seeds = None,
-    epochs: Epochs = None,
-    samples: Samples = None,
     shift: Shift = None,
     together: Together = 1,
     runs: RunsFolder = Path("runs"),
@@ -136,7 +174,7 @@ def plan(
     from rbue.lab.paper.illustrations import is_illustrated
     from rbue.lab.paper.planning import RECORDED_GPU, RECORDED_SOURCE, Estimator, RecordedGpu, jobs_for, planned
 
-    settings = _settings(quick, models, methods, seeds, epochs, samples, shift, runs)
+    settings = extent.settings(runs, methods, shift)
     experiments, kinds = _selected(ids, only)
     _check_methods(experiments, settings)
     estimator = Estimator(device_named(device), runs, together=together)
@@ -144,7 +182,9 @@ def plan(
         jobs = jobs_for(experiments, settings, runs)
         rows = planned(jobs, settings, estimator, kinds)
         small = replace(settings, quick=True, epochs=None, samples=None)
-        quickly = 0.0 if quick else sum(one.seconds for one in planned(jobs_for(experiments, small), small, estimator))
+        quickly = (
+            0.0 if extent.quick else sum(one.seconds for one in planned(jobs_for(experiments, small), small, estimator))
+        )
     recorded = [one.seconds for one in planned(jobs, settings, RecordedGpu(runs), kinds)]
     draw = [one.id for one in experiments if one.illustration and not is_illustrated(one, settings, runs)]
     total = sum(row.seconds for row in rows)
@@ -164,7 +204,7 @@ def plan(
         "on a GPU": [duration(one) for one in recorded],
         "for": [_few(row.experiments) for row in rows],
     }
-    if quick:
+    if extent.quick:
         del columns["on a GPU"]
     title = f"Plan ({settings.scale.name}), in the order of work"
     table(title, tuple(columns), zip(*columns.values(), strict=True), right=("seed", here, "on a GPU"))
@@ -175,7 +215,7 @@ def plan(
     say(f"{left} of {len(rows)} runs have something missing: about {duration(total)} on {estimator.device}")
     say("  timed here: trainings in the folder of runs, or else a few steps of each network")
     _tell_left_out(experiments, settings, runs)
-    if quick or not left:
+    if extent.quick or not left:
         return
     say(f"about {duration(sum(recorded))} on one {RECORDED_GPU}")
     say(f"  reckoned from {RECORDED_SOURCE}")
@@ -189,16 +229,12 @@ def plan(
 @app.command(epilog="Example: rbue paper run table1-cifar10 --models resnet18 --time-budget 25m")
 @takes_bundles
 def run(
+    extent: Extent,
     tasks: TaskOptions,
     ids: Ids = None,
     all_: All = False,
-    quick: Quick = False,
     only: Only = None,
-    models: Models = None,
     methods: Methods = None,
-    seeds: Seeds = None,
-    epochs: Epochs = None,
-    samples: Samples = None,
     time_budget: Annotated[
         str | None, typer.Option("--time-budget", help="Begin nothing new after this time: 90s, 25m, 1h30m.")
     ] = None,
@@ -224,7 +260,7 @@ def run(
 
     where, steps = place_and_steps(engine)
     elsewhere = where != "local"
-    settings = _settings(quick, models, methods, seeds, epochs, samples, shift, runs)
+    settings = extent.settings(runs, methods, shift)
     if not (ids or all_ or only):
         raise InvalidInput("name what to run, or give --all; `rbue paper list` shows the ids.")
     experiments, kinds = _selected(ids, only)
@@ -249,15 +285,12 @@ def run(
 
 
 @app.command(epilog="Example: rbue paper report -o paper-report")
+@takes_bundles
 def report(
     ctx: typer.Context,
+    extent: Extent,
     ids: Ids = None,
-    quick: Quick = False,
-    models: Models = None,
     methods: Methods = None,
-    seeds: Seeds = None,
-    epochs: Epochs = None,
-    samples: Samples = None,
     runs: RunsFolder = Path("runs"),
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write into.")] = Path("paper-report"),
     json: AsJson = False,
@@ -273,7 +306,7 @@ def report(
     from rbue.lab.paper.settings import last_settings
 
     _check_runs(ctx, runs)
-    settings = last_settings(runs, _settings(quick, models, methods, seeds, epochs, samples, None, runs))
+    settings = last_settings(runs, extent.settings(runs, methods))
     gathered = [gather(one, settings, runs) for one in chosen(ids or ())]
     with working("drawing the page"):
         files = write_report(gathered, output, (plain_files, page_files(settings, runs)))
@@ -295,16 +328,10 @@ def report(
 
 
 @app.command(epilog="Example: rbue paper claims --json")
+@takes_bundles
 def claims(
     ctx: typer.Context,
-    quick: Quick = False,
-    models: Annotated[
-        str | None,
-        typer.Option("--models", help="Only these networks count, separated by commas; for corruptions the first."),
-    ] = None,
-    seeds: Seeds = None,
-    epochs: Epochs = None,
-    samples: Samples = None,
+    extent: Extent,
     why: Annotated[bool, typer.Option("--why", help="How each sentence is read, and what decides it.")] = False,
     runs: RunsFolder = Path("runs"),
     json: AsJson = False,
@@ -316,7 +343,7 @@ def claims(
     from rbue.lab.paper.settings import last_settings
 
     _check_runs(ctx, runs)
-    settings = last_settings(runs, _settings(quick, models, None, seeds, epochs, samples, None, runs))
+    settings = last_settings(runs, extent.settings(runs))
     judged = judge_all(Measured(runs, settings))
     if json:
         print_json({"scale": settings.scale.name, "claims": [one.as_json() for one in judged]})
@@ -348,31 +375,6 @@ def _check_runs(ctx: typer.Context, runs: Path) -> None:
     """Refuse a folder that was named and is not there; without a name, nothing may have been run yet."""
     if was_typed(ctx, "runs") and not runs.is_dir():
         raise InvalidInput(f"there is no folder {runs}; give --runs with the folder that `rbue paper run` wrote into.")
-
-
-def _settings(
-    quick: bool,
-    models: str | None,
-    methods: str | None,
-    seeds: str | None,
-    epochs: int | None,
-    samples: int | None,
-    shift: bool | None,
-    runs: Path,
-) -> Settings:
-    from rbue.lab.paper.budget import read_budget
-    from rbue.lab.paper.settings import Settings, parse_seeds
-
-    return Settings(
-        quick=quick,
-        models=None if models is None else _known_models(models),
-        methods=None if methods is None else tuple(split_methods(methods)),
-        seeds=None if seeds is None else parse_seeds(seeds),
-        epochs=epochs,
-        samples=samples,
-        shift=shift,
-        budget=read_budget(runs),
-    )
 
 
 def _known_models(text: str) -> tuple[str, ...]:
