@@ -8,28 +8,32 @@ part of each claim: words such as "similar" need a number to be checked, and the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from operator import attrgetter
 
-import torch
-from torch import Tensor
-
 from rbue import variance
-from rbue.lab import data
+from rbue.lab.paper.claim_checks import (
+    CIFAR,
+    RATES,
+    best_is_not_best_calibrated,
+    counts,
+    diversity_helps,
+    epsilon,
+    epsilon_cannot_be_calculated,
+    formula_agrees,
+    more_variance,
+    not_in_tables,
+    rates_differ,
+)
 from rbue.lab.paper.experiments import DIVERSE, DROPOUT, DROPRELU, ENSEMBLE, METHODS, MODELS, SIX
 from rbue.lab.paper.judging import (
-    ROUNDING,
     Axis,
     Cases,
-    Check,
     Claim,
     Judged,
     Look,
     Numbers,
     Predicate,
     Verdict,
-    all_hold,
-    compare,
     every,
     judge,
     some,
@@ -40,7 +44,7 @@ from rbue.lab.paper.results import CORRUPTION_COUNT
 Q08, Q09, Q095 = "mc-droprelu:0.8", "mc-droprelu:0.9", "mc-droprelu:0.95"
 OURS = ("mc-rrelu", *DROPRELU)
 DEEP = ("resnet18", "densenet121")
-CIFAR, TINY = ("cifar10", "cifar100"), "tiny-imagenet"
+TINY = "tiny-imagenet"
 ON_CIFAR: dict[str, Axis] = {"data": CIFAR, "model": MODELS}
 POSITION: dict[str, Axis] = {"data": TINY, "model": "densenet121"}
 PLANE: dict[str, Axis] = {"data": "cifar10", "model": "resnet18"}
@@ -108,145 +112,28 @@ def _from_ensemble(look: Look) -> float:
     return abs(look("{one}") - look(ENSEMBLE))
 
 
-# Claims that need more than comparisons of numbers that are looked up.
-
-SIMULATIONS = 20_000
-ERRORS = 4.0
-"""A simulation contradicts a formula that it misses by more standard errors than this."""
-
-RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
-
-
-@cache
-def layer() -> Tensor:
-    """The inputs that formulas of §3.4 are tried on: 64 standard normal numbers, so of both signs."""
-    return torch.randn(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-@cache
-def _simulation(kind: variance.Kind, name: str, rate: float, positive: bool = False) -> tuple[float, float]:
-    """A simulated variance and its standard error."""
-    x = layer().relu() if positive else layer()
-    seen = variance.simulate(x, kind, samples=SIMULATIONS, **{name: rate})  # type: ignore[arg-type]
-    return float(seen.variance), float(seen.standard_error)
-
-
-def _formula_agrees(kind: variance.Kind, name: str, formula: Callable[..., Tensor]) -> Predicate:
-    """Whether a formula agrees with a simulation at every rate."""
-
-    def check(rate: float) -> Check:
-        mean, error = _simulation(kind, name, rate)
-        value = float(formula(layer(), **{name: rate}))
-        what = f"{name}={rate}: the formula gives {value:.4g}, the simulation {mean:.4g} ± {error:.2g}"
-        return Check(what, abs(value - mean) <= ERRORS * error)
-
-    return lambda _: all_hold(map(check, RATES))
-
-
-def _epsilon(q: float) -> float:
-    """The variance of ``Σ Q·ReLU(x)``, in closed form: dropout of the positive half, kept with probability q."""
-    return float(variance.dropout(layer().relu(), p=1 - q))
-
-
-def _epsilon_cannot_be_calculated(_: Numbers) -> Verdict:
-    def check(q: float) -> Check:
-        mean, error = _simulation("dropout", "p", 1 - q, positive=True)
-        text = f"q={q}: q(1-q)·Σ_(x>0) x² = {_epsilon(q):.4g}, simulated {mean:.4g}"
-        return Check(text, abs(_epsilon(q) - mean) > ERRORS * error)
-
-    return all_hold(map(check, RATES))
-
-
-def _more_variance(formula: Callable[..., Tensor]) -> Predicate:
-    def check(p: float, q: float) -> Check:
-        ours, dropout = float(formula(layer(), q=q)), float(variance.dropout(layer(), p=p))
-        return compare(f"p={p}, q={q}: DropReLU against dropout", ours, ">", dropout)
-
-    return lambda _: all_hold(check(p, q) for p in RATES for q in RATES if q <= 1 - p + ROUNDING)
-
-
-def _counts(train: int, test: int, **classes: int) -> Predicate:
-    """Whether the published sets have these numbers of images and classes."""
-
-    def check(name: str) -> Check:
-        known = data.get(name)
-        found = (len(known.classes), *(known.published(split, "official").count for split in ("train", "test")))
-        what = f"{name}: {found[0]} classes, {found[1]:,} + {found[2]:,} images"
-        return Check(what, found == (classes[name], train, test))
-
-    return lambda _: all_hold(map(check, classes))
-
-
-def _not_in_tables(_: Numbers) -> Verdict:
-    return Verdict(None, "stated in the text only")
-
-
-def _rates_differ(numbers: Numbers) -> Verdict:
-    def most_accurate(name: str, model: str) -> list[str]:
-        """The most accurate of the four q, several if they tie; none if a number is missing."""
-        look = Look(numbers, {"data": name, "model": model, "measure": "accuracy"})
-        return [rate for rate in DROPRELU if look(rate) >= look.best(DROPRELU) - ROUNDING]
-
-    def check(name: str) -> Check:
-        found = {model: most_accurate(name, model) for model in MODELS}
-        text = ", ".join(f"{model} {' or '.join(rates) or None}" for model, rates in found.items())
-        differ = not set(DROPRELU).intersection(*found.values())
-        return Check(f"{name}: {text}", differ if all(found.values()) else None)
-
-    return all_hold(map(check, CIFAR))
-
-
-def _in_the_plane(numbers: Numbers, methods: Sequence[str], *measures: str) -> list[tuple[float, float]]:
-    """Two numbers of each method that has both."""
-    rows = [[numbers.value("cifar10", "resnet18", method, measure) for measure in measures] for method in methods]
-    return [(one, two) for one, two in rows if one is not None and two is not None]
-
-
-def _diversity_helps(numbers: Numbers) -> Verdict:
-    known = _in_the_plane(numbers, DIVERSE, "mean_jsd", "ece")
-    if len(known) < len(DIVERSE):
-        return Verdict(None, f"{len(DIVERSE) - len(known)} of {len(DIVERSE)} methods lack a number", cases=1)
-    # Kendall's count of pairs: ties in either number say nothing.
-    agree = sum(
-        ((one[0] > two[0]) - (one[0] < two[0])) * ((one[1] > two[1]) - (one[1] < two[1]))
-        for place, one in enumerate(known)
-        for two in known[place + 1 :]
-    )
-    return Verdict(agree < 0, f"pairs ordered alike minus pairs ordered oppositely: {agree} of 21", known=1, cases=1)
-
-
-def _best_is_not_best_calibrated(numbers: Numbers) -> Verdict:
-    known = _in_the_plane(numbers, DROPRELU, "accuracy", "ece")
-    if len(known) < len(DROPRELU):
-        return Verdict(None, "numbers are missing", cases=1)
-    highest = max(accuracy for accuracy, _ in known)
-    own = min(ece for accuracy, ece in known if accuracy >= highest - ROUNDING)
-    least = min(ece for _, ece in known)
-    return all_hold([compare("ECE of the most accurate q and the smallest ECE", own, ">", least)])
-
-
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
     # §3.4, the variance of a layer's sum. "By its own numbers" puts numbers into the paper's formulas; "here" uses the
     # exact variance, which the simulation confirms.
     Claim("variance-dropout", "3.4", "Var(f_Dropout) = p(1-p) Σ x²",
         "The formula agrees with a simulation of an unscaled dropout layer within four standard errors.",
-        _formula_agrees("dropout", "p", variance.dropout)),
+        formula_agrees("dropout", "p", variance.dropout)),
     Claim("variance-droprelu", "3.4", "Var(f_DropReLU) = q(1-q) Σ x² + ε",
         "The formula, with ε = Var(Σ Q·ReLU(x)) as defined there, agrees with a simulation. (It leaves out the "
         "covariance of its two terms, which contain the same Q.)",
-        _formula_agrees("drop_relu", "q", variance.drop_relu_paper)),
+        formula_agrees("drop_relu", "q", variance.drop_relu_paper)),
     Claim("epsilon-positive", "3.4", "it can be guaranteed that it is always greater than 0",
         "ε > 0 for 0 < q < 1 on a layer with at least one positive input (elsewhere it is 0).",
-        every(Cases("q={q}", lambda look: _epsilon(look.case["q"]), ">", 0.0, q=RATES))),
+        every(Cases("q={q}", lambda look: epsilon(look.case["q"]), ">", 0.0, q=RATES))),
     Claim("epsilon-incalculable", "3.4", "This cannot be calculated",
         "No closed form of ε agrees with a simulation; tried is q(1-q)·Σ_(x>0) x².",
-        _epsilon_cannot_be_calculated),
+        epsilon_cannot_be_calculated),
     Claim("more-variance", "3.4",
         "when q ≤ 1-p, the variance of the output of DropReLU is always greater than [that] of Dropout",
         "For p and q from 0.1 to 0.9 with q ≤ 1-p, on inputs of both signs. By its own numbers: the paper's formula; "
         "here: the exact variance q(1-q)·Σ_(x<0) x².",
-        _more_variance(variance.drop_relu), paper_holds=_more_variance(variance.drop_relu_paper)),
+        more_variance(variance.drop_relu), paper_holds=more_variance(variance.drop_relu_paper)),
     Claim("experiments-prove-diversity", "3.4", "the experimental results also prove this conclusion",
         "At p=0.2 and q=0.8, MC-DropReLU is more diverse than MC-Dropout in Mean- and Max-JSD and DIS (ResNet-18). "
         "That it is more diverse does not prove the reason given.",
@@ -254,11 +141,11 @@ CLAIMS: tuple[Claim, ...] = (
     # §4.1: the data sets, and the size of the models that the captions of Tables 1 to 3 state.
     Claim("cifar-counts", "4.1.1", "in 10 and 100 classes … 50000 training images and 10000 test images",
         "The published sets have these numbers of classes and images (from the registry, which checks the files).",
-        _counts(50_000, 10_000, cifar10=10, cifar100=100), paper_holds=_not_in_tables),
+        counts(50_000, 10_000, cifar10=10, cifar100=100), paper_holds=not_in_tables),
     Claim("tiny-counts", "4.1.1", "100000 training images, 10000 test images and 10000 validation images",
         "The published set has 200 classes, 100,000 training and 10,000 labelled validation images; the labels of its "
         "test images are not published and not looked at.",
-        _counts(100_000, 10_000, **{TINY: 200}), paper_holds=_not_in_tables),
+        counts(100_000, 10_000, **{TINY: 200}), paper_holds=not_in_tables),
     Claim("ninety-five", "4.1.1", "the CIFAR10-C and TinyImageNet-C datasets consist of 95 corruptions",
         "19 types at five severities are 95.",
         every(Cases("19 types at 5 severities", CORRUPTION_COUNT * 5.0, "=", 95.0))),
@@ -268,7 +155,7 @@ CLAIMS: tuple[Claim, ...] = (
         "deviation for every weight.)",
         every(Cases("{data} {model}, ensemble against 4 × {one}", ENSEMBLE, "=", lambda look: 4 * look("{one}"),
             data=TABLES.values(), model=MODELS, one=_without(METHODS, ENSEMBLE), measure="parameters")),
-        paper_holds=_not_in_tables),
+        paper_holds=not_in_tables),
     # §4.2 on clean images: accuracy and ECE in Tables 1 and 2.
     Claim("on-par-and-cheaper", "4.2",
         "reliable uncertainty estimates on par with Deep Ensemble at a significantly lower computational cost",
@@ -297,7 +184,7 @@ CLAIMS: tuple[Claim, ...] = (
         "there is still a slight difference in the effect of different q for different models",
         "On each CIFAR set none of the four q is the most accurate for all three networks; equal is the most "
         "accurate.",
-        _rates_differ),
+        rates_differ),
     Claim("best-q-resnet-densenet", "4.2",
         "When q=0.95, the ResNet and DenseNet models will have good accuracy and calibration scores",
         "On both CIFAR sets no other q of the four has a higher accuracy or a lower ECE on these networks.",
@@ -411,7 +298,7 @@ CLAIMS: tuple[Claim, ...] = (
     # §4.4: Tables 4 and 5.
     Claim("diversity-helps", "4.4", "Better diversity … leads to a higher quality of the uncertainty estimates",
         "Over the seven rows a larger Mean-JSD goes with a smaller ECE more often than not (ResNet-18 on CIFAR-10).",
-        _diversity_helps),
+        diversity_helps),
     Claim("jsd-order", "4.4.1", "the diversity of Deep Ensemble is the best …, followed by MC-DropReLU(q=0.8)",
         "In Mean-JSD and Max-JSD among the seven rows.",
         _diversity_order(ENSEMBLE, Q08, JSD)),
@@ -471,7 +358,7 @@ CLAIMS: tuple[Claim, ...] = (
         "the ECE of the configuration depicted by the yellow star is not the smallest",
         "No q with the highest accuracy is one with the smallest ECE. (The figure's numbers are not given; the tables "
         "round ECE to two digits.)",
-        _best_is_not_best_calibrated,
+        best_is_not_best_calibrated,
         paper_holds=lambda _: Verdict(None, "at two printed digits the most accurate q ties with the smallest ECE")),
 )
 # fmt: on
