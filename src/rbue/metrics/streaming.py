@@ -25,17 +25,22 @@ from rbue.metrics.uncertainty import disagreement_sums, entropy, jsd_sums, mutua
 
 
 class _SumMetric(Metric):
-    """A sum over images and their number; ``compute`` is the quotient."""
+    """A sum over images, in a state of this name and shape, and their number; ``compute`` is the quotient."""
 
     is_differentiable = False
     full_state_update = False
     images: Tensor
+    _total_name: str
+    _total_shape: tuple[int, ...] = ()
 
-    def __init__(self, total_name: str, *, shape: tuple[int, ...] = (), **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._total_name = total_name
-        self.add_state(total_name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(self._total_name, torch.zeros(self._total_shape, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("images", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def _take(self, values: Tensor) -> None:
+        """Add one value an image."""
+        self._add(values.sum(), values.numel())
 
     def _add(self, total: Tensor, images: int) -> None:
         so_far: Tensor = getattr(self, self._total_name)
@@ -62,14 +67,11 @@ class Accuracy(_SumMetric):
     """
 
     higher_is_better = True
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("hits", **settings)
+    _total_name = "hits"
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Take in one batch."""
-        right = hits(probs, labels)
-        self._add(right.sum(), right.numel())
+        self._take(hits(probs, labels))
 
 
 class TopKAccuracy(_SumMetric):
@@ -78,65 +80,54 @@ class TopKAccuracy(_SumMetric):
     higher_is_better = True
 
     def __init__(self, k: int = 5, **settings: Any) -> None:
-        self.k = whole_number(k, "k")
-        super().__init__(f"top_{k}_hits", **settings)
+        self.k, self._total_name = whole_number(k, "k"), f"top_{k}_hits"
+        super().__init__(**settings)
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Take in one batch."""
-        right = hits(probs, labels, self.k)
-        self._add(right.sum(), right.numel())
+        self._take(hits(probs, labels, self.k))
 
 
 class NLL(_SumMetric):
     """Streaming form of ``rbue.metrics.nll``."""
 
     higher_is_better = False
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("log_loss_sum", **settings)
+    _total_name = "log_loss_sum"
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Take in one batch."""
-        losses = log_losses(probs, labels)
-        self._add(losses.sum(), losses.numel())
+        self._take(log_losses(probs, labels))
 
 
 class Brier(_SumMetric):
     """Streaming form of ``rbue.metrics.brier``."""
 
     higher_is_better = False
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("squared_error_sum", **settings)
+    _total_name = "squared_error_sum"
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Take in one batch."""
-        errors = squared_errors(probs, labels)
-        self._add(errors.sum(), errors.numel())
+        self._take(squared_errors(probs, labels))
 
 
 class PredictiveEntropy(_SumMetric):
     """Mean over images of ``rbue.metrics.entropy``, streaming."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("entropy_sum", **settings)
+    _total_name = "entropy_sum"
 
     def update(self, probs: Tensor) -> None:
         """Take in one batch of mean probabilities."""
-        values = entropy(probs)
-        self._add(values.sum(), values.numel())
+        self._take(entropy(probs))
 
 
 class MutualInformation(_SumMetric):
     """Mean over images of ``rbue.metrics.mutual_information``, streaming."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("mutual_information_sum", **settings)
+    _total_name = "mutual_information_sum"
 
     def update(self, samples: Tensor) -> None:
         """Take in the samples ``(S, B, C, ...)`` of one batch."""
-        values = mutual_information(samples)
-        self._add(values.sum(), values.numel())
+        self._take(mutual_information(samples))
 
 
 class _PairMetric(_SumMetric):
@@ -144,11 +135,11 @@ class _PairMetric(_SumMetric):
 
     higher_is_better = True
 
-    def __init__(self, total_name: str, num_samples: int | None, **settings: Any) -> None:
+    def __init__(self, num_samples: int | None = None, **settings: Any) -> None:
         if num_samples is not None:
-            whole_number(num_samples, "num_samples", least=2)
+            self._total_shape = (whole_number(num_samples, "num_samples", least=2),) * 2
         self.num_samples = num_samples
-        super().__init__(total_name, shape=(num_samples, num_samples) if num_samples else (), **settings)
+        super().__init__(**settings)
 
     def forward(self, samples: Tensor) -> Any:
         """Take in one batch and return its own matrix."""
@@ -182,8 +173,7 @@ class JSD(_PairMetric):
                 [0.3466, 0.0000]], dtype=torch.float64)
     """
 
-    def __init__(self, num_samples: int | None = None, **settings: Any) -> None:
-        super().__init__("jsd_sum", num_samples, **settings)
+    _total_name = "jsd_sum"
 
     def update(self, samples: Tensor) -> None:
         """Take in the samples ``(S, B, C, ...)`` of one batch."""
@@ -194,8 +184,7 @@ class JSD(_PairMetric):
 class Disagreement(_PairMetric):
     """Streaming form of ``rbue.metrics.disagreement``; the arguments are those of ``JSD``."""
 
-    def __init__(self, num_samples: int | None = None, **settings: Any) -> None:
-        super().__init__("disagreement_sum", num_samples, **settings)
+    _total_name = "disagreement_sum"
 
     def update(self, samples: Tensor) -> None:
         """Take in the samples ``(S, B, C, ...)`` of one batch."""
@@ -270,11 +259,12 @@ class _ScoreMetric(Metric):
     is_differentiable = False
     full_state_update = False
 
-    def __init__(self, scores_name: str, flags_name: str, **settings: Any) -> None:
+    _names: tuple[str, str]
+
+    def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._names = (scores_name, flags_name)
-        self.add_state(scores_name, [], dist_reduce_fx="cat")
-        self.add_state(flags_name, [], dist_reduce_fx="cat")
+        for name in self._names:
+            self.add_state(name, [], dist_reduce_fx="cat")
         # Processes without data send an empty tensor of the metric's dtype, which must be that of the others.
         self.set_dtype(torch.float64)
 
@@ -300,10 +290,11 @@ class AdaptiveECE(_ScoreMetric):
     """Streaming form of ``rbue.metrics.adaptive_ece``."""
 
     higher_is_better = False
+    _names = ("top_confidence", "top_correct")
 
     def __init__(self, bins: int = 30, **settings: Any) -> None:
         self.bins = whole_number(bins, "bins")
-        super().__init__("top_confidence", "top_correct", **settings)
+        super().__init__(**settings)
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Take in one batch."""
@@ -317,8 +308,7 @@ class AdaptiveECE(_ScoreMetric):
 class _Detection(_ScoreMetric):
     """Scores and which of them belong to positives."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("scores", "positive", **settings)
+    _names = ("scores", "positive")
 
     def update(self, scores: Tensor, positive: Tensor) -> None:
         """Take in one batch; a batch may hold positives or negatives only."""
@@ -367,9 +357,7 @@ class AURC(_ScoreMetric):
     """Streaming form of ``rbue.metrics.aurc``."""
 
     higher_is_better = False
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("confidence", "correct", **settings)
+    _names = ("confidence", "correct")
 
     def update(self, confidence: Tensor, correct: Tensor) -> None:
         """Take in one batch."""

@@ -16,28 +16,22 @@ class GaussianNLL(_SumMetric):
     """Streaming form of ``rbue.metrics.gaussian_nll``."""
 
     higher_is_better = False
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("normal_log_loss_sum", **settings)
+    _total_name = "normal_log_loss_sum"
 
     def update(self, mean: Tensor, variance: Tensor, targets: Tensor) -> None:
         """Take in one batch."""
-        losses = normal_log_losses(mean, variance, targets)
-        self._add(losses.sum(), losses.numel())
+        self._take(normal_log_losses(mean, variance, targets))
 
 
 class GaussianCRPS(_SumMetric):
     """Streaming form of ``rbue.metrics.gaussian_crps``."""
 
     higher_is_better = False
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("normal_crps_sum", **settings)
+    _total_name = "normal_crps_sum"
 
     def update(self, mean: Tensor, std: Tensor, targets: Tensor) -> None:
         """Take in one batch."""
-        scores = normal_crps(mean, std, targets)
-        self._add(scores.sum(), scores.numel())
+        self._take(normal_crps(mean, std, targets))
 
 
 class SampleCRPS(_SumMetric):
@@ -54,25 +48,22 @@ class SampleCRPS(_SumMetric):
     higher_is_better = False
 
     def __init__(self, fair: bool = True, **settings: Any) -> None:
-        self.fair = fair
-        super().__init__("fair_crps_sum" if fair else "sample_crps_sum", **settings)
+        self.fair, self._total_name = fair, "fair_crps_sum" if fair else "sample_crps_sum"
+        super().__init__(**settings)
 
     def update(self, samples: Tensor, targets: Tensor) -> None:
         """Take in the samples ``(S, B, ...)`` of one batch."""
-        scores = crps_of_samples(samples, targets, self.fair)
-        self._add(scores.sum(), scores.numel())
+        self._take(crps_of_samples(samples, targets, self.fair))
 
 
 class IntervalCoverage(_SumMetric):
     """Streaming form of ``rbue.metrics.interval_coverage``."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("covered_sum", **settings)
+    _total_name = "covered_sum"
 
     def update(self, lower: Tensor, upper: Tensor, targets: Tensor) -> None:
         """Take in one batch."""
-        inside = covered(lower, upper, targets)
-        self._add(inside.sum(), inside.numel())
+        self._take(covered(lower, upper, targets))
 
 
 class QuantileCalibrationError(_SumMetric):
@@ -90,7 +81,8 @@ class QuantileCalibrationError(_SumMetric):
         given = torch.as_tensor(levels, dtype=torch.float64)
         # Another set of levels counts something else, so its state has another name (see rbue.metrics.streaming).
         name = "_".join(f"{level:g}".replace(".", "_") for level in given.tolist())
-        super().__init__(f"below_quantiles_{name}", shape=tuple(given.shape), **settings)
+        self._total_name, self._total_shape = f"below_quantiles_{name}", tuple(given.shape)
+        super().__init__(**settings)
         self.register_buffer("levels", given, persistent=False)
 
     def update(self, quantiles: Tensor, targets: Tensor) -> None:
