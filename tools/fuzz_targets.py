@@ -444,11 +444,6 @@ _TREE = Layout("tree", {"train": ("train/",)}, readers.tiny_imagenet_tree)
 _PARTS = Layout("parts", {"train": ("train-0.bin",)}, readers.tiny_imagenet_parts)
 
 
-def _grid(given: Any) -> Any:
-    """Grids of 100 across, of one row of images; the count has to fit."""
-    return readers.grid_sheets("labels.npz", {"train": "y"})(given)
-
-
 def _binary() -> bytes:
     return np.concatenate([_arrays()[1][:, None].astype(np.uint8), _planes()], axis=1).tobytes()
 
@@ -520,10 +515,6 @@ def _build_idx(folder: Path) -> None:
     (folder / "labels-idx1-ubyte").write_bytes(head + labels.astype(np.uint8).tobytes())
 
 
-def _idx_inside(random: Random, whole: bytes) -> tuple[str, bytes]:
-    return mutations.gzipped(random, whole) if whole[:2] == b"\x1f\x8b" else mutations.blindly(random, whole)
-
-
 def _build_mat(folder: Path) -> None:
     from scipy.io import savemat  # type: ignore[import-untyped]
 
@@ -558,10 +549,6 @@ def _build_rows(folder: Path) -> None:
     (folder / "labels.json").write_text(json.dumps(labels.tolist()))
 
 
-def _row_parts(random: Random, whole: bytes) -> tuple[str, bytes]:
-    return (mutations.png_chunks if whole[:4] == b"\x89PNG" else mutations.json_fields)(random, whole)
-
-
 def _jpeg(pixels: np.ndarray[Any, Any]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=95)
@@ -588,12 +575,6 @@ def _build_parts(folder: Path) -> None:
     (folder / "index.json").write_text(json.dumps([*_CODES]))
 
 
-def _part_fields(random: Random, whole: bytes) -> tuple[str, bytes]:
-    if whole[:2] == b"PK":
-        return mutations.zip_members(random, whole)
-    return mutations.json_fields(random, whole) if whole[:1] == b"[" else mutations.blindly(random, whole)
-
-
 # ---- arrays
 
 
@@ -609,10 +590,6 @@ def _read_store(folder: Path, file: Path, random: Random) -> Any:
         return {"images": np.zeros(_COUNT), "labels": np.zeros(_COUNT)}  # nothing is stored here
     found = _open_split(stored, _dataset(_BINARY), "train")
     return {"images": found.images, "labels": found.labels % 2}
-
-
-def _store_fields(random: Random, whole: bytes) -> tuple[str, bytes]:
-    return (mutations.npy_header if whole[:6] == b"\x93NUMPY" else mutations.json_fields)(random, whole)
 
 
 def _build_probs(folder: Path) -> None:
@@ -632,10 +609,6 @@ def _read_probs(folder: Path, file: Path, random: Random) -> Any:
         return {"ok": 0 <= found.threshold <= 1.0001 or found.threshold == float("inf")}
     probs = read_probs(folder / file)
     return {"ok": bool(np.allclose(probs.sum(1), 1, atol=1e-3) and (probs >= 0).all())}
-
-
-def _array_fields(random: Random, whole: bytes) -> tuple[str, bytes]:
-    return (mutations.npy_header if whole[:6] == b"\x93NUMPY" else mutations.zip_members)(random, whole)
 
 
 # ---- active learning, the paper's settings
@@ -676,42 +649,53 @@ JSON_OF_RUN = ("config", "environment", "training", "results", "validation", "ca
 
 def targets() -> dict[str, Target]:
     """Every target by its name."""
-    sealed = (mutations.safetensors_fields,)
+    fields = (_by_kind,)
     found = [
-        Target("weights", _build_run, ("**/weights.safetensors",), _read_weights, sealed, _are_weights, 1),
+        Target("weights", _build_run, ("**/weights.safetensors",), _read_weights, fields, _are_weights, 1),
         Target("shards", _build_shards, ("**/weights-*.safetensors", "**/weights.index.json"), _read_weights,
-               (_shard_fields,), _are_weights, 1, names_file=False),
-        Target("checkpoint", _build_state, ("state.safetensors",), _read_state, sealed, _are_weights, 3),
-        Target("rbue.save", _build_saved, ("net.safetensors",), _read_saved, sealed, _is_saved, 5),
-        Target("image file", _build_pictures, ("*",), _read_one, (_png_or_blind,), _is_ok, 6),
-        Target("image folder", _build_tree, ("cat/*",), _read_tree, (_png_or_blind,), _is_ok, 2, names_file=False),
-        Target("upload", _build_uploads, ("*",), _read_upload, (_upload_fields,), _is_ok, 5, names_file=False),
+               fields, _are_weights, 1, names_file=False),
+        Target("checkpoint", _build_state, ("state.safetensors",), _read_state, fields, _are_weights, 3),
+        Target("rbue.save", _build_saved, ("net.safetensors",), _read_saved, fields, _is_saved, 5),
+        Target("image file", _build_pictures, ("*",), _read_one, fields, _is_ok, 6),
+        Target("image folder", _build_tree, ("cat/*",), _read_tree, fields, _is_ok, 2, names_file=False),
+        Target("upload", _build_uploads, ("*",), _read_upload, fields, _is_ok, 5, names_file=False),
         Target("CIFAR binary", lambda folder: _put(folder / "data.bin", _binary()), ("data.bin",), _of_layout(_BINARY),
                (), _is_split),
         Target("CIFAR pickle", lambda folder: _put(folder / "data_batch", _old_pickle()), ("data_batch",),
                _of_layout(_PICKLED), (_evil_pickle,), _is_split, 3),
-        Target("idx", _build_idx, ("*",), _of_layout(_IDX, (4, 4, 1)), (_idx_inside,), _is_split, 3),
+        Target("idx", _build_idx, ("*",), _of_layout(_IDX, (4, 4, 1)), fields, _is_split, 3),
         Target("MATLAB", _build_mat, ("*",), _of_layout(_MAT), (_mat_inside,), _is_split, 4),
-        Target("sheets", _build_rows, ("*",), _of_layout(_ROWS), (_row_parts,), _is_split, 2),
+        Target("sheets", _build_rows, ("*",), _of_layout(_ROWS), fields, _is_split, 2),
         Target("JPEG tree", _build_jpegs, ("train/*/images/*",), _of_layout(_TREE, (8, 8, 3)), (), _is_split),
-        Target("JPEG parts", _build_parts, ("*",), _of_layout(_PARTS, (8, 8, 3)), (_part_fields,), _is_split, 2,
+        Target("JPEG parts", _build_parts, ("*",), _of_layout(_PARTS, (8, 8, 3)), fields, _is_split, 2,
                names_file=False),
         Target("archive", _build_archives, ("*",), _of_layout(replace(_BINARY, archives=("set.zip",))),
                (_archive_members,), _is_split, 2),
-        Target("stored set", _build_store, ("fuzzed/*",), _read_store, (_store_fields,), _is_split, 2),
-        Target("probabilities", _build_probs, ("*",), _read_probs, (_array_fields,), _is_ok, 2),
+        Target("stored set", _build_store, ("fuzzed/*",), _read_store, fields, _is_split, 2),
+        Target("probabilities", _build_probs, ("*",), _read_probs, fields, _is_ok, 2),
         Target(
             "run JSON", _build_run, [*(f"**/{name}.json" for name in JSON_OF_RUN), "**/log.jsonl"], _read_json_of_run,
-            (_lines,), share=1, check=lambda found: True, names_file=False,
+            fields, share=1, check=lambda found: True, names_file=False,
         ),
         Target("active JSON", _build_active, ("**/active.json", "**/rounds.json", "paper/*.json"), _read_active,
-               (mutations.json_fields,), _is_ok, names_file=False),
+               fields, _is_ok, names_file=False),
     ]  # fmt: skip
     return {one.name: one for one in found}
 
 
 def _put(path: Path, content: bytes) -> None:
     path.write_bytes(content)
+
+
+def _by_kind(random: Random, whole: bytes) -> tuple[str, bytes]:
+    """Damage by the fields that a file of its kind has; blindly if none is known."""
+    if whole[:1] in (b"{", b"["):
+        return _lines(random, whole)
+    if whole[8:9] == b"{":
+        return mutations.safetensors_fields(random, whole)
+    known = {b"\x93NUMPY": mutations.npy_header, b"\x89PNG": mutations.png_chunks}
+    known |= {b"PK": mutations.zip_members, b"\x1f\x8b": mutations.gzipped}
+    return next((how for magic, how in known.items() if whole.startswith(magic)), mutations.blindly)(random, whole)
 
 
 def _lines(random: Random, whole: bytes) -> tuple[str, bytes]:
@@ -721,20 +705,6 @@ def _lines(random: Random, whole: bytes) -> tuple[str, bytes]:
         first, *others = whole.splitlines(keepends=True)
         word, data = mutations.json_fields(random, first)
         return word, data + b"\n" + b"".join(others)
-
-
-def _shard_fields(random: Random, whole: bytes) -> tuple[str, bytes]:
-    return (mutations.json_fields if whole[:1] == b"{" else mutations.safetensors_fields)(random, whole)
-
-
-def _png_or_blind(random: Random, whole: bytes) -> tuple[str, bytes]:
-    return (mutations.png_chunks if whole[:4] == b"\x89PNG" else mutations.blindly)(random, whole)
-
-
-def _upload_fields(random: Random, whole: bytes) -> tuple[str, bytes]:
-    if whole[:1] == b"{":
-        return mutations.json_fields(random, whole)
-    return (mutations.npy_header if whole[:6] == b"\x93NUMPY" else _png_or_blind)(random, whole)
 
 
 warnings.simplefilter("ignore")
