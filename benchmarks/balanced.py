@@ -45,6 +45,7 @@ from rbue.lab.models.resnet18 import ResNet18
 from rbue.lab.runs.folders import RunConfig, settings_and_root
 from rbue.lab.runs.measuring import predict_images, predict_images_at
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.passes import Passes
 
 DRAWS = ("independent", "balanced")
 CYCLES = (1, 2, 5, 10)
@@ -71,7 +72,9 @@ class Measured:
 
     def at(self, images: data.ImageSet, counts: Sequence[int], seed: int, draws: str) -> list[rbue.Prediction]:
         """The predictions after some numbers of samples."""
-        return predict_images_at(self.config, self.networks, images, counts, seed, self.device, 0, draws)
+        return predict_images_at(
+            self.config, self.networks, images, counts, Passes(max(counts), seed, draws=draws), self.device, 0
+        )
 
     def scores(self, prediction: rbue.Prediction) -> dict[str, float]:
         """The quality of a prediction of all images."""
@@ -83,9 +86,8 @@ class Measured:
         seconds = []
         for _ in range(4):
             start = time.perf_counter()
-            found = predict_images(
-                self.config, self.networks, self.images, samples, 0, self.device, adaptive=adaptive, draws=draws
-            )
+            passes = Passes(samples, 0, adaptive, draws)
+            found = predict_images(self.config, self.networks, self.images, passes, self.device)
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
@@ -141,7 +143,7 @@ def stopping(
     for draws in DRAWS:
         for rule in SETTINGS:
             found, seconds = run.timed(100, draws, rule)
-            some = predict_images(run.config, run.networks, images, 100, 1, run.device, adaptive=rule, draws=draws)
+            some = predict_images(run.config, run.networks, images, Passes(100, 1, rule, draws), run.device)
             off = (some.probs - reference.probs).abs().amax(1) > rule.tolerance
             early = some.samples_used < 100
             scores = run.scores(found)

@@ -39,6 +39,7 @@ from rbue.lab.processes import PATIENCE, data_parallel, joined
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import fresh_network
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import batches_for
 from rbue.lab.training.recipe import Recipe
 from rbue.lab.training.step import TrainingStep
@@ -161,7 +162,7 @@ def work(trials: int, out: Path) -> None:
                 step(BATCH)
 
         def predict() -> None:
-            predict_images(config, [model], these, FEW_SAMPLES, 0, CPU, rank=rank)
+            predict_images(config, [model], these, Passes(FEW_SAMPLES), CPU, rank=rank)
 
         own = medians({"predicting": predict, "training": train}, trials)
         taken = {name: rank.of_all(seconds) for name, seconds in own.items()}

@@ -16,6 +16,7 @@ from rbue.lab.processes import PeerLost, Rank, is_first, is_reported_elsewhere, 
 from rbue.lab.runs import measuring
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.runs.networks import fresh_network
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run
 from rbue.lab.shift.corrupted_sets import WORTH_HELPERS, helpers_for
 from rbue.lab.shift.measuring import Group, Setting
@@ -174,8 +175,10 @@ def test_the_parts_of_processes_are_the_prediction_of_one(batch, monkeypatch):
     networks = [[fresh_network(config, images, CPU).eval()] for _ in range(4)]
 
     def predict(index, rank, again):
-        at = measuring.predict_images_at(config, networks[index], images, (1, 3), 5, CPU, 2, rank=again)
-        one = measuring.predict_images(config, networks[index], images, 2, 5, CPU, return_samples=True, rank=rank)
+        at = measuring.predict_images_at(config, networks[index], images, (1,), Passes(3, 5), CPU, 2, again)
+        one = measuring.predict_images(
+            config, networks[index], images, Passes(2, 5), CPU, return_samples=True, rank=rank
+        )
         found[index] = [*at, one]
 
     predict(3, Rank(), Rank())

@@ -14,6 +14,7 @@ from rbue.lab import data
 from rbue.lab.active import ACQUISITIONS, ActiveConfig, first_labelled, loop, picking, run_active
 from rbue.lab.runs import RunConfig, load_networks, train_run
 from rbue.lab.runs.networks import fresh_network
+from rbue.lab.runs.passes import Passes
 from rbue.lab.training import recipe_for
 
 CPU = torch.device("cpu")
@@ -215,7 +216,7 @@ class TestPicking:
         config = RunConfig(method=method, width=0.25, recipe=RECIPE)
         networks = [fresh_network(member, pool, device) for member in config.members()]
         labelled = np.arange(1000, 1010)
-        return picking.pick(acquire, config, networks, pool, candidates, labelled, 5, 4, 0, device)
+        return picking.pick(acquire, config, networks, pool, candidates, labelled, 5, Passes(4), device)
 
     @pytest.mark.parametrize(
         ("acquire", "method"),
@@ -249,7 +250,7 @@ class TestPicking:
             with torch.no_grad():
                 network(x.permute(0, 3, 1, 2))
             handle.remove()
-        found = picking._features(config, networks, pool, chosen, 4, 0, CPU)
+        found = picking._features(config, networks, pool, chosen, Passes(4, 0), CPU)
         torch.testing.assert_close(found, torch.cat(seen, 1), rtol=1e-4, atol=1e-5)
 
     def test_a_network_without_a_classifier_has_no_features(self, pool):
@@ -258,4 +259,4 @@ class TestPicking:
         with pytest.raises(
             InvalidInput, match="core-set needs the input of a last linear layer, which tests:none does not have"
         ):
-            picking._features(config, [network], pool, np.arange(4), 1, 0, CPU)
+            picking._features(config, [network], pool, np.arange(4), Passes(1), CPU)

@@ -9,6 +9,7 @@ from rbue.lab.methods import parse
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 
@@ -30,7 +31,9 @@ def test_every_network_is_trained_stored_and_measured(spec, model, tmp_path):
     assert evaluate_run(config, tmp_path, CPU, samples=limit + 1, augment="shift:1")["samples"] == limit + 1
     images = data.load("digits", "test")
     first, again = (
-        predict_images(config, load_networks(config, tmp_path, CPU), images, count, 0, CPU, return_samples=True).samples
+        predict_images(
+            config, load_networks(config, tmp_path, CPU), images, Passes(count), CPU, return_samples=True
+        ).samples
         for count in (limit, limit - 1)
     )
     torch.testing.assert_close(first[: limit - 1], again)  # sample k does not depend on how many there are

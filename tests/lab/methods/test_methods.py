@@ -17,6 +17,7 @@ from rbue.lab.methods import base
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for
 from rbue.sampling.collect import collect
@@ -223,8 +224,10 @@ def test_an_ensemble_of_another_method_is_trained_and_measured(tmp_path):
     assert not set(folder.path.name) & set("[]:, /")
     assert folder.config() == config
     images = data.load("digits", "test")
-    first = predict_images(config, load_networks(config, tmp_path, CPU), images, 2, 0, CPU, return_samples=True)
-    alone = predict_images(members[0], load_networks(members[0], tmp_path, CPU), images, 1, 0, CPU, return_samples=True)
+    first = predict_images(config, load_networks(config, tmp_path, CPU), images, Passes(2), CPU, return_samples=True)
+    alone = predict_images(
+        members[0], load_networks(members[0], tmp_path, CPU), images, Passes(1), CPU, return_samples=True
+    )
     assert first.samples[0].equal(alone.samples[0])
 
 

@@ -21,6 +21,7 @@ from rbue.lab.runs import folders, measuring, training
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run
 from rbue.lab.training import checkpoint, recipe_for, trainer
 
@@ -151,9 +152,9 @@ LACKS = [
 @pytest.mark.parametrize("error", LACKS)
 def test_passes_are_halved_until_they_fit(trained, error):
     (network,), images = load_networks(config(), trained, CPU), data.load("digits", "test")
-    expected = predict_images(config(), [network], images, 1, 0, CPU)
+    expected = predict_images(config(), [network], images, Passes(1), CPU)
     cramped = Cramped(network, 50, error)
-    found = predict_images(config(), [cramped], images, 1, 0, CPU)
+    found = predict_images(config(), [cramped], images, Passes(1), CPU)
     torch.testing.assert_close(found.probs, expected.probs, rtol=0, atol=1e-6)
     assert cramped.sizes[:4] == [355, 177, 88, 44]
     assert len(found.probs) == 355
@@ -162,7 +163,7 @@ def test_passes_are_halved_until_they_fit(trained, error):
 def test_what_does_not_fit_at_all_is_one_sentence(trained):
     (network,), images = load_networks(config(), trained, CPU), data.load("digits", "test")
     with pytest.raises(OutOfMemory, match=r"^this machine has not enough memory for this; a pass with one image does"):
-        predict_images(config(), [Cramped(network, 0, LACKS[0])], images, 1, 0, CPU)
+        predict_images(config(), [Cramped(network, 0, LACKS[0])], images, Passes(1), CPU)
     with pytest.raises(ZeroDivisionError):
         base.outputs_of(Cramped(network, 0, ZeroDivisionError()), torch.zeros(4, 1, 8, 8))
 
@@ -227,7 +228,7 @@ def test_a_folder_that_is_really_read_only(small_disk, trained):
     with pytest.raises(RbueError, match="Read-only file system"):
         train_run(config("mc-rrelu"), small_disk / "runs", CPU)
     networks, images = load_networks(config(), small_disk / "runs", CPU), data.load("digits", "test")
-    assert len(predict_images(config(), networks, images, 1, 0, CPU).probs) == 355
+    assert len(predict_images(config(), networks, images, Passes(1), CPU).probs) == 355
 
 
 SHORT_OF_MEMORY = """

@@ -14,6 +14,7 @@ from rbue import lab
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab import data
 from rbue.lab.runs import RunConfig, RunFolder, predict_images, train_run
+from rbue.lab.runs.passes import Passes
 from rbue.lab.training import recipe_for
 
 CPU = torch.device("cpu")
@@ -41,7 +42,7 @@ def test_a_run_predicts_as_it_was_trained(trained, tmp_path):
     assert repr(run) == "TrainedRun('deep-ensemble:2[mc-droprelu:0.8]', 'small_cnn' on 'digits', 2 networks)"
     draws = "balanced" if config.parsed.balances else "independent"
     first = np.arange(4)
-    wanted = predict_images(config, run.networks, test, 6, 3, CPU, draws=draws, chosen=first).probs
+    wanted = predict_images(config, run.networks, test, Passes(6, 3, draws=draws), CPU, chosen=first).probs
     assert torch.equal(run.predict(test.images[:4], samples=6, seed=3).probs, wanted)
     assert torch.equal(run.predict(torch.from_numpy(test.images[:4].copy()), samples=6, seed=3).probs, wanted)
     paths = [tmp_path / f"{number}.png" for number in range(4)]

@@ -17,6 +17,7 @@ from rbue.lab.runs import measuring
 from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, read_probs, write_probs
 from rbue.lab.runs.measuring import diversity, evaluate_run, measure, predict_images, predict_images_at
 from rbue.lab.runs.networks import NoWeights, load_networks
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run, train_runs
 from rbue.lab.training import recipe_for
 from rbue.prediction import of_samples
@@ -46,10 +47,10 @@ def test_predictions_on_the_way_are_those_of_fewer_samples(root, method):
     networks, images = load_networks(run, root, CPU), data.load("digits", "test")
     limit = run.parsed.limit
     counts = sorted({count if limit is None else min(count, limit) for count in (1, 2, 5, 9)})
-    swept = predict_images_at(run, networks, images, [1, 2, 5, 9], 3, CPU, keep=4)
+    swept = predict_images_at(run, networks, images, [1, 2, 5], Passes(9, 3), CPU, keep=4)
     assert [int(one.samples_used[0]) for one in swept] == counts
     for count, one in zip(counts, swept, strict=True):
-        alone = predict_images(run, networks, images, count, 3, CPU, return_samples=True)
+        alone = predict_images(run, networks, images, Passes(count, 3), CPU, return_samples=True)
         for name in FIELDS:
             torch.testing.assert_close(getattr(one, name), getattr(alone, name), rtol=1e-6, atol=1e-8)
     assert [one.samples for one in swept[:-1]] == [None] * (len(counts) - 1)
@@ -64,9 +65,9 @@ def test_a_run_is_measured_on_the_way(own, samples):
     labels = torch.from_numpy(images.labels)
     assert [row["samples"] for row in result["by_samples"]] == [count for count in (1, 4, 10) if count < samples]
     for row in [*result["by_samples"], result]:
-        alone = measure(predict_images(run, networks, images, row["samples"], 1, CPU), labels)
+        alone = measure(predict_images(run, networks, images, Passes(row["samples"], 1), CPU), labels)
         assert {name: row[name] for name in alone} == pytest.approx(alone, rel=1e-5, abs=1e-7)  # of other batches
-    first = predict_images(run, networks, images, 4, 1, CPU, return_samples=True)
+    first = predict_images(run, networks, images, Passes(4, 1), CPU, return_samples=True)
     for name, value in diversity(first).items():
         np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-8)
 
@@ -83,7 +84,7 @@ def test_balanced_measurements_have_a_key_of_their_own_and_independent_diversity
     assert balanced["nll"] != independent["nll"]
     assert balanced["jsd"] == independent["jsd"]
     networks, images = load_networks(run, own, CPU), data.load("digits", "test")
-    found = predict_images(run, networks, images, 5, 0, CPU, draws="balanced")
+    found = predict_images(run, networks, images, Passes(5, draws="balanced"), CPU)
     assert found.draws == "balanced"
     assert balanced["nll"] == pytest.approx(float(metrics.nll(found.probs, torch.from_numpy(images.labels))), rel=1e-5)
 
@@ -102,7 +103,7 @@ def test_early_stopping_counts_on_the_balance_of_a_run(own):
     run, rule = config("mc-droprelu:0.8"), Adaptive(tolerance=0.02, first=5)
     networks, images = load_networks(run, own, CPU), data.load("digits", "test")
     drawn = {
-        draws: predict_images(run, networks, images, 100, 0, CPU, adaptive=rule, draws=draws).samples_used.sum()
+        draws: predict_images(run, networks, images, Passes(100, 0, rule, draws), CPU).samples_used.sum()
         for draws in DRAWS
     }
     assert drawn["balanced"] < 0.9 * drawn["independent"]
@@ -112,15 +113,15 @@ def test_early_stopping_counts_on_the_balance_of_a_run(own):
 def test_a_network_may_change_its_input_in_place(root, method):
     run = config(method)
     networks, images = load_networks(run, root, CPU), data.load("digits", "test")
-    expected = predict_images(run, networks, images, 3, 0, CPU)
+    expected = predict_images(run, networks, images, Passes(3), CPU)
 
     def spoil(_, inputs, out):
         inputs[0].zero_()
 
     for network in networks:
         network.register_forward_hook(spoil)
-    at_once = predict_images(run, networks, images, 3, 0, CPU)
-    on_the_way = predict_images_at(run, networks, images, [1, 3], 0, CPU, keep=0)[-1]
+    at_once = predict_images(run, networks, images, Passes(3), CPU)
+    on_the_way = predict_images_at(run, networks, images, [1], Passes(3), CPU, keep=0)[-1]
     for found in (at_once, on_the_way):
         torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
 
@@ -129,11 +130,11 @@ def test_a_network_may_change_its_input_in_place(root, method):
 def test_small_batches_give_the_same(root, method, monkeypatch):
     run = config(method)
     networks, images = load_networks(run, root, CPU), data.load("digits", "test")
-    expected = predict_images(run, networks, images, 3, 0, CPU)
+    expected = predict_images(run, networks, images, Passes(3), CPU)
     calls = []
     networks[0].register_forward_hook(lambda _, inputs, out: calls.append(len(inputs[0])))
     monkeypatch.setitem(measuring.BATCH_PIXELS, "cpu", 100 * 8 * 8)
-    found = predict_images(run, networks, images, 3, 0, CPU)
+    found = predict_images(run, networks, images, Passes(3), CPU)
     assert len(calls) >= len(images) / 100
     torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
 
@@ -142,7 +143,7 @@ def test_small_batches_give_the_same(root, method, monkeypatch):
 def test_another_seed_draws_other_samples(root, method):
     run = config(method)
     networks, images = load_networks(run, root, CPU), data.load("digits", "test")
-    first, again, other = (predict_images(run, networks, images, 1, seed, CPU).probs for seed in (0, 0, 1))
+    first, again, other = (predict_images(run, networks, images, Passes(1, seed), CPU).probs for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.allclose(first, other, atol=1e-3)
 
@@ -193,7 +194,7 @@ def test_probabilities_taken_for_logits_are_mentioned(root):
     networks, images = load_networks(run, root, CPU), data.load("digits", "test")
     networks[0].register_forward_hook(lambda _, inputs, out: out.softmax(1))
     with pytest.warns(RbueWarning, match="look like probabilities"):
-        predict_images_at(run, networks, images, [1], 0, CPU, keep=0)
+        predict_images_at(run, networks, images, [], Passes(1), CPU, keep=0)
 
 
 def test_an_ensemble_has_no_curve_of_samples(own):

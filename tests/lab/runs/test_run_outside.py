@@ -20,6 +20,7 @@ from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import fresh_network, load_networks
 from rbue.lab.runs.out_of_distribution import OF_SPREAD, SCORES, OodSetting, means, measure_outside, sets_for
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run
 from rbue.lab.training import Normalise, recipe_for
 
@@ -58,7 +59,7 @@ def plainly(run, networks, images, samples):
 def check_kept(method, model="small_cnn"):
     run, images = config(method, model), at_most(data.load("digits", "test"), 9)
     networks = [fresh_network(member, images, CPU) for member in run.members()]
-    found = predict_images(run, networks, images, 6, 0, CPU, keep=("logits", "features"))
+    found = predict_images(run, networks, images, Passes(6), CPU, keep=("logits", "features"))
     for values, expected in zip(
         (found.logits, found.features, found.energy), plainly(run, networks, images, 6), strict=True
     ):
@@ -95,7 +96,7 @@ def test_what_is_measured(root):
     others = outside("colour-digits", inside, 60).images
 
     def predicted(images):
-        return predict_images(run, networks, images, 6, 0, CPU, keep=("logits", "features"))
+        return predict_images(run, networks, images, Passes(6), CPU, keep=("logits", "features"))
 
     detectors = {
         "nearest": ood.KNearest.fit(predicted(training), k=5),

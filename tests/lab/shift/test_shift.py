@@ -22,6 +22,7 @@ from rbue.lab.paper.results import shift_is_done, shift_rows
 from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to
 from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run
 from rbue.lab.shift import (
     Setting,
@@ -165,7 +166,7 @@ def test_rows_are_complete_and_right(runs):
     state = torch.get_rng_state()
     networks = load_networks(config, root, CPU)
     assert torch.get_rng_state().equal(state)
-    prediction = predict_images(config, networks, damaged, 6, 3, CPU)
+    prediction = predict_images(config, networks, damaged, Passes(6, 3), CPU)
     labels = torch.from_numpy(clean.labels)
     for name in ("accuracy", "ece", "nll", "brier"):
         assert row[name] == float(getattr(metrics, name)(prediction.probs, labels)), name
@@ -253,7 +254,7 @@ def test_an_ensemble_is_the_mean_of_its_members(runs, monkeypatch):
     networks = load_networks(whole, root, CPU)
     clean = data.load(config.data, "test")
     damaged = replace(clean, images=corrupt(clean.images, *CELLS[0]))
-    direct = predict_images(whole, networks, damaged, 6, 0, CPU)
+    direct = predict_images(whole, networks, damaged, Passes(6), CPU)
     assert rows[0]["nll"] == pytest.approx(float(metrics.nll(direct.probs, labels)), rel=1e-2)
     assert rows[0]["mutual_information"] == pytest.approx(float(direct.mutual_information.mean()), rel=5e-2, abs=1e-4)
 

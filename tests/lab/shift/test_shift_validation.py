@@ -18,6 +18,7 @@ from rbue.lab.paper.results import shift_rows
 from rbue.lab.runs.folders import RunFolder
 from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run
 from rbue.lab.shift import Setting, ShiftStore, clean_result, shift_runs
 
@@ -42,7 +43,7 @@ def test_rows_are_those_of_the_damaged_held_out_images(runs):
     networks = load_networks(config, root, CPU)
     for row in rows:
         damaged = replace(held_out, images=corrupt(held_out.images, row["corruption"], row["severity"]))
-        prediction = predict_images(config, networks, damaged, 6, 0, CPU)
+        prediction = predict_images(config, networks, damaged, Passes(6), CPU)
         labels = torch.from_numpy(held_out.labels)
         assert row["accuracy"] == pytest.approx(float(metrics.accuracy(prediction.probs, labels)))
         assert row["nll"] == pytest.approx(float(metrics.nll(prediction.probs, labels)), rel=1e-5)

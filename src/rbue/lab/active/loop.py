@@ -37,8 +37,9 @@ from rbue.lab.environment import facts
 from rbue.lab.own_code import note_named
 from rbue.lab.processes import processes
 from rbue.lab.runs.folders import RunConfig, RunFolder, as_name
-from rbue.lab.runs.measuring import measure, predict_images, usable_samples
+from rbue.lab.runs.measuring import measure, predict_images
 from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import batches_for, training_images
 from rbue.lab.training import Job, Recipe, train, train_together
 from rbue.lab.training.batches import epoch_seed
@@ -283,21 +284,21 @@ def _round(
     with explaining_memory(device, "choose a smaller --batch or --width, or less at once"):
         networks, summary = _trained(run, images.take(labelled, "train", images.held_out), device, engine, together)
     trained = time.perf_counter()
-    prediction = predict_images(run, networks, test, config.samples, run.seed, device)
+    prediction = predict_images(run, networks, test, Passes(config.samples, run.seed), device)
     measured = measure(prediction, torch.from_numpy(test.labels).to(device))
     tested = time.perf_counter()
     picked = None
     if number < rounds:
         candidates = _candidates(config, number, len(images), labelled)
         seed = epoch_seed(run.seed, _PICKING)
-        how = (labelled, config.take, config.samples, seed, device)
+        how = (labelled, config.take, Passes(config.samples, seed), device)
         picked = pick(config.acquire, run, networks, images, candidates, *how)
     end = time.perf_counter()
     return {
         "round": number,
         "labels": len(labelled),
         **measured,
-        "samples": usable_samples(run, config.samples),
+        "samples": Passes(config.samples).count(run),
         "epochs": run.recipe.epochs,
         "steps": run.recipe.epochs * _batches(len(labelled), run.recipe.batch),
         "train_loss": summary.loss,

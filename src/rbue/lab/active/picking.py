@@ -18,7 +18,8 @@ from rbue.decisions import acquiring
 from rbue.errors import InvalidInput, did_you_mean
 from rbue.lab.data import ImageSet
 from rbue.lab.runs.folders import RunConfig
-from rbue.lab.runs.measuring import predict_images, usable_samples
+from rbue.lab.runs.measuring import predict_images
+from rbue.lab.runs.passes import Passes
 
 ACQUISITIONS: dict[str, Callable[..., Tensor]] = {
     "random": acquiring.random,
@@ -49,7 +50,7 @@ def acquisition_named(text: str) -> str:
 
 def check_samples(acquire: str, config: RunConfig, samples: int) -> None:
     """Refuse an acquisition that compares samples where a method draws only one."""
-    if acquire in _COMPARES_SAMPLES and usable_samples(config, samples) < 2:
+    if acquire in _COMPARES_SAMPLES and Passes(samples).count(config) < 2:
         others = ", ".join(name for name in ACQUISITIONS if name not in _COMPARES_SAMPLES)
         one = f"{config.method} has one" if config.parsed.limit == 1 else f"samples is {samples}"
         raise InvalidInput(
@@ -65,8 +66,7 @@ def pick(
     candidates: NDArray[np.int64],
     labelled: NDArray[np.int64],
     count: int,
-    samples: int,
-    seed: int,
+    passes: Passes,
     device: torch.device,
 ) -> list[int]:
     """The numbers of the ``count`` candidates to label next, best first.
@@ -79,22 +79,19 @@ def pick(
         candidates: numbers of those to choose among.
         labelled: numbers of those that have labels.
         count: how many to pick.
-        samples: random passes for each candidate; a method with fewer samples draws all it has.
-        seed: of the passes, and decides among equals.
+        passes: for each candidate; their seed decides among equals.
         device: where the networks are.
     """
-    choose = ACQUISITIONS[acquire]
+    choose, seed = ACQUISITIONS[acquire], passes.seed
     if acquire == "random":
         chosen = choose(len(candidates), count, seed=seed)
     elif acquire == "core-set":
         both = np.concatenate([candidates, labelled])
-        features = _features(config, networks, images, both, samples, seed, device)
+        features = _features(config, networks, images, both, passes, device)
         chosen = choose(features[: len(candidates)], count, labelled=features[len(candidates) :], seed=seed)
     else:
         keep = acquire == "batch-bald"
-        prediction = predict_images(
-            config, networks, images, samples, seed, device, return_samples=keep, chosen=candidates
-        )
+        prediction = predict_images(config, networks, images, passes, device, return_samples=keep, chosen=candidates)
         chosen = choose(prediction, count, seed=seed)
     return [int(number) for number in candidates[chosen.cpu().numpy()]]
 
@@ -104,17 +101,15 @@ def _features(
     networks: Sequence[nn.Module],
     images: ImageSet,
     chosen: NDArray[np.int64],
-    samples: int,
-    seed: int,
+    passes: Passes,
     device: torch.device,
 ) -> Tensor:
     """What the classifier sees of each image, ``(B, D)``: the mean over samples, beside each other of all networks."""
-    how = {"keep": ["features"], "chosen": chosen}
     if not config.parsed.member.one_classifier:
         raise InvalidInput(f"core-set needs one classifier for all samples, unlike {config.method}; choose another.")
     try:
         found = [
-            predict_images(member, [network], images, samples, seed, device, **how).features  # type: ignore[arg-type]
+            predict_images(member, [network], images, passes, device, keep=["features"], chosen=chosen).features
             for member, network in zip(config.members(), networks, strict=True)
         ]
     except InvalidInput as error:

@@ -115,19 +115,19 @@ def compare(
     to. A method that cannot be measured is named, and the others are measured all the same.
     """
     from rbue.lab.report.run_records import read_records
-    from rbue.lab.runs.augmented import canonical
-    from rbue.lab.runs.folders import RunFolder, result_key
-    from rbue.lab.runs.measuring import evaluate_run, usable_draws
+    from rbue.lab.runs.folders import RunFolder
+    from rbue.lab.runs.measuring import evaluate_run
+    from rbue.lab.runs.passes import Passes
 
-    augment = canonical(augment)
-    how = {"samples": samples, "seed": sample_seed, "draws": draws, "augment": augment}
+    passes = Passes(samples, sample_seed, draws=draws, augment=augment)
+    how = {name: getattr(passes, name) for name in ("samples", "seed", "draws", "augment")}
     firsts = {config.method: config for config in map(selection.config, split_methods(methods))}
     configs = [
         replace(config, seed=config.seed + number * config.parsed.networks)
         for config in firsts.values()
         for number in range(seeds)
     ]
-    keys = [result_key(samples, sample_seed, usable_draws(one, draws, augment), augment) for one in configs]
+    keys = [passes.of(config).key for config in configs]
     if output is not None:
         check_output(output)
     failed: dict[RunConfig, RbueError] = {}
@@ -146,7 +146,7 @@ def compare(
                 raise failed[config]
             trained(config, selection.runs, device)
             with working(f"evaluating {name}"):
-                result = evaluate_run(config, selection.runs, device, **how)  # type: ignore[arg-type]
+                result = evaluate_run(config, selection.runs, device, **how)
         except InvalidInput:
             raise
         except RbueError as error:
@@ -174,7 +174,7 @@ def compare(
         print_json({"methods": rows})
     else:
         which = f"seed {selection.seed}" if seeds == 1 else f"{seeds} seeds"
-        more = f", augmented by {augment}" if augment else ""
+        more = f", augmented by {passes.augment}" if passes.augment else ""
         _show(f"{selection.model} on {selection.data}, {which}, up to {samples} samples{more}", rows, marks)
         say(str(output if output is not None else selection.runs))
     if errors:

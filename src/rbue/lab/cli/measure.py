@@ -210,10 +210,10 @@ def predict(
     """
     import numpy as np
 
-    from rbue.lab.runs.augmented import canonical
     from rbue.lab.runs.folders import settings_and_root
-    from rbue.lab.runs.measuring import predict_images, usable_draws
+    from rbue.lab.runs.measuring import predict_images
     from rbue.lab.runs.networks import load_networks, trained_on
+    from rbue.lab.runs.passes import Passes, best_draws
     from rbue.lab.runs.scoring import score, scoring_of
 
     many = output is not None and output.suffix.lower() == ".parquet"
@@ -227,12 +227,10 @@ def predict(
         what = ", ".join(needs_many)
         raise InvalidInput(f"{what}: the answers go to a folder of Parquet files; give -o NAME.parquet.")
     config, root = settings_and_root(find_run(run, runs))
-    augment = canonical(augment)
-    draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"), augment)
+    passes = Passes(samples, seed, draws=draws or best_draws(config), augment=augment).of(config)
     if output is not None and many:
-        how = {"samples": samples, "seed": seed, "draws": draws, "augment": augment, "block": block}
         with tasks.on(engine, device) as executor:
-            scoring = scoring_of(config, root, output, executor.device, **how)  # type: ignore[arg-type]
+            scoring = scoring_of(config, root, output, passes, executor.device, block)
             started = time.monotonic()
             with data_progress() as progress:
                 scored = score(scoring, images, executor, column, progress)
@@ -247,7 +245,7 @@ def predict(
     unlabelled = replace(known, images=pixels, labels=np.zeros(len(read), dtype=np.int64))
     with working(f"predicting with {config.method}"):
         networks = load_networks(config, root, place)
-        prediction = predict_images(config, networks, unlabelled, samples, seed, place, draws=draws, augment=augment)
+        prediction = predict_images(config, networks, unlabelled, passes, place)
     rows: list[dict[str, Any]] = [
         {
             "image": str(path),
@@ -264,7 +262,7 @@ def predict(
     if output is not None:
         write_bytes(output, _comma_separated(rows).encode())
     if json:
-        asked = {"seed": seed, "draws": draws, **({"augment": augment} if augment else {})}
+        asked = {"seed": seed, "draws": passes.draws, **({"augment": passes.augment} if passes.augment else {})}
         failed = [{"image": str(path), "error": sentence} for path, sentence in unreadable.items()]
         print_json({"run": run, "method": config.method, **asked, "predictions": rows, "unreadable": failed})
     else:

@@ -87,7 +87,7 @@ def ood(
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.runs.out_of_distribution import OodSetting, measure_outside, sets_for
 
-    setting = OodSetting(samples, sample_seed, draws, augment, images, training_images, k)
+    setting = OodSetting(samples, sample_seed, None, draws, augment, images, training_images, k)
     place = device_named(device)
     found = find_all(where, runs)
     chosen = [sets_for(config, _names(near), _names(far)) for config, _ in found]

@@ -29,6 +29,7 @@ from rbue.lab.report.tables import Cell, Column, Row, Table, Value
 from rbue.lab.runs.folders import RunConfig, other_stream
 from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.passes import Passes
 
 CANDIDATES = 200
 NOISY_IMAGES = 3
@@ -80,7 +81,7 @@ def _framework(experiment: Experiment, settings: Settings, root: Path, device: t
     images = data.load(config.data, "test")
     few = replace(images, images=np.ascontiguousarray(images.images[:CANDIDATES]), labels=images.labels[:CANDIDATES])
     networks = load_networks(config, root, device)
-    prediction = predict_images(config, networks, few, _passes(settings), 0, device, return_samples=True)
+    prediction = predict_images(config, networks, few, Passes(_passes(settings)), device, return_samples=True)
     assert prediction.samples is not None
     number = int(prediction.entropy.argmax())
     return {

@@ -22,6 +22,7 @@ from rbue.lab.report.run_records import Record
 from rbue.lab.runs.folders import belong_to, other_stream, read_probs
 from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.passes import Passes
 
 
 class NoImages(RbueError):
@@ -167,18 +168,9 @@ def drawn_again(answers: Answers, chosen: NDArray[np.int64], device: torch.devic
     streams = other_stream(config, record.result)
     if streams:
         raise RbueError(f"they were measured with {streams}.")
-    found = predict_images(
-        config,
-        load_networks(config, root, device),
-        answers.images,
-        record.result["samples"],
-        record.result["seed"],
-        device,
-        return_samples=True,
-        draws=record.result.get("draws", "independent"),
-        augment=record.result.get("augment", ""),
-        chosen=chosen,
-    )
+    networks = load_networks(config, root, device)
+    passes = Passes.noted(record.result)
+    found = predict_images(config, networks, answers.images, passes, device, return_samples=True, chosen=chosen)
     assert found.samples is not None
     samples: Samples = found.samples.double().cpu().numpy()
     return samples

@@ -25,8 +25,7 @@ def shift_blocks(this: Compared) -> list[Block]:
     rows = {}
     for method, records in this.group.methods.items():
         record, result = records[0], records[0].result
-        drawn = result.get("draws", "independent"), result.get("augment", "")
-        setting = record.damaged or Setting(result["samples"], result["seed"], None, *drawn)
+        setting = record.damaged or Setting.noted(result)
         found = stored(record, partial(_shift_rows, record.settings, setting), {})
         if found:
             rows[method] = found

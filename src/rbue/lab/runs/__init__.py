@@ -8,11 +8,13 @@
 from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, other_stream, result_key
 from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import NoWeights, load_networks
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.temperatures import calibrate_run
 from rbue.lab.runs.training import train_run, train_runs
 
 __all__ = [
     "NoWeights",
+    "Passes",
     "RunConfig",
     "RunFolder",
     "calibrate_run",

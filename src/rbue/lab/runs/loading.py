@@ -18,10 +18,10 @@ from rbue.lab.data.folder import read_image
 from rbue.lab.data.images import Bytes
 from rbue.lab.environment import default_device
 from rbue.lab.own_code import trust as trust_names
-from rbue.lab.runs.augmented import canonical
 from rbue.lab.runs.folders import RunConfig, RunFolder, settings_and_root
-from rbue.lab.runs.measuring import predict_images, usable_draws
+from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import load_networks, trained_on
+from rbue.lab.runs.passes import Passes, best_draws
 from rbue.prediction import Prediction
 
 
@@ -85,14 +85,10 @@ class TrainedRun:
             draws: ``balanced`` or ``independent``; left out: balanced where the method has them.
             augment: what each pass does to its images, such as ``flip,shift:2``.
         """
-        method = self.config.parsed
-        augment = canonical(augment)
-        draws = usable_draws(self.config, draws or ("balanced" if method.balances else "independent"), augment)
+        passes = Passes(samples, seed, draws=draws or best_draws(self.config), augment=augment)
         pixels = self._pixels(images)
         unlabelled = replace(self._like, images=pixels, labels=np.zeros(len(pixels), dtype=np.int64))
-        return predict_images(
-            self.config, self.networks, unlabelled, samples, seed, self.device, draws=draws, augment=augment
-        )
+        return predict_images(self.config, self.networks, unlabelled, passes, self.device)
 
     def _pixels(self, images: Any) -> Bytes:
         if isinstance(images, str | PathLike):

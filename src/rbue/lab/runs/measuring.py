@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,17 @@ from rbue.errors import InvalidInput, RbueError, did_you_mean
 from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
-from rbue.lab.runs.augmented import augmented, canonical, parse_augment
-from rbue.lab.runs.folders import (
-    RunConfig,
-    RunFolder,
-    belong_to,
-    other_stream,
-    read_probs,
-    result_key,
-    write_probs,
-)
+from rbue.lab.runs.augmented import augmented, parse_augment
+from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, other_stream, read_probs, write_probs
 from rbue.lab.runs.networks import explaining_memory, load_networks
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
 from rbue.lab.training import Normalise
 from rbue.locks import InUse
 from rbue.prediction import Prediction, concatenate, of_samples
 from rbue.random_stream import INDEPENDENT
-from rbue.sampling.adaptive import Adaptive
 from rbue.sampling.collect import SampleStream, collect, collect_at
 from rbue.sampling.keeping import Keeping
-from rbue.sampling.predicting import check_draws
 from rbue.sampling.tasks import task_of
 
 BATCH_PIXELS = {"cpu": 500 << 10, "cuda": 10_000 << 10}
@@ -62,37 +54,34 @@ def predict_images(
     config: RunConfig,
     networks: Sequence[nn.Module],
     images: data.ImageSet,
-    samples: int,
-    seed: int,
+    passes: Passes,
     device: torch.device,
     return_samples: bool = False,
-    adaptive: Adaptive | None = None,
-    draws: str = "independent",
-    augment: str = "",
     keep: Sequence[str] = (),
     chosen: NDArray[np.int64] | None = None,
     numbers: NDArray[np.int64] | None = None,
     rank: Rank = ALONE,
 ) -> Prediction:
-    """Predict a set of images with the method of a run; a method with fewer samples draws all it has.
+    """Predict a set of images with the method of a run.
 
     What to ``keep`` is as in :func:`rbue.predict`. ``chosen`` are the numbers of those to predict, if not all: what is
     said of an image does not depend on the others. ``numbers`` are what all images count as in the random stream, if
     not as their place. Of several processes each predicts its part (:func:`own_part`), and all have the whole
     prediction.
     """
-    count = usable_samples(config, samples, augment)
-    rule = adaptive if usable_samples(config, samples + 1, augment) > samples else None
-    draws = usable_draws(config, draws, augment)
-    cycle = config.parsed.cycle if draws == "balanced" and not augment else INDEPENDENT
-    settings = {"seed": seed, "adaptive": rule, "return_samples": return_samples, "draws": draws, "cycle": cycle}
-    keeping = Keeping(keep, task_of("logits"))
-    with _measuring(networks, device), keeping.beside_scores(networks):
+    passes, count, limit = passes.of(config), passes.count(config), passes.limit(config)
+    settings: dict[str, Any] = {
+        "seed": passes.seed,
+        "adaptive": passes.adaptive if limit is None or passes.samples < limit else None,
+        "return_samples": return_samples,
+        "draws": passes.draws,
+        "cycle": config.parsed.cycle if passes.draws == "balanced" and not passes.augment else INDEPENDENT,
+        "keeping": Keeping(keep, task_of("logits")),
+    }
+    with _measuring(networks, device), settings["keeping"].beside_scores(networks):
         parts = [
-            [collect(stream, x, index, count, keeping=keeping, **settings)]  # type: ignore[arg-type]
-            for stream, x, index in _streams(
-                config, networks, images, seed, device, draws, augment, chosen, numbers, rank
-            )
+            [collect(stream, x, index, count, **settings)]
+            for stream, x, index in _streams(config, networks, images, passes, device, chosen, numbers, rank)
         ]
     return _whole(parts, rank, device)[0]
 
@@ -102,19 +91,18 @@ def predict_images_at(
     networks: Sequence[nn.Module],
     images: data.ImageSet,
     counts: Sequence[int],
-    seed: int,
+    passes: Passes,
     device: torch.device,
     keep: int,
-    draws: str = "independent",
-    augment: str = "",
     rank: Rank = ALONE,
 ) -> list[Prediction]:
-    """Predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep`` samples."""
-    reached = sorted({usable_samples(config, count, augment) for count in counts})
+    """Predictions after some rising numbers of samples and after all, drawn once; the last has its first ``keep``."""
+    reached = sorted({replace(passes, samples=count).count(config) for count in (*counts, passes.samples)})
+    how: dict[str, Any] = {"seed": passes.seed, "keep": min(keep, reached[-1]), "draws": passes.draws}
     with _measuring(networks, device):
         parts = [
-            collect_at(stream, x, numbers, reached, seed=seed, keep=min(keep, reached[-1]), draws=draws)
-            for stream, x, numbers in _streams(config, networks, images, seed, device, draws, augment, rank=rank)
+            collect_at(stream, x, numbers, reached, **how)
+            for stream, x, numbers in _streams(config, networks, images, passes, device, rank=rank)
         ]
     return _whole(parts, rank, device)
 
@@ -144,25 +132,6 @@ def _whole(parts: list[list[Prediction]], rank: Rank, device: torch.device) -> l
     return [concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def usable_samples(config: RunConfig, samples: int, augment: str = "") -> int:
-    """How many of the samples asked for the method of a run has; of augmented ones there is no end."""
-    limit = config.parsed.limit
-    return samples if limit is None or augment else min(samples, limit)
-
-
-def usable_draws(config: RunConfig, draws: str, augment: str = "") -> str:
-    """How the method of a run draws when asked for ``draws``.
-
-    One with so many samples and no more has only its own. Its augmentations may be balanced.
-    """
-    check_draws(draws)
-    if config.parsed.limit is not None:
-        return draws if augment else "independent"
-    if draws == "balanced" and not config.parsed.balances:
-        raise InvalidInput(f"{config.method} has no balanced draws; use independent ones.")
-    return draws
-
-
 def images_at_once(images: data.ImageSet, device: torch.device) -> int:
     """How many images of this size are predicted at once."""
     height, width = images.images.shape[1:3]
@@ -182,10 +151,8 @@ def _streams(
     config: RunConfig,
     networks: Sequence[nn.Module],
     images: data.ImageSet,
-    seed: int,
+    passes: Passes,
     device: torch.device,
-    draws: str = "independent",
-    augment: str = "",
     chosen: NDArray[np.int64] | None = None,
     numbers: NDArray[np.int64] | None = None,
     rank: Rank = ALONE,
@@ -199,10 +166,10 @@ def _streams(
         part = which[start : min(start + rows, own.stop)]
         x = normalise(torch.from_numpy(images.images[part]).to(device))
         index = torch.from_numpy((part if numbers is None else numbers[part]).astype(np.int32)).to(device)
-        stream = config.parsed.stream(networks, x, seed, draws=draws)
-        if augment:
+        stream = config.parsed.stream(networks, x, passes.seed, draws=passes.draws)
+        if passes.augment:
             black = [-mean / std for mean, std in zip(images.mean, images.std, strict=True)]
-            changing = Augmentation(parse_augment(augment, black), seed, device, draws)
+            changing = Augmentation(parse_augment(passes.augment, black), passes.seed, device, passes.draws)
             stream = augmented(stream, changing, config.parsed.limit)
         yield stream, x, index
 
@@ -264,11 +231,10 @@ def evaluate_run(
     check_split(config, split)
     refuse_other_images(config, root)
     warn_of_changed_code(config, root)
-    device, augment = own_device(device), canonical(augment)
-    draws = usable_draws(config, draws, augment)
+    device, passes = own_device(device), Passes(samples, seed, draws=draws, augment=augment).of(config)
     with joined(torch.device("cpu"), PATIENCE) as rank:
-        known = rank.of_first(_known(config, root, split, result_key(samples, seed, draws, augment)))
-        return known or _measured(config, root, device, samples, seed, split, draws, augment, rank)
+        known = rank.of_first(_known(config, root, split, passes.key))
+        return known or _measured(config, root, device, passes, split, rank)
 
 
 def _known(config: RunConfig, root: Path, split: str, key: str) -> dict[str, Any] | None:
@@ -327,15 +293,7 @@ def other_images(result: dict[str, Any], images: data.ImageSet) -> bool:
 
 
 def _measured(
-    config: RunConfig,
-    root: Path,
-    device: torch.device,
-    samples: int,
-    seed: int,
-    split: str = "test",
-    draws: str = "independent",
-    augment: str = "",
-    rank: Rank = ALONE,
+    config: RunConfig, root: Path, device: torch.device, passes: Passes, split: str, rank: Rank
 ) -> dict[str, Any]:
     folder = RunFolder.of(config, root)
     if rank.index == 0:
@@ -343,8 +301,8 @@ def _measured(
             pass  # that nothing can be written here should be known before hours of work
     images = images_of(config, split)
     labels = torch.from_numpy(images.labels).to(device)
-    combine = split == "test" and not augment  # members keep the probabilities of test images as they are
-    stored = _from_members(config, root, device, samples, seed, images, rank) if combine else None
+    combine = split == "test" and not passes.augment  # members keep the probabilities of test images as they are
+    stored = _from_members(config, root, device, passes, images, rank) if combine else None
     costs: dict[str, float] = {}
     if stored is not None:
         first, prediction = stored
@@ -352,19 +310,19 @@ def _measured(
     else:
         networks = load_networks(config, root, device)
         members = None if config.parsed.draws_samples else config.parsed.limit
-        growing = members is None or bool(augment)
-        counts = [*(count for count in SAMPLE_COUNTS if count < samples and growing), samples]
+        growing = members is None or bool(passes.augment)
+        counts = [count for count in SAMPLE_COUNTS if count < passes.samples and growing]
         compared = members or DIVERSITY_SAMPLES
         start = time.perf_counter()
-        drawn = predict_images_at(config, networks, images, counts, seed, device, compared, draws, augment, rank)
-        *fewer, prediction = drawn
+        *fewer, prediction = predict_images_at(config, networks, images, counts, passes, device, compared, rank)
         prediction.probs.sum().item()  # a GPU may be behind
         if tasks_at_once() == 1:
             costs["prediction_seconds"] = time.perf_counter() - start
         costs["stored_bytes"] = sum(RunFolder.of(member, root).stored_bytes for member in config.members())
         first = prediction
-        if samples < compared or draws != "independent" or augment:
-            first = predict_images(config, networks, images, compared, seed, device, return_samples=True, rank=rank)
+        plain = Passes(compared, passes.seed)
+        if passes.samples < compared or replace(passes, samples=compared) != plain:
+            first = predict_images(config, networks, images, plain, device, return_samples=True, rank=rank)
         curve = [{"samples": int(one.samples_used[0]), **measure(one, labels)} for one in fewer]
     training = [RunFolder.of(member, root).read("training") for member in config.members()]
     result = {
@@ -376,33 +334,28 @@ def _measured(
         "samples": int(prediction.samples_used[0]),
         "by_samples": curve,
         "combined_from": "networks" if stored is None else "stored probabilities",
-        "seed": seed,
-        "draws": draws,
-        **({"augment": augment} if augment else {}),
+        "seed": passes.seed,
+        "draws": passes.draws,
+        **({"augment": passes.augment} if passes.augment else {}),
         "device": device.type,
         **({"processes": rank.world_size} if rank.world_size > 1 else {}),
         "stream_version": prediction.stream_version,
         "data": images.record(),
         "environment": facts(),
     }
-    key = result_key(samples, seed, draws, augment)
     if is_first():
         with folder.locked():
             folder.open(config, facts())
             result["probs_sha256"] = write_probs(_probs(folder, split), prediction.probs.cpu().numpy())
-            others = {name: one for name, one in folder.entries(SPLITS[split]).items() if name != key}
-            folder.write(SPLITS[split], {**others, key: result})  # the last one is that of the stored probabilities
+            others = {name: one for name, one in folder.entries(SPLITS[split]).items() if name != passes.key}
+            folder.write(
+                SPLITS[split], {**others, passes.key: result}
+            )  # the last one is that of the stored probabilities
     return rank.of_first(result)
 
 
 def _from_members(
-    config: RunConfig,
-    root: Path,
-    device: torch.device,
-    samples: int,
-    seed: int,
-    images: data.ImageSet,
-    rank: Rank,
+    config: RunConfig, root: Path, device: torch.device, passes: Passes, images: data.ImageSet, rank: Rank
 ) -> tuple[Prediction, Prediction] | None:
     """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
 
@@ -427,9 +380,9 @@ def _from_members(
                     f"{folder.path} was measured on other test images than {config.data} holds here, or not to the "
                     f"end; its weights are not kept in this folder to measure it again for {config.method}."
                 )
-            _measured(member, root, device, samples, seed, rank=rank)
+            _measured(member, root, device, Passes(passes.samples, passes.seed), "test", rank)
     probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
-    return of_samples(probs), of_samples(probs[:samples])
+    return of_samples(probs), of_samples(probs[: passes.samples])
 
 
 def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,13 +26,12 @@ from rbue.lab.data.outside import USUAL, Outside, at_most, outside
 from rbue.lab.data.registry import FOLDER_PREFIX, silent
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device
-from rbue.lab.runs.augmented import canonical
-from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
-from rbue.lab.runs.measuring import images_of, other_images, predict_images, usable_draws, usable_samples
+from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
+from rbue.lab.runs.measuring import images_of, other_images, predict_images
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import refuse_other_images, training_images, warn_of_changed_code
 from rbue.prediction import Prediction
-from rbue.sampling.predicting import check_draws
 
 SCORES = (
     "max_probability",
@@ -54,45 +53,33 @@ ENTROPY_BINS = 24
 
 
 @dataclass(frozen=True)
-class OodSetting:
+class OodSetting(Passes):
     """How samples are drawn and detectors fitted.
 
     Attributes:
-        samples: random passes for each image.
-        seed: of the passes.
-        draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
-        augment: what each pass does to its images first (:mod:`rbue.lab.runs.augmented`).
         images: the most images of each set, evenly spaced.
         training_images: the most that detectors are fitted on; None for all.
         k: the neighbour whose distance counts; less where there are fewer training images.
     """
 
-    samples: int = 100
-    seed: int = 0
-    draws: str = "independent"
-    augment: str = ""
     images: int = 10_000
     training_images: int | None = None
     k: int = 50
 
     def __post_init__(self) -> None:
-        for name in ("samples", "images", "k"):
-            whole_number(getattr(self, name), name)
-        if self.training_images is not None:
-            whole_number(self.training_images, "training_images")
-        check_draws(self.draws)
-        object.__setattr__(self, "augment", canonical(self.augment))
+        super().__post_init__()
+        for name in ("images", "training_images", "k"):
+            if getattr(self, name) is not None:
+                whole_number(getattr(self, name), name)
 
-    def key(self, config: RunConfig) -> str:
+    def name(self, config: RunConfig) -> str:
         """The name of the entry; a method that gives all samples it has needs no number or seed.
 
-        >>> OodSetting(20).key(RunConfig(method="single")), OodSetting(20).key(RunConfig(method="svi"))
+        >>> OodSetting(20).name(RunConfig(method="single")), OodSetting(20).name(RunConfig(method="svi"))
         ('samples=1,seed=0,images=10000,k=50', 'samples=20,seed=0,images=10000,k=50')
         """
-        limit = config.parsed.limit
-        bounded = limit is not None and not self.augment
-        count, seed = usable_samples(config, self.samples, self.augment), 0 if bounded else self.seed
-        drawn = result_key(count, seed, usable_draws(config, self.draws, self.augment), self.augment)
+        seed = self.seed if self.limit(config) is None else 0
+        drawn = replace(self.of(config), samples=self.count(config), seed=seed).key
         fewer = "" if self.training_images is None else f",training_images={self.training_images}"
         return f"{drawn},images={self.images}{fewer},k={self.k}"
 
@@ -140,11 +127,11 @@ def measure_outside(
     setting, folder = setting or OodSetting(), RunFolder.of(config, root)
     refuse_other_images(config, root)
     with joined(torch.device("cpu"), PATIENCE) as rank:
-        known = rank.of_first(_kept(folder, setting.key(config), config, setting))
+        known = rank.of_first(_kept(folder, setting.name(config), config, setting))
         missing = [name for name in dict.fromkeys(names) if _changed(known.get(name), name, config, setting)]
         if missing:
             known |= _measured(config, root, own_device(device), missing, setting, progress, opened, rank)
-        entry = rank.of_first(folder.entries("ood")[setting.key(config)] if rank.index == 0 else {})
+        entry = rank.of_first(folder.entries("ood")[setting.name(config)] if rank.index == 0 else {})
         return {**entry, "sets": {name: known[name] for name in dict.fromkeys(names)}}
 
 
@@ -160,7 +147,7 @@ def _measured(
 ) -> dict[str, Any]:
     """What sets come to; each is kept by the first process as soon as it is measured."""
     warn_of_changed_code(config, root)
-    folder, key = RunFolder.of(config, root), setting.key(config)
+    folder, key = RunFolder.of(config, root), setting.name(config)
     inside = at_most(images_of(config, "test"), setting.images)
     sets = {} if opened is None else opened
     for name in names:  # before anything is measured: one of them may not be here
@@ -236,12 +223,11 @@ class _Telling:
         prediction = self._predicted(inside)
         self.inside, self.classes = self._scores(prediction), prediction.probs.shape[1]
         tell(2)
-        draws = usable_draws(config, setting.draws, setting.augment)
         self.how = {
             "accuracy": float(metrics.accuracy(prediction.probs, torch.from_numpy(inside.labels).to(device))),
             "samples": int(prediction.samples_used[0]),
             "seed": setting.seed,
-            "draws": draws,
+            "draws": setting.of(config).draws,
             **({"augment": setting.augment} if setting.augment else {}),
             **fitted_on,
             "stream_version": prediction.stream_version,
@@ -249,19 +235,8 @@ class _Telling:
         }
 
     def _predicted(self, images: data.ImageSet) -> Prediction:
-        setting = self.setting
-        return predict_images(
-            self.config,
-            self.networks,
-            images,
-            setting.samples,
-            setting.seed,
-            self.device,
-            draws=setting.draws,
-            augment=setting.augment,
-            keep=("logits", "features") if self.config.parsed.member.one_classifier else ("logits",),
-            rank=self.rank,
-        )
+        keep = ("logits", "features") if self.config.parsed.member.one_classifier else ("logits",)
+        return predict_images(self.config, self.networks, images, self.setting, self.device, keep=keep, rank=self.rank)
 
     def _scores(self, prediction: Prediction) -> dict[str, Tensor]:
         found = ood.scores(prediction, detectors=self.detectors)

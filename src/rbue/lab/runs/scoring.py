@@ -46,6 +46,7 @@ from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.forms import MANIFEST, misfit
 from rbue.lab.runs.measuring import images_at_once, predict_images
 from rbue.lab.runs.networks import load_networks, trained_on
+from rbue.lab.runs.passes import Passes
 from rbue.lab.training.checkpoint import WAIT_FOR_ROOM
 from rbue.locks import locked
 
@@ -63,10 +64,7 @@ class Scoring:
         config: the run.
         root: folder of the run folders.
         output: folder of the answers.
-        samples: random passes; a method with fewer draws all it has.
-        seed: of the random passes.
-        draws: ``balanced`` or ``independent``.
-        augment: what each pass does to its images.
+        passes: for each image.
         device: ``cpu`` or ``cuda``.
         block: images in a file.
     """
@@ -74,10 +72,7 @@ class Scoring:
     config: RunConfig
     root: Path
     output: Path
-    samples: int
-    seed: int
-    draws: str
-    augment: str
+    passes: Passes
     device: torch.device
     block: int
 
@@ -97,14 +92,20 @@ class Scoring:
 
     def settings(self) -> dict[str, Any]:
         """What decides the answers, for the manifest."""
-        chosen = {name: getattr(self, name) for name in ("samples", "seed", "draws", "augment", "block")}
+        chosen = {name: getattr(self.passes, name) for name in ("samples", "seed", "draws", "augment")}
         weights = hashlib.sha256()
         for member in self.config.members():
             for file in sorted(RunFolder.of(member, self.root).path.glob("weights*")):
                 if file.suffix != ".partial":  # of a process that was killed
                     weights.update(file.read_bytes())
         run = {"run": self.config.id, "method": self.config.method, "weights": weights.hexdigest()}
-        return {**run, **chosen, "device": self.device.type, "stream_version": random_stream.VERSION}
+        return {
+            **run,
+            **chosen,
+            "block": self.block,
+            "device": self.device.type,
+            "stream_version": random_stream.VERSION,
+        }
 
 
 class ImageBlock(NamedTuple):
@@ -278,24 +279,12 @@ def _counted(part: Path, most: int) -> tuple[int, int, list[str]]:
 
 
 def scoring_of(
-    config: RunConfig,
-    root: Path,
-    output: Path,
-    device: torch.device,
-    *,
-    samples: int = 100,
-    seed: int = 0,
-    draws: str = "independent",
-    augment: str = "",
-    block: int = BLOCK,
+    config: RunConfig, root: Path, output: Path, passes: Passes, device: torch.device, block: int = BLOCK
 ) -> Scoring:
     """How to predict images with a run. ``block`` grows to a multiple of the images that are predicted at once."""
     at_once = images_at_once(trained_on(config, root), device)
     block = -(-block // at_once) * at_once
-    places = {"root": root.absolute(), "output": output.absolute()}
-    return Scoring(
-        config, samples=samples, seed=seed, draws=draws, augment=augment, device=device, block=block, **places
-    )
+    return Scoring(config, root.absolute(), output.absolute(), passes, device, block)
 
 
 def _like(scoring: Scoring) -> data.ImageSet:
@@ -335,11 +324,7 @@ def _predicted(
             pixels[place] = image.pixels
     numbers = np.arange(first, first + len(some))
     unlabelled = replace(like, images=pixels, labels=np.zeros(len(some), np.int64))
-    how = {"draws": scoring.draws, "augment": scoring.augment, "numbers": numbers}
-    prediction = predict_images(
-        *(scoring.config, networks, unlabelled, scoring.samples, scoring.seed, scoring.device),
-        **how,  # type: ignore[arg-type]
-    )
+    prediction = predict_images(scoring.config, networks, unlabelled, scoring.passes, scoring.device, numbers=numbers)
     labels = prediction.label.tolist()
     found = {
         "label": labels,

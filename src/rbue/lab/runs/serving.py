@@ -14,7 +14,8 @@ from rbue.decisions.conformal import LAC
 from rbue.errors import InvalidInput
 from rbue.lab.runs.folders import RunFolder, belong_to, other_stream, read_probs, result_key
 from rbue.lab.runs.loading import TrainedRun, load_run
-from rbue.lab.runs.measuring import images_of, predict_images, usable_draws, usable_samples
+from rbue.lab.runs.measuring import images_of, predict_images
+from rbue.lab.runs.passes import Passes, best_draws
 from rbue.prediction import Prediction
 from rbue.sampling.adaptive import Adaptive
 from rbue.serving import Answers, Conformal, Engine, Inputs, Sampling
@@ -44,11 +45,12 @@ class RunEngine(Engine):
         self.run: TrainedRun = load_run(path, device)
         config = self.run.config
         self._threads = threads
-        self._draws = usable_draws(config, draws or ("balanced" if config.parsed.balances else "independent"))
+        passes = Passes(samples, draws=draws or best_draws(config)).of(config)
+        self._draws = passes.draws
         self.title = f"{config.method} · {config.model} on {config.data}"
         self.inputs = Inputs(self.run.shape, bytes=True)
         self.classes = self.run.classes
-        self.samples = usable_samples(config, samples)
+        self.samples = passes.count(config)
         self.facts = {"draws": self._draws, "stream_version": random_stream.VERSION, "temperature": 1.0}
 
     def predict(self, x: Numbers, index: NDArray[np.int64], sampling: Sampling) -> Answers:
@@ -61,17 +63,9 @@ class RunEngine(Engine):
     ) -> Prediction:
         run = self.run
         images = replace(run._like, images=x, labels=np.zeros(len(x), np.int64))
+        passes = Passes(sampling.samples, sampling.seed, rule, self._draws)
         return predict_images(
-            run.config,
-            run.networks,
-            images,
-            sampling.samples,
-            sampling.seed,
-            run.device,
-            return_samples=sampling.keep,
-            adaptive=rule,
-            draws=self._draws,
-            numbers=index,
+            run.config, run.networks, images, passes, run.device, return_samples=sampling.keep, numbers=index
         )
 
     def begin_thread(self) -> None:

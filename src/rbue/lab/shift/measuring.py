@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,39 +36,9 @@ from rbue.prediction import of_samples
 from rbue.sampling.adaptive import Adaptive
 
 
-def shift_run(
-    config: RunConfig,
-    root: Path,
-    device: torch.device,
-    corruptions: Sequence[str] = CORRUPTIONS,
-    severities: Sequence[int] = SEVERITIES,
-    samples: int = 100,
-    seed: int = 0,
-    progress: data.Progress | None = None,
-    adaptive: Adaptive | None = None,
-    cache: bool = True,
-    draws: str = "independent",
-    split: str = "test",
-    augment: str = "",
-    helpers: int | None = None,
-) -> list[Row]:
+def shift_run(config: RunConfig, root: Path, device: torch.device, **how: Any) -> list[Row]:
     """Measure one trained run under corruptions; see :func:`shift_runs`."""
-    (rows,) = shift_runs(
-        [config],
-        root,
-        device,
-        corruptions,
-        severities,
-        samples,
-        seed,
-        progress,
-        adaptive,
-        cache,
-        helpers,
-        draws=draws,
-        split=split,
-        augment=augment,
-    )
+    (rows,) = shift_runs([config], root, device, **how)
     return rows
 
 
@@ -290,9 +261,7 @@ class Group:
                     self._combine(config, cell)
 
     def _measure(self, config: RunConfig, networks: list[nn.Module], cell: Cell, damaged: data.ImageSet) -> None:
-        samples, seed, rule = self.setting.samples, self.setting.seed, self.setting.adaptive
-        how = {"adaptive": rule, "draws": self.setting.draws, "augment": self.setting.augment}
-        prediction = predict_images(config, networks, damaged, samples, seed, self.device, **how)  # type: ignore[arg-type]
+        prediction = predict_images(config, networks, damaged, self.setting, self.device)
         name = sha256_of(damaged.labels)
         self.labels.setdefault(name, damaged.labels)
         row = {

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rbue.errors import InvalidInput, RbueError, warn
+from rbue.errors import RbueError, warn
 from rbue.files import checksum
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.environment import facts
-from rbue.lab.runs.augmented import canonical
 from rbue.lab.runs.folders import (
     RunConfig,
     RunFolder,
@@ -31,12 +30,10 @@ from rbue.lab.runs.folders import (
     other_stream,
     probs_bytes,
     read_probs,
-    result_key,
     write_probs,
 )
-from rbue.lab.runs.measuring import SPLITS, usable_samples
-from rbue.sampling.adaptive import Adaptive
-from rbue.sampling.predicting import check_draws
+from rbue.lab.runs.measuring import SPLITS
+from rbue.lab.runs.passes import Passes
 
 Row = dict[str, Any]
 
@@ -51,33 +48,8 @@ _NEEDED: dict[str, tuple[type, ...]] = {
 """What every row has, and of which types."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """How predictions are drawn.
-
-    Attributes:
-        samples: random passes for each image; with ``adaptive`` the most it may take.
-        seed: of the passes.
-        adaptive: when to stop earlier.
-        draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
-        augment: what each pass does to its images first (:mod:`rbue.lab.runs.augmented`).
-    """
-
-    samples: int = 100
-    seed: int = 0
-    adaptive: Adaptive | None = None
-    draws: str = "independent"
-    augment: str = ""
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise InvalidInput(f"samples must be at least 1, but is {self.samples}.")
-        check_draws(self.draws)
-        object.__setattr__(self, "augment", canonical(self.augment))
-
-    def count(self, config: RunConfig) -> int:
-        """The passes this method can use of those asked for."""
-        return usable_samples(config, self.samples, self.augment)
+class Setting(Passes):
+    """How predictions are drawn, as rows note it."""
 
     def facts(self, config: RunConfig) -> dict[str, int | str | None]:
         """What was asked for, as written in a row; rows that agree in it belong together.
@@ -91,8 +63,8 @@ class Setting:
         >>> Setting(100, seed=3).facts(RunConfig(method="single"))
         {'samples_asked': None, 'seed': None}
         """
-        limit, rule = config.parsed.limit, self.adaptive
-        if limit is not None and not self.augment:
+        limit, rule = self.limit(config), self.adaptive
+        if limit is not None:
             return {"samples_asked": None if self.samples >= limit else self.samples, "seed": None}
         asked: int | str = self.samples
         if rule is not None:
@@ -304,10 +276,11 @@ def by_severity(rows: Sequence[Row], measure: str, clean: dict[str, Any] | None 
 def clean_result(config: RunConfig, folder: RunFolder, setting: Setting, split: str = "test") -> dict[str, Any] | None:
     """What ``rbue evaluate`` found on the undamaged images with as many samples, if it was run."""
     results = folder.entries(SPLITS[split])
-    if config.parsed.limit is not None and setting.samples >= config.parsed.limit and not setting.augment:
+    limit = setting.limit(config)
+    if limit is not None and setting.samples >= limit:
         plain = [result for result in results.values() if not result.get("augment")]
-        return next((result for result in plain if result.get("samples") == config.parsed.limit), None)
-    found = results.get(result_key(setting.samples, setting.seed, setting.draws, setting.augment))
+        return next((result for result in plain if result.get("samples") == limit), None)
+    found = results.get(setting.key)
     streams = "" if found is None else other_stream(config, found)
     if streams:
         warn(f"{folder.path} was measured on clean images with {streams}; that is left out.")
