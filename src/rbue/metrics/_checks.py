@@ -98,18 +98,18 @@ def square_matrix(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def logits_of(logits: Tensor, name: str = "logits") -> Tensor:
+def logits_of(logits: Tensor) -> Tensor:
     """Check ``(B, C, ...)`` logits and return them as ``(N, C)``; minus infinity rules a class out."""
-    _floating(logits, name)
+    _floating(logits, "logits")
     if logits.ndim < 2:
-        raise InvalidInput(f"{name} has shape {tuple(logits.shape)}; give (batch, classes, ...).")
-    _not_empty(logits, name)
-    _no_nan(logits, name)
+        raise InvalidInput(f"logits has shape {tuple(logits.shape)}; give (batch, classes, ...).")
+    _not_empty(logits, "logits")
+    _no_nan(logits, "logits")
     rows = logits.movedim(1, -1).reshape(-1, logits.shape[1])
     best = rows.detach().amax(dim=1)
     if not bool(best.isfinite().all()):
         row = int((~best.isfinite()).nonzero()[0])
-        raise InvalidInput(f"{name} has {best[row].item()} as the largest value of row {row}; give one that is finite.")
+        raise InvalidInput(f"logits has {best[row].item()} as the largest value of row {row}; give one that is finite.")
     return rows
 
 

@@ -121,9 +121,9 @@ class Curve:
         """A measurement of every round."""
         return [self.at(place, measure) for place in range(len(self.labels))]
 
-    def mean_over_rounds(self, measure: str = "accuracy") -> Spread:
-        """The mean of each seed's rounds: the area under its curve."""
-        return Spread(tuple(statistics.fmean(run.values(measure)) for run in self.runs), len(self.runs))
+    def mean_over_rounds(self) -> Spread:
+        """The mean accuracy of each seed's rounds: the area under its curve."""
+        return Spread(tuple(statistics.fmean(run.values("accuracy")) for run in self.runs), len(self.runs))
 
     def needed(self, accuracy: float) -> Spread:
         """The labels needed for an accuracy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rbue.lab.data.outside import Outside
     from rbue.lab.runs.folders import RunConfig
 
-_MEASURES = {"AUROC": number, "AUPR": number, "FPR95": percent}
+_MEASURES: dict[str, Callable[[float], str]] = {"AUROC": number, "AUPR": number, "FPR95": percent}
 _SETS = "with commas: registered names, or folder:PATH."
 
 

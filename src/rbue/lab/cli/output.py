@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -27,6 +28,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from rbue.lab.processes import is_first
+from rbue.lab.report import tables
 
 if TYPE_CHECKING:
     from rbue.lab import data
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 200
 """Width of tables that go into a file or a pipe, so that no cell is cut."""
 
-SECONDS_OF_A_DAY = 86_400
 SECONDS_BETWEEN_LINES = 5.0
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
@@ -196,26 +197,12 @@ def facts(pairs: Iterable[tuple[str, str]]) -> None:
     stdout().print(grid)
 
 
-def percent(value: float) -> str:
-    """A fraction in percent."""
-    return f"{100 * value:.2f} %"
-
-
 def number(value: float | None, digits: int = 4) -> str:
     """A measurement; a dash for one that a method does not have."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people write them: 8.3 s, 2:05, 1:02:05, 4.5 days, 10,401 days."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    days = seconds / SECONDS_OF_A_DAY
-    if days >= 2:
-        return f"{days:,.1f} days" if days < 10 else f"{days:,.0f} days"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+percent, duration = partial(tables.percent, gap=" "), partial(tables.duration, gap=" ")
 
 
 @contextmanager

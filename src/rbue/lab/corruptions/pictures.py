@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
@@ -26,7 +24,6 @@ def contact_sheet(
     index: int = 0,
     tile: int = 64,
     blocks: int = 2,
-    names: Sequence[str] = CORRUPTIONS,
 ) -> Image.Image:
     """One image under every corruption (rows) at severities 1 to 5 (columns), after the clean image.
 
@@ -36,10 +33,9 @@ def contact_sheet(
         index: The image's number.
         tile: The side of an image in the picture; it is enlarged by whole pixels, as far as fits.
         blocks: Into how many blocks side by side the rows are divided.
-        names: Which corruptions.
     """
     pixels = _one(image)
-    rows = -(-len(names) // blocks)
+    rows = -(-len(CORRUPTIONS) // blocks)
     step = tile + _GAP
     block_width = _LABEL + (1 + len(SEVERITIES)) * step + 2 * _GAP
     sheet = Image.new("RGB", (blocks * block_width, _LINE + rows * step + _GAP), _PAPER)
@@ -48,7 +44,7 @@ def contact_sheet(
         left = block * block_width + _LABEL
         for column, title in enumerate(("clean", *map(str, SEVERITIES))):
             draw.text((left + column * step + tile / 2, _LINE / 2), title, _INK, font, anchor="mm")
-    for number, name in enumerate(names):
+    for number, name in enumerate(CORRUPTIONS):
         left, top = number // rows * block_width + _LABEL, _LINE + number % rows * step
         draw.text((left - 2 * _GAP, top + tile / 2), name.replace("_", " "), _INK, font, anchor="rm")
         for column, version in enumerate(_versions(pixels, name, seed, index)):

@@ -364,6 +364,6 @@ CLAIMS: tuple[Claim, ...] = (
 # fmt: on
 
 
-def judge_all(measured: Numbers, paper: Numbers | None = None) -> list[Judged]:
+def judge_all(measured: Numbers) -> list[Judged]:
     """Both verdicts on every claim."""
-    return [judge(claim, measured, paper) for claim in CLAIMS]
+    return [judge(claim, measured) for claim in CLAIMS]

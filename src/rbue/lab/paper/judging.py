@@ -170,9 +170,9 @@ class Judged:
         return {**words, "paper": self.paper.as_json(), "measured": self.measured.as_json()}
 
 
-def judge(claim: Claim, measured: Numbers, paper: Numbers | None = None) -> Judged:
+def judge(claim: Claim, measured: Numbers) -> Judged:
     """Both verdicts on one claim."""
-    own = (claim.paper_holds or claim.holds)(paper or PaperNumbers())
+    own = (claim.paper_holds or claim.holds)(PaperNumbers())
     return Judged(claim, replace(own, missing="not in its tables"), _here(claim, measured))
 
 

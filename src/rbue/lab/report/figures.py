@@ -82,7 +82,7 @@ def interval_panels(panels: Mapping[str, Sequence[Measured]], *, percent: Sequen
     return figure
 
 
-def accuracy_ece_plane(points: Sequence[PlanePoint], *, title: str = "") -> Figure:
+def accuracy_ece_plane(points: Sequence[PlanePoint]) -> Figure:
     """Accuracy to the right, ECE upwards: the bottom right corner is the place to be.
 
     Points with a ``q`` are stars coloured by it, as in the paper; the others have the marker of their method: a
@@ -90,7 +90,6 @@ def accuracy_ece_plane(points: Sequence[PlanePoint], *, title: str = "") -> Figu
 
     Args:
         points: one a method; accuracy as a fraction.
-        title: stands above.
     """
     if not points:
         raise InvalidInput("there is nothing to draw; give at least one point.")
@@ -113,7 +112,7 @@ def accuracy_ece_plane(points: Sequence[PlanePoint], *, title: str = "") -> Figu
         )
     if stars:
         _stars(figure, axes, stars)
-    dress(axes, title=title, x="accuracy (more is better)", y="ECE (less is better)", grid="both")
+    dress(axes, x="accuracy (more is better)", y="ECE (less is better)", grid="both")
     axes.margins(0.12)
     axes.locator_params(axis="x", nbins=5)
     percent_ticks(axes.xaxis)
@@ -189,7 +188,6 @@ def reliability_diagram(
 def risk_coverage_curves(
     curves: Mapping[str, tuple[ArrayLike, ArrayLike]],
     *,
-    title: str = "",
     allowed: float | None = None,
     chosen: Mapping[str, tuple[float, float]] | None = None,
 ) -> Figure:
@@ -197,7 +195,6 @@ def risk_coverage_curves(
 
     Args:
         curves: method -> coverage and risk, as :func:`rbue.metrics.risk_coverage` gives them.
-        title: stands above.
         allowed: the risk that thresholds were chosen for, a dashed line.
         chosen: method -> coverage and risk of its threshold, a ring.
     """
@@ -219,7 +216,7 @@ def risk_coverage_curves(
         axes.text(0.01, allowed, f"{100 * allowed:g} % allowed", color=MUTED, fontsize=SMALL, va="bottom")
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0)
-    dress(axes, title=title, x="share of images answered, the surest first", y="errors among them")
+    dress(axes, x="share of images answered, the surest first", y="errors among them")
     percent_ticks(axes.xaxis)
     percent_ticks(axes.yaxis)
     legend(axes)
@@ -265,13 +262,12 @@ def histogram_pair(
     return figure
 
 
-def confusion_matrix(counts: ArrayLike, classes: Sequence[str], *, title: str = "") -> Figure:
+def confusion_matrix(counts: ArrayLike, classes: Sequence[str]) -> Figure:
     """How often each class (rows) was answered as each class (columns); colours are shares of the row.
 
     Args:
         counts: ``(classes, classes)``.
         classes: their names.
-        title: stands above.
     """
     many = np.asarray(counts)
     if many.shape != (len(classes), len(classes)) or not len(classes):
@@ -293,7 +289,7 @@ def confusion_matrix(counts: ArrayLike, classes: Sequence[str], *, title: str = 
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_aspect("equal")
-    dress(axes, title=title, x="answered", y="labelled", grid="")
+    dress(axes, x="answered", y="labelled", grid="")
     axes.tick_params(length=0, labelcolor=INK)
     return figure
 

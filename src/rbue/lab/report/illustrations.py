@@ -136,9 +136,7 @@ def _draw(axes: Axes, colour: str, layers: Sequence[int], slope: Callable[[], fl
     axes.set_ylim(low - 0.4, max(layers) / 2 + 0.1)
 
 
-def framework(
-    image: ArrayLike, samples: ArrayLike, classes: Sequence[str], *, shown: int = 4, title: str = ""
-) -> Figure:
+def framework(image: ArrayLike, samples: ArrayLike, classes: Sequence[str], *, shown: int = 4) -> Figure:
     """The paper's figure of the framework: one image, its random passes, their mean and its entropy.
 
     With a :class:`rbue.Prediction` made with ``return_samples=True``, give ``prediction.samples[:, i]``.
@@ -148,7 +146,6 @@ def framework(
         samples: class probabilities of every pass for this image, ``(S, classes)``.
         classes: one name a class.
         shown: how many passes are drawn one by one.
-        title: stands above the image.
     """
     drawn = np.asarray(samples, dtype=float)
     if drawn.ndim != 2 or drawn.shape[1] != len(classes) or not len(drawn):
@@ -161,7 +158,7 @@ def framework(
 
     picture = figure.add_subplot(grid[:, 0])
     _show_pixels(picture, image)
-    undress(picture, title or "one image")
+    undress(picture, "one image")
     _arrow(picture)
     numbers = [*range(shown - 1), len(drawn) - 1]
     for row, number in enumerate(numbers):
@@ -240,7 +237,6 @@ def variance_against_q(
     error: ArrayLike | None = None,
     *,
     dropout: ArrayLike | None = None,
-    title: str = "",
 ) -> Figure:
     """The variance of a layer's sum over q (:mod:`rbue.variance`): what the paper writes, what holds, a simulation.
 
@@ -251,7 +247,6 @@ def variance_against_q(
         simulated: the simulated one.
         error: its standard error; drawn three times as long as it is.
         dropout: variance of dropout with ``p = 1 - q``, if wanted.
-        title: stands above.
     """
     rate = np.asarray(q, dtype=float)
     figure = new_figure(5.0, 3.9)
@@ -274,6 +269,6 @@ def variance_against_q(
         label="simulation" + ("" if bars is None else " ± 3 standard errors"),
     )
     axes.set_ylim(bottom=0)
-    dress(axes, title=title, x="q, the probability that a ReLU is kept", y="variance of the sum")
+    dress(axes, x="q, the probability that a ReLU is kept", y="variance of the sum")
     legend_below(axes, columns=2)
     return figure
