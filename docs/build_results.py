@@ -6,19 +6,18 @@ A part is what stands between ``<!-- name -->`` and ``<!-- /name -->``; the rest
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import label_next
 import one_training
 import scaling_page
 from result_picture import against_q, picture
-from result_tables import RERUNS, ROOT, RUNS, SAMPLES, Study
+from result_tables import RERUNS, ROOT, RUNS, SAMPLES, Study, table
+from tutorial_pictures import webp
 
 from rbue.files import read_json, write_bytes
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
@@ -26,9 +25,6 @@ from rbue.lab.paper.experiments import DIVERSE, METHODS, SIX
 from rbue.lab.paper.results import Measured
 from rbue.lab.paper.settings import Settings
 from rbue.lab.report import figures, severity_figures
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
 ONE_TRAINING = ROOT / "docs" / "one-training.md"
@@ -147,12 +143,12 @@ def _other(study: Study) -> list[str]:
 
 def _tuned() -> list[str]:
     """What ``rbue.tune`` tried on networks that were trained plainly, by their held-out images."""
-    lines = ["| network | where | `q` | accuracy, % | NLL | NLL with temperature |", "|---|---|---|---|---|---|"]
+    rows = []
     for run in read_json(ROOT / "results" / "tuning.json")["runs"][:2]:
         for one in run["searches"]["random ReLUs"]["tried"]:
-            scores = f"{100 * one['accuracy']:.2f} | {one['nll']:.3f} | {one['scaled_nll']:.4f}"
-            lines.append(f"| `{run['config']['model']}` | {one['where']} | {one['q']:g} | {scores} |")
-    return lines
+            scores = f"{100 * one['accuracy']:.2f}", f"{one['nll']:.3f}", f"{one['scaled_nll']:.4f}"
+            rows.append([f"`{run['config']['model']}`", one["where"], f"{one['q']:g}", *scores])
+    return table(["network", "where", "`q`", "accuracy, %", "NLL", "NLL with temperature"], rows)
 
 
 def draw() -> None:
@@ -181,16 +177,7 @@ def draw() -> None:
         label_next.IMAGE: label_next.picture(LABELS),
     }
     for name, figure in drawn.items():
-        _write_picture(figure, IMAGES / f"{name}.webp")
-
-
-def _write_picture(figure: Figure, path: Path) -> None:
-    from PIL import Image
-
-    buffer, packed = io.BytesIO(), io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, facecolor="white", bbox_inches="tight", pad_inches=0.15)
-    Image.open(buffer).convert("RGB").save(packed, format="webp", lossless=True, method=6)
-    write_bytes(path, packed.getvalue())
+        write_bytes(IMAGES / f"{name}.webp", webp(figure))
 
 
 def main() -> int:

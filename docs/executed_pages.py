@@ -16,8 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-from tutorial_pictures import PICTURES
+from tutorial_pictures import PICTURES, webp
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -53,11 +52,7 @@ def with_output(text: str, printed: list[str]) -> str:
 def executed(text: str, name: str) -> tuple[str, bytes]:
     """A tutorial as it came out now: its text, and its picture as the bytes of a WebP file."""
     names, printed = run(text, name)
-    buffer, packed = io.BytesIO(), io.BytesIO()
-    figure = PICTURES[name](names)
-    figure.savefig(buffer, format="png", dpi=160, facecolor="white", bbox_inches="tight", pad_inches=0.15)
-    Image.open(buffer).convert("RGB").save(packed, format="webp", lossless=True, method=6)
-    return with_output(text, printed), packed.getvalue()
+    return with_output(text, printed), webp(PICTURES[name](names))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

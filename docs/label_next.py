@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from result_tables import ROOT
+from result_tables import ROOT, table
 
 from rbue.lab.active.curves import ActiveRun, Spread, as_json, compare, read_runs
 from rbue.lab.active.loop import find_active
@@ -58,7 +58,7 @@ def _table(found: Found) -> list[str]:
     level = max((one for one in against[0] if all(saved[one]["mean"] is not None for saved in against)), key=float)
     heads = ["method", "acquisition", f"accuracy with {last:,} labels, %", "on those labels, %", "points above random"]
     heads += [f"labels saved at {100 * float(level):g} %", "labels saved at the end"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows = []
     for curve in curves:
         at = curve["labels"].index(last)
         cells = [f"`{curve['method']}`", f"`{curve['acquire']}`"]
@@ -68,8 +68,8 @@ def _table(found: Found) -> list[str]:
         else:
             saved = [curve["labels_saved"][level], curve["labels_saved_at_the_end"]]
             cells += [_points(curve["accuracy_gained"], "+"), *map(_saved, saved)]
-        lines.append(f"| {' | '.join(cells)} |".replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
-    return lines
+        rows.append([cell.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for cell in cells])
+    return table(heads, rows)
 
 
 def _legend(found: Found) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+import result_tables
 from result_tables import RECIPES, ROBUST, ROOT, Study
 
 from rbue.files import read_json
@@ -97,7 +98,7 @@ def table(study: Study) -> list[str]:
         *("recipe", "network", "trainings", "passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³"),
         *("corrupted: accuracy, %", "ECE", "NLL", "NLL under noise"),
     ]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for row in rows(study):
         noise = [[one for one in sets if one["corruption"].endswith("_noise")] for sets in row.corrupted]
         title = TITLES[row.method]
@@ -114,11 +115,10 @@ def table(study: Study) -> list[str]:
             *(_spread([mean(one[name] for one in sets) for sets in row.corrupted], 3) for name in ("ece", "nll")),
             _spread([mean(one["nll"] for one in sets) for sets in noise], 2),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(cells)
     for name, (accuracy, aurc) in PUBLISHED.items():
-        cells = ["published", name, "1", "plain", "", f"{accuracy:.2f}", "", "", f"{aurc:.2f}", *[""] * 4]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(["published", name, "1", "plain", "", f"{accuracy:.2f}", "", "", f"{aurc:.2f}", *[""] * 4])
+    return result_tables.table(heads, lines)
 
 
 NAMES = {
@@ -222,10 +222,10 @@ def search() -> list[str]:
     ordered = sorted(
         trials, key=lambda one: (-one["config"]["recipe"]["epochs"], min(e["nll"] for e in one["held_out"].values()))
     )
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *map(_trial, ordered)]
+    return result_tables.table(heads, map(_trial, ordered))
 
 
-def _trial(one: Mapping[str, Any]) -> str:
+def _trial(one: Mapping[str, Any]) -> list[str]:
     """A row: accuracy in percent, ECE and NLL in each cell; the last is of augmented passes, or of plain ones."""
     recipe = one["config"]["recipe"]
     names = {"augmix": "AugMix", "mixup": "mixup", "cutout": "cutout", "noise": "noise"}
@@ -240,11 +240,10 @@ def _trial(one: Mapping[str, Any]) -> str:
 
     damaged = [of(one["corrupted"], augmented) for augmented in (False, True)]
     noise = [f"{found['noise']['nll']:.2f}" for found in damaged if found]
-    cells = [
+    return [
         ", ".join([f"`{one['config']['method']}`", *extra]),
         str(recipe["epochs"]),
         *(cell(of(one["held_out"], augmented)) for augmented in (False, True)),
         *(cell(found and found["mean"]) for found in damaged),
         ", ".join(noise),
     ]
-    return f"| {' | '.join(cells)} |"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -87,49 +87,35 @@ class Study:
         heads = ["recipe", "method", "passes", "seeds", *(score.replace("_", " ") for score in SCORES)]
         lines = []
         for group, sets in (("near", near), ("far", far)):
-            lines += [f"{self.model} on {self.data} against {group} sets ({', '.join(sets)}):", ""]
-            lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+            rows = []
             for row, entries in found.items():
                 measured = [means(entry, sets) for entry in entries]
                 cells = [_detected([one[score] for one in measured if score in one]) for score in SCORES]
-                lines.append(f"| {' | '.join([*row, str(len(entries)), *cells])} |")
+                rows.append([*row, str(len(entries)), *cells])
             if self.data == "cifar10" and self.model == "resnet18":
                 cells = [f"{OPENOOD[score][group]:.1f}" if score in OPENOOD else "" for score in SCORES]
-                lines.append(f"| published | OpenOOD v1.5 | plain | 3 | {' | '.join(cells)} |")
-            lines.append("")
+                rows.append(["published", "OpenOOD v1.5", "plain", "3", *cells])
+            lines += [f"{self.model} on {self.data} against {group} sets ({', '.join(sets)}):", ""]
+            lines += [*table(heads, rows), ""]
         return lines[:-1]
 
     def comparison(self, times: bool = False) -> list[str]:
         """Ours beside the paper's, one line a method, with the time of its training if asked, and what is missing."""
         heads = ["method", "accuracy, %", "ECE", "NLL", "Brier", "Mean-JSD", "Mean-DIS", *["training, s"] * times]
-        lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        found = self.measured()
-        for method in self.methods:
-            paper = {
-                name: paper_value(self.data, self.model, method, name)
+        found, rows = self.measured(), []
+        for method, (_, result) in found.items():
+            accuracy, ece, jsd, dis = (
+                _with_paper(name, result[name], paper_value(self.data, self.model, method, name))
                 for name in ("accuracy", "ece", "mean_jsd", "mean_dis")
-            }
-            if method not in found:
-                continue
-            _, result = found[method]
-            cells = [
-                f"`{method}`",
-                *(_with_paper(name, result[name], paper[name]) for name in ("accuracy", "ece")),
-                f"{result['nll']:.3f}",
-                f"{result['brier']:.3f}",
-                *(
-                    "–" if result[name] is None else _with_paper(name, result[name], paper[name])
-                    for name in ("mean_jsd", "mean_dis")
-                ),
-                *[f"{result['training_seconds']:.0f}"] * times,
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+            )
+            scores = [accuracy, ece, f"{result['nll']:.3f}", f"{result['brier']:.3f}", jsd, dis]
+            rows.append([f"`{method}`", *scores, *[f"{result['training_seconds']:.0f}"] * times])
         absent = ", ".join(f"`{method}`" for method in self.methods if method not in found)
-        return [*lines, *(["", f"Not measured: {absent}."] if absent else [])]
+        return [*table(heads, rows), *(["", f"Not measured: {absent}."] if absent else [])]
 
     def short(self, methods: dict[str, str]) -> list[str]:
         """A small table of some methods, which have titles here."""
-        lines = ["| | accuracy, % | ECE | NLL | trainings | samples |", "|---|---|---|---|---|---|"]
+        lines = ["| | accuracy, % | ECE | NLL | trainings | samples |", "|---" * 6 + "|"]
         for method, title in methods.items():
             config, result = self.measured()[method]
             scores = f"{100 * result['accuracy']:.2f} | {result['ece']:.3f} | {result['nll']:.3f}"
@@ -139,20 +125,18 @@ class Study:
     def by_samples(self) -> list[str]:
         """Accuracy and ECE against the number of samples."""
         counts = (*SAMPLE_COUNTS, SAMPLES)
-        lines = [f"| accuracy, % / ECE at | {' | '.join(map(str, counts))} samples |", "|---" * (len(counts) + 1) + "|"]
+        rows = []
         for method, (_, result) in self.measured().items():
             if result["by_samples"]:
                 curve = {entry["samples"]: entry for entry in result["by_samples"]} | {SAMPLES: result}
                 cells = [f"{100 * curve[count]['accuracy']:.2f} / {curve[count]['ece']:.4f}" for count in counts]
-                lines.append(f"| `{method}` | {' | '.join(cells)} |")
-        return lines
+                rows.append([f"`{method}`", *cells])
+        *few, most = map(str, counts)
+        return table(["accuracy, % / ECE at", *few, f"{most} samples"], rows)
 
     def scaled(self) -> list[str]:
         """What temperature scaling did."""
-        lines = [
-            "| method | temperatures | accuracy, % (unchanged) | ECE | NLL | Brier |",
-            "|---|---|---|---|---|---|",
-        ]
+        rows = []
         for method, (config, _) in self.measured().items():
             entry = (RunFolder.of(config, RUNS).read("calibration") or {}).get(KEY)
             if entry is None:
@@ -164,8 +148,8 @@ class Study:
                 f"{100 * after['accuracy']:.2f}",
                 *(f"{before[score]:.3f} → {after[score]:.3f}" for score in ("ece", "nll", "brier")),
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-        return lines
+            rows.append(cells)
+        return table(["method", "temperatures", "accuracy, % (unchanged)", "ECE", "NLL", "Brier"], rows)
 
     def shifted(self) -> list[str]:
         """Means over the corrupted test sets that all of the methods have in common."""
@@ -173,14 +157,9 @@ class Study:
         common = set.intersection(*(set(sets) for sets in rows.values()))
         noise = {one for one in common if one[0].endswith("_noise")}
         singles = self._runs_under(common, "single")
-        lines = [
-            f"Means over the {len(common)} sets that all of these rows have.",
-            *self._shifted_again(rows, common),
-            "",
-            "| method | sets measured | accuracy, % | ECE | NLL | NLL under noise | NLL elsewhere "
-            "| sets with a lower NLL than every run of `single` | Brier | AURC |",
-            "|---|---|---|---|---|---|---|---|---|---|",
-        ]
+        heads = ["method", "sets measured", "accuracy, %", "ECE", "NLL", "NLL under noise", "NLL elsewhere"]
+        heads += ["sets with a lower NLL than every run of `single`", "Brier", "AURC"]
+        lines = []
         every = len(CORRUPTIONS) * len(SEVERITIES)
         for method, sets in rows.items():
             lower = sum(all(sets[one]["nll"] < single[one]["nll"] for single in singles) for one in common)
@@ -193,8 +172,9 @@ class Study:
                 "–" if method == "single" else str(lower),
                 *(f"{_mean(sets, common, name):.3f}" for name in ("brier", "aurc")),
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-        return lines
+            lines.append(cells)
+        words = [f"Means over the {len(common)} sets that all of these rows have.", *self._shifted_again(rows, common)]
+        return [*words, "", *table(heads, lines)]
 
     def by_q(self) -> list[str]:
         """MC-DropReLU from many random ReLUs to none: clean, after a temperature, and corrupted where that is there."""
@@ -204,7 +184,7 @@ class Study:
         noise = {one for one in common if one[0].endswith("_noise")}
         heads = ["`q`", "accuracy, %", "ECE", "NLL", "NLL with temperature", "disagreement of two samples"]
         heads += ["corrupted: ECE", "NLL, noise", "NLL, others"] if common else []
-        lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        rows = []
         for method, (config, result) in sorted(found.items(), key=lambda one: kept_with(one[0]) or 0):
             scaled = RunFolder.of(config, RUNS).read("calibration")[KEY]["after"]
             cells = [
@@ -217,8 +197,8 @@ class Study:
                 ours = sets[method]
                 cells += [f"{_mean(ours, common, 'ece'):.3f}"]
                 cells += [f"{_mean(ours, some, 'nll'):.2f}" for some in (noise, common - noise)]
-            lines.append(f"| {' | '.join(cells)} |")
-        return lines
+            rows.append(cells)
+        return table(heads, rows)
 
     def samples_on_corrupted(self) -> str:
         """How many samples each corrupted image got."""
@@ -318,14 +298,21 @@ class Study:
         return " or ".join(map(str, sorted({entry["side_by_side"] for entry in entries if entry is not None})))
 
 
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Cells that are Markdown already as the lines of a table."""
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
 def kept_with(method: str) -> float | None:
     """The ``q`` of MC-DropReLU at every ReLU, 1 for a plain network; None for another method."""
     name, _, q = method.partition(":")
     return 1.0 if name == "single" else float(q) if name == "mc-droprelu" else None
 
 
-def _with_paper(measure: str, value: float, paper: float | None) -> str:
+def _with_paper(measure: str, value: float | None, paper: float | None) -> str:
     """Ours, the paper's as it prints it, and the difference."""
+    if value is None:
+        return "–"
     scale, digits = (100, 2) if measure == "accuracy" else (1, 3)
     ours = f"{scale * value:.{digits}f}"
     if paper is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import NullLocator
-from result_tables import ROOT
+from result_tables import ROOT, table
 
 from rbue.files import read_json
 from rbue.lab.report.figure_style import METHOD_COLOURS, MUTED, dress, legend, new_figure
@@ -62,7 +62,7 @@ def predicting() -> list[str]:
     """GPU-hours, minutes and reading bandwidth of the job."""
     pixels = 3 * SIDE * SIDE
     heads = ["an image is", "µs an image", "GPU-hours", f"on {GPUS:,} GPUs", "to read, a GPU", "to read, in all"]
-    lines = [f"| {' | '.join([*heads, 'failures expected', 'measured in'])} |", "|---" * 8 + "|"]
+    rows = []
     for way in ways():
         total = IMAGES * way.seconds
         alone = total / GPUS
@@ -76,8 +76,8 @@ def predicting() -> list[str]:
             f"{total / 3600 / HOURS_BETWEEN_FAILURES:.5f}",
             way.source,
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(cells)
+    return table([*heads, "failures expected", "measured in"], rows)
 
 
 def storing() -> list[str]:
@@ -89,13 +89,10 @@ def storing() -> list[str]:
         f"all 100 samples in float16, {CLASSES} classes": 200 * CLASSES,
         f"the image itself, {SIDE}x{SIDE} bytes in three colours": 3 * SIDE * SIDE,
     }
-    lines = ["| kept of an image | bytes | of a billion |", "|---|---|---|"]
-    for name, size in rows.items():
-        total = size * IMAGES
-        lines.append(
-            f"| {name} | {size:,} | {f'{total / 1e12:.2f} TB' if total >= 1e12 else f'{total / 1e9:.0f} GB'} |"
-        )
-    return lines
+    totals = {name: size * IMAGES for name, size in rows.items()}
+    texts = (f"{one / 1e12:.2f} TB" if one >= 1e12 else f"{one / 1e9:.0f} GB" for one in totals.values())
+    cells = ([name, f"{size:,}", text] for (name, size), text in zip(rows.items(), texts, strict=True))
+    return table(["kept of an image", "bytes", "of a billion"], cells)
 
 
 def training() -> list[str]:
@@ -110,14 +107,14 @@ def training() -> list[str]:
         f"A captured step of batch {batch} takes {step:.2f} ms on one H200 (`training_step.json`). An eager one takes "
         f"{eager:.1f} ms: a plain loop in float32 with TF32 (`full_training.json`).",
         "",
-        f"| link (assumed) | all-reduce | most that {GPUS:,} GPUs gain at batch {batch} in all "
-        f"| efficiency at batch {batch} a GPU |",
-        "|---|---|---|---|",
     ]
+    heads = ["link (assumed)", "all-reduce", f"most that {GPUS:,} GPUs gain at batch {batch} in all"]
+    rows = []
     for name, bandwidth in LINKS.items():
         reduce = 1000 * moved / bandwidth
         gain, efficient = step / (step / GPUS + reduce), step / (step + reduce)
-        lines.append(f"| {name} | {reduce:.2f} ms | {gain:.1f}x | {100 * efficient:.0f} % |")
+        rows.append([name, f"{reduce:.2f} ms", f"{gain:.1f}x", f"{100 * efficient:.0f} %"])
+    lines += table([*heads, f"efficiency at batch {batch} a GPU"], rows)
     images = 1000 * batch / step
     hours = IMAGES / images / 3600
     lines += [
