@@ -411,18 +411,6 @@ def test_another_mode_does_not_keep_it_from_drawing_and_it_says_so(how):
     assert torch.equal(found.probs, rbue.predict(network, x, samples=3).probs)
 
 
-def test_one_logit_is_two_classes():
-    network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
-    x = torch.randn(5, 6)
-    rbue.convert(network, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(network, x, samples=7, draws="independent", outputs="binary")
-    rbue.seed(network, 0)
-    with torch.no_grad():
-        p = torch.stack([network(x).sigmoid() for _ in range(7)]).mean(0)
-    torch.testing.assert_close(found.probs, torch.cat([1 - p, p], 1), rtol=0, atol=OUTPUT_TOLERANCE)
-    assert found.votes.sum(1).tolist() == [7] * 5
-
-
 def test_probabilities_are_taken_as_they_are():
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(1))
     x = torch.randn(5, 6)
@@ -773,14 +761,6 @@ def test_output_without_class_scores_names_the_way_out(output):
         class_scores(output)
 
 
-def test_nan_from_the_network_is_reported():
-    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
-    with torch.no_grad():
-        network.head.bias[0] = float("nan")
-    with pytest.raises(InvalidInput, match="NaN"):
-        rbue.predict(network, torch.randn(4, 6), samples=2)
-
-
 def test_nan_in_a_later_batch_is_named_by_the_number_of_its_image():
     network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
     x = torch.randn(6, 6)
@@ -848,17 +828,6 @@ def test_images_are_numbered_by_integers_of_any_type(dtype):
     x, numbers = torch.randn(4, 6), torch.tensor([3, 1, 4, 5])
     expected = rbue.predict(net, x, samples=3, index=numbers).probs
     assert torch.equal(rbue.predict(net, x, samples=3, index=numbers.to(dtype)).probs, expected)
-
-
-class Summed(nn.Module):
-    def forward(self, x):
-        return x.relu().sum()
-
-
-def test_one_number_for_a_batch_is_refused():
-    net = rbue.convert(Summed(), rbue.DropReLU(0.5))
-    with pytest.raises(rbue.RbueError, match="one number for the whole batch"):
-        rbue.predict(net, torch.ones(3, 4), samples=2)
 
 
 class WithoutClasses(nn.Module):

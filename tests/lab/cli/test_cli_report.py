@@ -121,7 +121,3 @@ def test_why_there_is_nothing_to_report_is_a_sentence(measured_once, fails, tmp_
     assert f"{single.name}: training stopped after 1 of 1 epochs" in fails("report", single, code=1)
     (single / "results.json").write_text("{")
     assert f"{single.name}: cannot be read: " in fails("report", single, code=1)
-
-
-def test_help_has_an_example(command):
-    assert "rbue report runs" in command("report", "--help").stdout

@@ -264,7 +264,6 @@ def test_a_strip_of_a_test_image_shows_its_own_damage(shifted_once, command, fai
 
 
 def test_help_has_an_example(command):
-    assert "rbue shift runs" in command("shift", "--help").stdout
     assert "rbue corrupt 7" in command("corrupt", "--help").stdout
 
 

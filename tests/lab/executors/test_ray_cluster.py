@@ -19,12 +19,9 @@ import numpy as np
 import pytest
 import torch
 from whole_commands import (
-    GRID,
-    METHODS,
     begin,
     essence,
-    finish,
-    in_training,
+    grid_that_is_interrupted_and_loses_a_worker,
     no_more,
     processes_here,
     rbue,
@@ -86,26 +83,10 @@ def workers():
 
 
 def test_a_grid_that_is_interrupted_and_loses_a_worker_is_the_local_one(cluster):
-    words = ("paper", "run", *GRID, *METHODS, "--device", "cpu", "--json", "--runs")
-    process = begin(*words, "far", "--engine", "ray")  # on a cluster of its own
-    wait_for(lambda: in_training("far", workers), process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
-    _, err = finish(process, code=130)
-    assert err.splitlines()[-1] == "stopped; what was finished is kept, and the same command continues from there."
-    assert no_more(workers)
-    process = begin(*words, "far", "--engine", "ray", "--address", cluster)
-    os.kill(wait_for(lambda: in_training("far", workers), process), signal.SIGKILL)
-    out, err = finish(process)
-    outcome = json.loads(out)
-    assert outcome["failed"] == outcome["left"] == outcome["skipped"] == []
-    assert len(outcome["done"]) == len(set(outcome["done"]))
+    own, there = ("--engine", "ray"), ("--engine", "ray", "--address", cluster)
+    err = grid_that_is_interrupted_and_loses_a_worker(own, there, workers, lambda: no_more(workers))
     assert "of 2: train colour-digits-few vgg13" in err
     assert "epoch 20/20" in err
-    rbue(*words, "near")
-    far, near = essence("far"), essence("near")
-    assert far.keys() == near.keys()
-    assert sum("weights" in name for name in near) == 2
-    assert [name for name in near if far[name] != near[name]] == []
 
 
 def test_a_comparison_and_damaged_images_on_a_cluster_that_is_there(cluster, tmp_path):

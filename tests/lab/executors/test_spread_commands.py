@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from whole_commands import (
     begin,
     essence,
     finish,
+    grid_that_is_interrupted_and_loses_a_worker,
     in_training,
     no_more,
     processes_here,
@@ -36,27 +36,10 @@ def workers():
 
 
 def test_a_grid_that_is_interrupted_and_loses_a_worker_is_the_local_one():
-    words = ("paper", "run", *GRID, *METHODS, "--device", "cpu", "--json", "--runs")
-    process = begin(*words, "far", *SPREAD)
-    wait_for(lambda: in_training("far", workers), process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
-    _, err = finish(process, code=130)
-    assert err.splitlines()[-1] == "stopped; what was finished is kept, and the same command continues from there."
-    assert workers() == []
-    process = begin(*words, "far", *SPREAD)
-    os.kill(wait_for(lambda: in_training("far", workers), process), signal.SIGKILL)
-    out, err = finish(process)
-    outcome = json.loads(out)
-    assert outcome["failed"] == outcome["left"] == outcome["skipped"] == []
-    assert len(outcome["done"]) == len(set(outcome["done"]))
+    err = grid_that_is_interrupted_and_loses_a_worker(SPREAD, SPREAD, workers, lambda: workers() == [])
     assert "colour-digits-few vgg13 single seed 0: epoch 20/20" in err
     assert "\nmeasure under corruptions colour-digits-few vgg13 single seed 0: " in err
     assert workers() == []
-    rbue(*words, "near")
-    far, near = essence("far"), essence("near")
-    assert far.keys() == near.keys()
-    assert sum("weights" in name for name in near) == 2
-    assert [name for name in near if far[name] != near[name]] == []
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -100,3 +102,26 @@ def processes_here(words):
         except OSError:
             pass
     return found
+
+
+def grid_that_is_interrupted_and_loses_a_worker(first, again, workers, are_gone):
+    """Begun in one place and gone on with in another, it comes to the same as here; gives what the second one said."""
+    words = ("paper", "run", *GRID, *METHODS, "--device", "cpu", "--json", "--runs")
+    process = begin(*words, "far", *first)
+    wait_for(lambda: in_training("far", workers), process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
+    _, err = finish(process, code=130)
+    assert err.splitlines()[-1] == "stopped; what was finished is kept, and the same command continues from there."
+    assert are_gone()
+    process = begin(*words, "far", *again)
+    os.kill(wait_for(lambda: in_training("far", workers), process), signal.SIGKILL)
+    out, err = finish(process)
+    outcome = json.loads(out)
+    assert outcome["failed"] == outcome["left"] == outcome["skipped"] == []
+    assert len(outcome["done"]) == len(set(outcome["done"]))
+    rbue(*words, "near")
+    far, near = essence("far"), essence("near")
+    assert far.keys() == near.keys()
+    assert sum("weights" in name for name in near) == 2
+    assert [name for name in near if far[name] != near[name]] == []
+    return err

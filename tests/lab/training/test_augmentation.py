@@ -308,7 +308,7 @@ def test_epochs_are_the_same_whatever_torchs_default_device_is():
     plan = data.plan(1)
     with torch.device("meta"):
         elsewhere = data.plan(1)
-    for name in ("centres", "parts", "images"):
+    for name in ("order", "shifts", "flips", "centres", "parts", "images"):
         assert getattr(elsewhere, name).equal(getattr(plan, name))
 
 

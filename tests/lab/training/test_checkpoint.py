@@ -295,6 +295,7 @@ def test_an_index_names_files_beside_it(tmp_path, index):
 @pytest.mark.parametrize(
     ("note", "words"),
     [
+        ({}, "does not note an epoch"),
         ({"epoch": -1}, "does not note an epoch"),
         ({"epoch": True}, "does not note an epoch"),
         ({"epoch": 1, "seconds": "x"}, "notes no progress"),

@@ -101,7 +101,7 @@ def test_the_recipes_are_those_of_the_paper():
     schedule = {"epochs": 200, "batch": 128, "learning_rate": 0.1, "milestones": (0.45, 0.675, 0.9), "factor": 0.1}
     rest = {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4, "padding": 4, "flip": True}
     tiny = {"epochs": 150, "batch": 100, "learning_rate": 0.01, "milestones": (0.6, 0.9), "factor": 0.1}
-    assert recipe_for("cifar10") == recipe_for("cifar100") == Recipe(**schedule, **rest)
+    assert recipe_for("cifar10") == recipe_for("cifar100") == recipe_for("my own data") == Recipe(**schedule, **rest)
     assert recipe_for("tiny-imagenet") == Recipe(**tiny, **rest)
     assert all(recipe_for(data, "paper") == recipe for data, recipe in RECIPES.items())
 

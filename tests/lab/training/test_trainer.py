@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab.methods import parse
 from rbue.lab.processes import Rank
-from rbue.lab.training import Batches, Job, Recipe, recipe_for, train, train_together, trainer
+from rbue.lab.training import Batches, Job, Recipe, train, train_together, trainer
 from rbue.lab.training.batches import crop, epoch_seed
 from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, read_tensors, snapshot
 from rbue.lab.training.step import TrainingStep, restart_randomness
@@ -225,16 +224,6 @@ def test_epochs_are_the_same_each_time_and_differ_from_each_other():
     assert labels.sort()[0].equal(data.labels.sort()[0])
 
 
-def test_epochs_are_the_same_whatever_torchs_default_device_is():
-    data = batches()
-    plan = data.plan(1)
-    with torch.device("meta"):
-        elsewhere = data.plan(1)
-    assert elsewhere.order.equal(plan.order)
-    assert elsewhere.shifts.equal(plan.shifts)
-    assert elsewhere.flips.equal(plan.flips)
-
-
 def test_without_augmentation_a_batch_is_the_normalised_images():
     images, labels = stripes()
     data = batches(padding=0, flip=False, batch=96)
@@ -318,13 +307,6 @@ def test_a_checkpoint_from_before_settings_were_noted_is_continued(tmp_path):
     assert train(replace(job, network=fresh(method)), "plain").epochs == 6
 
 
-def test_a_checkpoint_that_says_nothing_is_not_readable(tmp_path):
-    file, network = tmp_path / "state.safetensors", fresh(parse("single"))
-    save_file({"weights.head.weight": torch.zeros(2)}, file)
-    with pytest.raises(RbueError, match="does not note an epoch"):
-        load_checkpoint(file, network, torch.optim.SGD(network.parameters(), lr=1))
-
-
 class AroundConverted(nn.Module):
     """A network with random sites that itself was not converted."""
 
@@ -389,15 +371,6 @@ def test_a_step_is_gone_with_its_training(monkeypatch):
         gc.enable()
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x80\x04\x95"])
-def test_a_broken_checkpoint_is_explained(content, tmp_path):
-    file = tmp_path / "state.safetensors"
-    file.write_bytes(content)
-    network = fresh(parse("single"))
-    with pytest.raises(RbueError, match="not a readable checkpoint"):
-        load_checkpoint(file, network, torch.optim.SGD(network.parameters(), lr=1))
-
-
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     file, network = tmp_path / "state.safetensors", fresh(parse("single"))
     optimiser = torch.optim.SGD(network.parameters(), lr=1)
@@ -412,13 +385,6 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
         write(file, network, optimiser, {"epoch": 2})
     assert file.read_bytes() == old
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_recipes():
-    assert recipe_for("cifar10") == Recipe()
-    assert recipe_for("tiny-imagenet").learning_rate_at(90) == pytest.approx(0.001)
-    assert recipe_for("cifar10", epochs=3, learning_rate=None).epochs == 3
-    assert recipe_for("my own data") == Recipe()
 
 
 def test_a_training_that_diverges_says_so_and_is_not_done(tmp_path):
