@@ -48,10 +48,6 @@ def lazy_seven(classes):
 def double(classes):
     return layers(64, classes).double()
 
-def InstanceNormed(classes):
-    norm = nn.InstanceNorm2d(1, track_running_stats=True)
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(1, classes))
-
 class Noted(nn.Module):
     def __init__(self, classes):
         super().__init__()
@@ -178,14 +174,6 @@ def test_the_check_leaves_no_trace(broken):
     assert [id(buffer) for buffer in network.buffers()] == buffers
     assert [module.training for module in network.modules()] == [True, True, True, False]
     assert all(parameter.grad is None for parameter in network.parameters())
-
-
-def test_a_network_that_fails_only_in_training(own, fails):
-    message = own("InstanceNormed")
-    assert "unfit_networks:InstanceNormed cannot be trained on images of 1x8x8 as in digits (ValueError: " in message
-    words = ("compare", "--model", "unfit_networks:InstanceNormed", "--methods", "single,svi", "--epochs", 1)
-    assert fails(*words, code=2) == message
-    assert not Path("runs").exists()
 
 
 METHOD = """

@@ -15,7 +15,7 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.lab import data
 from rbue.lab.methods import parse
 from rbue.lab.runs import folders, training
-from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, read_probs, write_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, read_probs
 from rbue.lab.runs.training import missing_networks, train_run, training_images
 from rbue.lab.training import Recipe, recipe_for
 from rbue.locks import InUse
@@ -115,20 +115,6 @@ def test_what_is_held_out_is_not_trained_on():
     assert len(kept) == len(whole) - 100
     assert np.array_equal(kept.images, expected.images)
     assert kept.record()["holdout"]["part"] == "train"
-
-
-def test_stored_probabilities_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "probs.npy"
-    write_probs(path, np.array([[0.25, 0.75]], np.float32))
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    monkeypatch.setattr(folders, "WAIT_FOR_ROOM", 0.0)
-    with pytest.raises(RbueError, match="No space left"):
-        write_probs(path, np.array([[0.5, 0.5], [0.5, 0.5]], np.float32))
-    assert read_probs(path).tolist() == [[0.25, 0.75]]
 
 
 def several_arrays():

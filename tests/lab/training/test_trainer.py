@@ -371,22 +371,6 @@ def test_a_step_is_gone_with_its_training(monkeypatch):
         gc.enable()
 
 
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
-    file, network = tmp_path / "state.safetensors", fresh(parse("single"))
-    optimiser = torch.optim.SGD(network.parameters(), lr=1)
-    write(file, network, optimiser, {"epoch": 1})
-    old = file.read_bytes()
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(RbueError, match="No space left"):
-        write(file, network, optimiser, {"epoch": 2})
-    assert file.read_bytes() == old
-    assert list(tmp_path.iterdir()) == [file]
-
-
 def test_a_training_that_diverges_says_so_and_is_not_done(tmp_path):
     method, file = parse("single"), tmp_path / "state.safetensors"
     recipe = Recipe(epochs=6, batch=20, learning_rate=1e12, padding=1)

@@ -79,6 +79,9 @@ def test_weights_cut_off_at_any_byte_are_refused_and_the_way_back_is_named(tmp_p
         path.write_bytes(whole[:length])
         with pytest.raises(RbueError, match=rf"weights.safetensors cannot be read .*; remove {tmp_path} and train"):
             load_weights(tmp_path, network)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(RbueError, match=r"weights.safetensors cannot be read \(.*checksum.*\); remove"):
+        load_weights(tmp_path, network)
     assert same(network.state_dict(), before)
     (tmp_path / "state.safetensors").write_bytes(b"")
     with pytest.raises(
