@@ -30,7 +30,7 @@ from rbue.lab.report.page import (
     Text,
 )
 from rbue.lab.report.run_tables import METHOD, provenance_table, source_from_run
-from rbue.lab.report.tables import Cell, Column, Row, Table, duration, percent, points, whole
+from rbue.lab.report.tables import Cell, Column, Row, Table, counted, duration, percent, points, whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -332,7 +332,7 @@ def active_page(comparisons: Sequence[Comparison], left_out: Sequence[str] = ())
     origin = Section("Where each number comes from", [TableBlock(_provenance(runs))], "provenance")
     title = f"{comparisons[0].title}: what to label next" if len(comparisons) == 1 else "What to label next"
     curves = sum(len(group.curves) for group in comparisons)
-    lead = f"{_count(curves, 'learning curve')} from {_count(len(runs), 'run')} of active learning."
+    lead = f"{counted(curves, 'learning curve')} from {counted(len(runs), 'run')} of active learning."
     return Page(title, [*notice, *sections, origin], lead)
 
 
@@ -369,7 +369,7 @@ def _parts(group: Comparison) -> list[tuple[str, list[Block]]]:
 def _settings(group: Comparison) -> list[str]:
     config, recipe = group.config, group.config.run.recipe
     if config.steps is None:
-        length = f"{_count(recipe.epochs, 'epoch')} over the labelled images"
+        length = f"{counted(recipe.epochs, 'epoch')} over the labelled images"
     else:
         length = f"{config.steps:,} steps (rounded up to whole epochs)"
     rounds = sorted({len(curve.labels) - 1 for curve in group.curves})
@@ -406,7 +406,3 @@ def _provenance(runs: Sequence[ActiveRun]) -> Table:
     columns = [column for column in table.columns if column.key not in ("sample_seed", "data")]
     rows = [{key: cell for key, cell in row.items() if key not in ("sample_seed", "data")} for row in table.rows]
     return Table(columns, rows, table.caption)
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}{'s' if number != 1 else ''}"

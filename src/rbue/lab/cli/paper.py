@@ -37,6 +37,7 @@ from rbue.lab.cli.output import (
     training_progress,
     working,
 )
+from rbue.lab.report.tables import counted
 
 if TYPE_CHECKING:
     from rbue.lab.paper.experiments import Experiment
@@ -280,7 +281,7 @@ def run(
         say(str(runs))
     if outcome.failed:
         for reason, count in _counted(outcome.failed):
-            complain(f"{_steps(count)} failed: {reason}.")
+            complain(f"{counted(count, 'step')} failed: {reason}.")
         raise typer.Exit(1)
 
 
@@ -437,10 +438,10 @@ def _few(names: tuple[str, ...]) -> str:
 
 
 def _tell_outcome(outcome: Outcome, budget: TimeBudget) -> None:
-    done, before = _steps(len(outcome.done)), outcome.already
+    done, before = counted(len(outcome.done), "step"), outcome.already
     say(f"{done} done in {duration(budget.spent())}; runs that were complete before: {before}")
     for reason, count in _counted(outcome.skipped):
-        remark(f"{_steps(count)} left out: {reason}.")
+        remark(f"{counted(count, 'step')} left out: {reason}.")
     if outcome.left:
         say(f"the time is over; {len(outcome.left)} steps are left, and the same command continues with them:")
         for step in outcome.left[:10]:
@@ -452,7 +453,3 @@ def _tell_outcome(outcome: Outcome, budget: TimeBudget) -> None:
 def _counted(steps: list[tuple[str, str]]) -> list[tuple[str, int]]:
     """Each reason once, without the full stop that a message may end in, and how many steps it stopped."""
     return list(Counter(reason.removesuffix(".") for _, reason in steps).items())
-
-
-def _steps(count: int) -> str:
-    return f"{count} step{'s' if count != 1 else ''}"

@@ -98,7 +98,7 @@ class ExperimentView:
         if not measured:
             return sentence
         networks = model or _listed(dict.fromkeys(one.model for one in measured))
-        samples = self._corrupted_samples(measured) if corrupted else counted([settings.sample_count], "sample")
+        samples = self._corrupted_samples(measured) if corrupted else counted(settings.sample_count, "sample")
         parts = [f"{networks} on {self._data(count=False)}", *self._epochs(measured)]
         parts += [samples, self._repetitions(measured)]
         parts += ["quick run, no evidence"] if self.quick else []
@@ -136,7 +136,7 @@ class ExperimentView:
         return [] if self.quick or counts == {usual} else [f"{counted(counts, 'epoch')} in place of {usual}"]
 
     def _samples(self, configs: list[RunConfig]) -> str:
-        text = f"{counted([self.measured.settings.sample_count], 'sample')} for each image"
+        text = f"{counted(self.measured.settings.sample_count, 'sample')} for each image"
         if self.gathered.corrupted:
             text += f" ({self._corrupted_samples(configs).partition(' sample')[0]} for each corrupted one)"
         members = sorted({config.parsed.networks for config in configs} - {1})

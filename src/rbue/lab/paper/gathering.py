@@ -209,10 +209,10 @@ def budget_sentences(experiment: Experiment, settings: Settings, there: Containe
         if not count and cell not in there:
             continue
         if settings.epochs is None and (rule := settings.rule("epochs", grid.data, *cell)) is not None:
-            said[f"{counted([rule.epochs or 1], 'epoch')} for", rule].append(cell)
+            said[f"{counted(rule.epochs or 1, 'epoch')} for", rule].append(cell)
         rule = settings.rule("shift_samples", grid.data, *cell)
         if rule is not None and "shift" in settings.measures(experiment):
-            samples = counted([settings.shift_samples_for(grid.data, *cell)], "sample")
+            samples = counted(settings.shift_samples_for(grid.data, *cell), "sample")
             said[f"{samples} of each corrupted image for", rule].append(cell)
     for (words, rule), some in said.items():
         if some:

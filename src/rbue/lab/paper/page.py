@@ -35,7 +35,7 @@ from rbue.lab.report.page import (
 )
 from rbue.lab.report.run_records import recipe_words
 from rbue.lab.report.run_tables import Source, provenance_table, source_from_run
-from rbue.lab.report.tables import Cell, Column, Row, Table, Value
+from rbue.lab.report.tables import Cell, Column, Row, Table, Value, counted
 from rbue.lab.runs.folders import RunConfig, RunFolder
 
 HTML, LATEX = "report.html", "report.tex"
@@ -152,8 +152,7 @@ def _calibrated_sections(gathered: Sequence[ExperimentData], measured: Measured)
     if measured.settings.quick:
         blocks.append(Notice(QUICK_TITLE))
     for number, (network, methods) in enumerate(groups.items()):
-        count = measured.settings.sample_count
-        samples = f"{count} sample{'s' if count != 1 else ''}"
+        samples = counted(measured.settings.sample_count, "sample")
         words = f"{TEMPERATURE_TITLE}: {network.model} on {network.data}, {recipe_words(network)}, {samples}."
         blocks.append(TableBlock(_temperature_table(methods, words), explain=number == 0))
     return [Section(TEMPERATURE_TITLE, blocks, "temperature", "Temperature", open=False)]

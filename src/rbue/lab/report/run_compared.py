@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rbue.errors import RbueError
 from rbue.lab.environment import default_device
 from rbue.lab.report import figures
-from rbue.lab.report.chance import Resampled, resample, verdict
+from rbue.lab.report.chance import Resampled, listed, resample, verdict
 from rbue.lab.report.page import Block, FigureBlock, Fold
 from rbue.lab.report.run_answers import Answers, NoImages, TestImages
 from rbue.lab.report.run_records import Record, RunGroup
@@ -50,11 +50,11 @@ class Gaps:
         runs = self.without_weights
         if not runs:
             return self._known
-        *first, last = (f"`{record.name}`" for record in runs)
-        names, whose = (f"{', '.join(first)} and {last}", "their") if first else (last, "its")
+        names = listed([record.name for record in runs])
+        whose, folders = ("their", "folders") if len(runs) > 1 else ("its", "folder")
         return [
             *self._known,
-            f"the weights of {names} are not kept in {whose} folder{'s' if first else ''}: what was measured is "
+            f"the weights of {names} are not kept in {whose} {folders}: what was measured is "
             f"reported, but the samples of {whose} most and least certain images cannot be drawn.",
         ]
 

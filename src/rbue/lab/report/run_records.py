@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rbue.errors import RbueError, warn
 from rbue.lab.report.figure_style import METHOD_COLOURS, method_name
+from rbue.lab.report.tables import counted
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def recipe_words(config: RunConfig) -> str:
     """The recipe of a run in a few words."""
     recipe = config.recipe
     parts = [
-        f"{recipe.epochs} epoch{'s' if recipe.epochs != 1 else ''}",
+        counted(recipe.epochs, "epoch"),
         f"batch {recipe.batch}",
         f"rate {recipe.learning_rate:g}",
     ]

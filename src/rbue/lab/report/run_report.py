@@ -14,7 +14,7 @@ from rbue.lab.report.run_compared import Compared, Gaps, compare_answers
 from rbue.lab.report.run_records import Record, RunGroup, group_records, missing, without_copies
 from rbue.lab.report.run_sections import SECTIONS, interval_blocks
 from rbue.lab.report.run_tables import PaperValue, comparison_table, no_paper, provenance_table, runs_table, source_of
-from rbue.lab.report.tables import Table
+from rbue.lab.report.tables import Table, counted
 
 Part = tuple[str, list[Block]]
 
@@ -124,11 +124,7 @@ def _facts(groups: Sequence[RunGroup], records: Sequence[Record]) -> str:
     measured = sum(bool(record.results) for record in records)
     methods = len({method for group in groups for method in group.methods})
     where = groups[0].recipe if len(groups) == 1 else f"{len(groups)} settings of network, data and recipe"
-    return f"{_count(methods, 'method')} in {_count(measured, 'measured run')}; {where}."
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'s' if number != 1 else ''}"
+    return f"{counted(methods, 'method')} in {counted(measured, 'measured run')}; {where}."
 
 
 def _nothing(records: Sequence[Record], gaps: Sequence[str]) -> str:

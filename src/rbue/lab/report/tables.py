@@ -37,10 +37,10 @@ def whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def counted(numbers: Iterable[int], what: str) -> str:
+def counted(numbers: int | Iterable[int], what: str) -> str:
     """``20 samples``, or ``15 or 20 epochs``."""
-    found = sorted(set(numbers))
-    return f"{' or '.join(map(str, found))} {what}{'s' if found != [1] else ''}"
+    found = [numbers] if isinstance(numbers, int) else sorted(set(numbers))
+    return f"{' or '.join(map(whole, found))} {what}{'s' if found != [1] else ''}"
 
 
 def megabytes(value: float) -> str:
