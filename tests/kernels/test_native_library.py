@@ -302,21 +302,6 @@ def test_inside_inference_mode_it_may_be_changed(make_x, make_keys):
         assert x.equal(expected)
 
 
-def test_autograd_is_told_of_a_change_in_place(make_x, make_keys):
-    x = make_x(4, 50)
-    before = x._version
-    random_relu(x, DropReLU(0.7), make_keys(4), inplace=True)
-    assert x._version > before
-
-
-def test_a_leaf_is_refused_before_it_is_overwritten(make_x, make_keys):
-    x = make_x(4, 50).requires_grad_()
-    before = x.detach().clone()
-    with pytest.raises(RuntimeError, match="leaf"):
-        random_relu(x, DropReLU(0.7), make_keys(4), inplace=True)
-    assert x.detach().equal(before)
-
-
 class Named(torch.Tensor):
     """A tensor class of a user's."""
 

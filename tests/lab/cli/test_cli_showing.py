@@ -267,12 +267,6 @@ def test_json_has_no_nan():
     assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": "x"}
 
 
-def test_durations():
-    assert [output.duration(seconds) for seconds in (8.31, 125, 3725)] == ["8.3 s", "2:05", "1:02:05"]
-    long = (47 * 3600, 4.5 * 86_400, 249637 * 3600 + 33 * 60 + 13)
-    assert [output.duration(seconds) for seconds in long] == ["47:00:00", "4.5 days", "10,402 days"]
-
-
 def test_as_a_module(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "rbue.__main__", raising=False)
     monkeypatch.setattr(sys, "argv", ["rbue", "--version"])
