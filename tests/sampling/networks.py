@@ -14,6 +14,13 @@ def drawn_one_by_one(net, x, samples):
         return torch.stack([net(x) for _ in range(samples)]).softmax(2)
 
 
+def assert_drawn_as_one_by_one(net, x, samples, **tolerance):
+    """Predict, and return the samples, which have to be those of plain calls."""
+    found = rbue.predict(net, x, samples=samples, return_samples=True, draws="independent").samples
+    torch.testing.assert_close(found, drawn_one_by_one(net, x, samples), **tolerance)
+    return found
+
+
 class Residual(nn.Module):
     """Shared in-place ReLU modules, skip connections, BatchNorm and dropout."""
 

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from networks import drawn_one_by_one
+from networks import assert_drawn_as_one_by_one
 from torch import nn
 
 import rbue
@@ -93,8 +93,7 @@ def test_samples_are_those_of_plain_calls(make, activation, images):
         torch.manual_seed(100 + seed)
         x = torch.randn(images, 7, 6) if make is Sorted else torch.randn(images, 6)
         net = converted(make, x, seed, activation)
-        got = rbue.predict(net, x, samples=12, return_samples=True, draws="independent").samples
-        torch.testing.assert_close(got, drawn_one_by_one(net, x, 12), rtol=1e-4, atol=1e-6)
+        assert_drawn_as_one_by_one(net, x, 12, rtol=1e-4, atol=1e-6)
 
 
 class SequenceFirst(Layers):
@@ -157,8 +156,7 @@ def test_a_plan_is_made_again_for_a_network_that_was_changed(change):
         net[1] = nn.LayerNorm(32)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        got = rbue.predict(net, x, samples=5, return_samples=True, draws="independent").samples
-    torch.testing.assert_close(got, drawn_one_by_one(net, x, 5), rtol=1e-4, atol=1e-6)
+        assert_drawn_as_one_by_one(net, x, 5, rtol=1e-4, atol=1e-6)
     assert any(COMPANY in str(one.message) for one in caught) == (change != "mode")
 
 
@@ -177,8 +175,7 @@ def test_a_plan_is_made_again_for_a_network_with_a_switch_that_was_turned(before
     rbue.predict(net, x, samples=5, draws="independent")
     net.centred = after
     with pytest.warns(RbueWarning, match=COMPANY):
-        got = rbue.predict(net, x, samples=5, return_samples=True, draws="independent").samples
-    torch.testing.assert_close(got, drawn_one_by_one(net, x, 5), rtol=1e-4, atol=1e-6)
+        assert_drawn_as_one_by_one(net, x, 5, rtol=1e-4, atol=1e-6)
 
 
 def test_a_network_that_returns_its_own_memory_is_compared_with_what_it_returned_before():

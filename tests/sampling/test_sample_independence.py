@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from networks import drawn_one_by_one
+from networks import assert_drawn_as_one_by_one, drawn_one_by_one
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,9 +33,8 @@ def test_a_relu_of_weights_is_drawn_anew_for_each_sample(rows, images, samples):
     torch.manual_seed(0)
     net, x = OfWeights(rows), torch.randn(images, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(net, x, samples=samples, return_samples=True, draws="independent")
-    assert found.samples.std(0).max() > 0.01
-    torch.testing.assert_close(found.samples, drawn_one_by_one(net, x, samples))
+    found = assert_drawn_as_one_by_one(net, x, samples)
+    assert found.std(0).max() > 0.01
 
 
 class AdaptiveAdjacency(nn.Module):
@@ -55,9 +54,8 @@ def test_samples_that_differ_by_little_are_different():
     torch.manual_seed(0)
     net, x = AdaptiveAdjacency(), torch.randn(2, 32, 4)
     rbue.convert(net, rbue.DropReLU(0.8), example=x)
-    found = rbue.predict(net, x, samples=16, return_samples=True, draws="independent")
-    assert found.samples.std(0).max() > 1e-5
-    torch.testing.assert_close(found.samples, drawn_one_by_one(net, x, 16), atol=1e-7, rtol=0)
+    found = assert_drawn_as_one_by_one(net, x, 16, atol=1e-7, rtol=0)
+    assert found.std(0).max() > 1e-5
 
 
 def test_a_head_of_zeros_says_nothing_about_the_trained_one():
@@ -68,8 +66,7 @@ def test_a_head_of_zeros_says_nothing_about_the_trained_one():
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
     rbue.predict(net, x, samples=16, draws="independent")
     net.head.load_state_dict(trained.state_dict())
-    found = rbue.predict(net, x, samples=16, return_samples=True, draws="independent")
-    torch.testing.assert_close(found.samples, drawn_one_by_one(net, x, 16))
+    assert_drawn_as_one_by_one(net, x, 16)
 
 
 class EarlyExit(nn.Module):
@@ -192,8 +189,7 @@ def test_kernels_that_round_by_chance_do_not_hide_a_shared_mask():
     torch.manual_seed(0)
     net, x = WithRounding(), torch.randn(4, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(net, x, samples=16, return_samples=True, draws="independent").samples
-    torch.testing.assert_close(found, drawn_one_by_one(net, x, 16), atol=1e-5, rtol=0)
+    assert_drawn_as_one_by_one(net, x, 16, atol=1e-5, rtol=0)
 
 
 class RareMasks(nn.Module):
@@ -214,8 +210,7 @@ def test_a_mask_that_two_samples_have_in_common_is_not_taken_for_that_of_all(sta
     torch.manual_seed(start)
     net, x = RareMasks(), torch.randn(1, 8)
     rbue.convert(net, rbue.DropReLU(0.99), example=x)
-    found = rbue.predict(net, x, samples=16, return_samples=True, draws="independent").samples
-    torch.testing.assert_close(found, drawn_one_by_one(net, x, 16), atol=1e-6, rtol=0)
+    assert_drawn_as_one_by_one(net, x, 16, atol=1e-6, rtol=0)
 
 
 class OverTheBatch(TwoLayers):
@@ -229,8 +224,7 @@ def test_what_is_computed_of_the_whole_batch_is_not_computed_of_all_samples(imag
     torch.manual_seed(0)
     net, x = OverTheBatch(), torch.randn(images, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(net, x, samples=6, return_samples=True, draws="independent").samples
-    torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
+    assert_drawn_as_one_by_one(net, x, 6)
 
 
 def test_a_plan_that_is_made_again_does_not_warn_again():
@@ -255,8 +249,7 @@ def test_samples_are_not_mixed_even_a_little():
     torch.manual_seed(0)
     net, x = MixedALittle(), torch.randn(4, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    found = rbue.predict(net, x, samples=6, return_samples=True, draws="independent").samples
-    torch.testing.assert_close(found, drawn_one_by_one(net, x, 6), atol=1e-6, rtol=0)
+    assert_drawn_as_one_by_one(net, x, 6, atol=1e-6, rtol=0)
 
 
 class TimeMajor(TwoLayers):
@@ -283,8 +276,7 @@ def test_what_is_learned_later_leaves_a_head_of_zeros_one_that_says_nothing():
     net.head.load_state_dict(trained.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RbueWarning)
-        found = rbue.predict(net, x, samples=6, return_samples=True, draws="independent").samples
-    torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
+        assert_drawn_as_one_by_one(net, x, 6)
 
 
 @pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
@@ -297,8 +289,7 @@ def test_outputs_that_are_no_numbers_say_nothing_about_others():
     with pytest.raises(InvalidInput, match="NaN"):
         rbue.predict(net, x, samples=6, draws="independent")
     net.head.load_state_dict(trained.state_dict())
-    found = rbue.predict(net, x, samples=6, return_samples=True, draws="independent").samples
-    torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
+    assert_drawn_as_one_by_one(net, x, 6)
 
 
 @pytest.mark.parametrize("place", [1, 3])
