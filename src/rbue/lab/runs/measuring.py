@@ -34,7 +34,7 @@ from rbue.lab.runs.folders import (
     result_key,
     write_probs,
 )
-from rbue.lab.runs.networks import explaining_memory, load_networks
+from rbue.lab.runs.networks import NoWeights, explaining_memory, load_networks
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
 from rbue.lab.training import Normalise
 from rbue.locks import InUse
@@ -343,8 +343,8 @@ def _measured(
             pass  # that nothing can be written here should be known before hours of work
     images = images_of(config, split)
     labels = torch.from_numpy(images.labels).to(device)
-    combine = split == "test" and not augment  # members keep the probabilities of test images as they are
-    stored = _from_members(config, root, device, samples, seed, images, rank) if combine else None
+    drawn = samples, seed, draws, augment
+    stored = _from_members(config, root, device, drawn, images, rank) if split == "test" else None
     costs: dict[str, float] = {}
     if stored is not None:
         first, prediction = stored
@@ -356,8 +356,9 @@ def _measured(
         counts = [*(count for count in SAMPLE_COUNTS if count < samples and growing), samples]
         compared = members or DIVERSITY_SAMPLES
         start = time.perf_counter()
-        drawn = predict_images_at(config, networks, images, counts, seed, device, compared, draws, augment, rank)
-        *fewer, prediction = drawn
+        *fewer, prediction = predict_images_at(
+            config, networks, images, counts, seed, device, compared, draws, augment, rank
+        )
         prediction.probs.sum().item()  # a GPU may be behind
         if tasks_at_once() == 1:
             costs["prediction_seconds"] = time.perf_counter() - start
@@ -373,7 +374,7 @@ def _measured(
         "parameters": sum(entry["parameters"] for entry in training),
         "training_seconds": sum(entry["seconds"] for entry in training),
         **costs,
-        "samples": int(prediction.samples_used[0]),
+        "samples": int(prediction.samples_used[0]) * (samples if stored and augment else 1),
         "by_samples": curve,
         "combined_from": "networks" if stored is None else "stored probabilities",
         "seed": seed,
@@ -385,7 +386,7 @@ def _measured(
         "data": images.record(),
         "environment": facts(),
     }
-    key = result_key(samples, seed, draws, augment)
+    key = result_key(*drawn)
     if is_first():
         with folder.locked():
             folder.open(config, facts())
@@ -399,21 +400,22 @@ def _from_members(
     config: RunConfig,
     root: Path,
     device: torch.device,
-    samples: int,
-    seed: int,
+    drawn: tuple[int, int, str, str],
     images: data.ImageSet,
     rank: Rank,
 ) -> tuple[Prediction, Prediction] | None:
     """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
 
-    Members whose weights are here are measured first, which stores theirs.
+    Members whose weights are here are measured first, which stores theirs. Augmented passes are those of each member.
 
     Returns:
-        The prediction of all members, and that of as many as samples are asked for.
+        Members to compare, and the prediction: of as many members as samples are asked for. Of augmented passes only
+        the means are stored: there is no pair to compare.
 
     Raises:
-        RbueError: a member was measured on other images, and its weights to measure it again are elsewhere.
+        NoWeights: a member was measured on other images or with other passes, and its weights are elsewhere.
     """
+    samples, seed, draws, augment = drawn
     members = [(member, RunFolder.of(member, root)) for member in config.members()]
     folders = [folder for _, folder in members]
     if len(folders) == 1 or all(folder.has_weights for folder in folders):
@@ -421,23 +423,30 @@ def _from_members(
     if not all(folder.has_weights or folder.probs.exists() for folder in folders):
         return None
     for member, folder in members:
-        if not _has_answers(folder, images):
+        if not _has_answers(folder, images, drawn):
             if not folder.has_weights:
-                raise RbueError(
-                    f"{folder.path} was measured on other test images than {config.data} holds here, or not to the "
-                    f"end; its weights are not kept in this folder to measure it again for {config.method}."
+                raise NoWeights(
+                    f"{folder.path} was last measured on other test images than {config.data} holds here, with other "
+                    f"passes than {result_key(*drawn)}, or not to the end; its weights are not kept in this folder to "
+                    f"measure it again for {config.method}."
                 )
-            _measured(member, root, device, samples, seed, rank=rank)
+            _measured(member, root, device, samples, seed, draws=draws, augment=augment, rank=rank)
     probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
+    if augment:
+        return of_samples(probs[:1]), of_samples(probs)
     return of_samples(probs), of_samples(probs[:samples])
 
 
-def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
-    """Whether the probabilities stored in a folder are those of its last measurement, on these images."""
+def _has_answers(folder: RunFolder, images: data.ImageSet, drawn: tuple[int, int, str, str]) -> bool:
+    """Whether the probabilities stored in a folder are those of its last measurement, on these images.
+
+    Augmented passes have to be the ones asked for; others, one pass of a plain network, are what they are.
+    """
     if not folder.probs.exists():
         return False
     results = folder.entries("results")
-    last = list(results.values())[-1] if results else {}
-    if other_images(last, images) or last.get("augment") or not belong_to(folder.probs, last):
+    key, last = list(results.items())[-1] if results else ("", {})
+    other_passes = key != result_key(*drawn) if drawn[-1] else "augment" in last
+    if other_passes or other_images(last, images) or not belong_to(folder.probs, last):
         return False
     return read_probs(folder.probs).shape == (len(images), len(images.classes))
