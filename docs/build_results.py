@@ -67,7 +67,11 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         README: {"results": MAIN.short(SHORT)},
         DECISIONS: {"ood": MAIN.outside(), "active": label_next.part(LABELS)},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
-        ONE_TRAINING: {"one-training": one_training.table(MAIN), "search": one_training.search()},
+        ONE_TRAINING: {
+            "one-training": one_training.table(MAIN),
+            "shared": one_training.shared(MAIN),
+            "search": one_training.search(),
+        },
         SCALING: {
             "costs": scaling_page.costs(),
             "predicting": scaling_page.predicting(),

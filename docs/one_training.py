@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
 """Accuracy in percent and AURC in thousandths of the tables of the SURE project: 45,000 training images, 200 epochs."""
 
 
+NOISES = [name for name in CORRUPTIONS if name.endswith("_noise")]
 AREA = 60.0
 """Of the point of one training, in square points."""
 
@@ -42,14 +43,19 @@ class Row:
 
     Attributes:
         clean: the measurement of each run on the test images.
-        corrupted: rows of each run that has all corrupted test sets.
+        damaged: rows of each run on the corrupted test sets that it has.
     """
 
     method: str
     recipe: str
     augmented: bool
     clean: list[Mapping[str, Any]]
-    corrupted: list[list[Mapping[str, Any]]]
+    damaged: list[list[Mapping[str, Any]]]
+
+    def whole(self, corruptions: Collection[str] = CORRUPTIONS) -> list[list[Mapping[str, Any]]]:
+        """The rows of each run that has all test sets with these corruptions."""
+        found = ([one for one in sets if one["corruption"] in corruptions] for sets in self.damaged)
+        return [sets for sets in found if len(sets) == len(corruptions) * len(SEVERITIES)]
 
     @property
     def trainings(self) -> int:
@@ -74,14 +80,13 @@ def rows(study: Study) -> list[Row]:
 
 
 def _row(method: str, recipe: str, augmented: bool, folders: Iterable[RunFolder]) -> Row:
-    clean, corrupted = [], []
+    clean, damaged = [], []
     for folder in folders:
         found = {key: one for key, one in folder.entries("results").items() if ("augment" in one) == augmented}
         clean += list(found.values())[-1:]
         sets = [one for one in (folder.read("shift") or {"rows": []})["rows"] if ("augment" in one) == augmented]
-        if len(sets) == len(CORRUPTIONS) * len(SEVERITIES):
-            corrupted.append(sets)
-    return Row(method, recipe, augmented, clean, corrupted)
+        damaged += [sets] * bool(sets)
+    return Row(method, recipe, augmented, clean, damaged)
 
 
 def _spread(values: list[float], digits: int, scale: float = 1.0) -> str:
@@ -100,7 +105,6 @@ def table(study: Study) -> list[str]:
     ]
     lines = []
     for row in rows(study):
-        noise = [[one for one in sets if one["corruption"].endswith("_noise")] for sets in row.corrupted]
         title = TITLES[row.method]
         cells = [
             row.recipe,
@@ -111,9 +115,9 @@ def table(study: Study) -> list[str]:
             _spread([one["accuracy"] for one in row.clean], 2, 100),
             *(_spread([one[name] for one in row.clean], 4) for name in ("ece", "nll")),
             _spread([one["aurc"] for one in row.clean], 2, 1000),
-            _spread([mean(one["accuracy"] for one in sets) for sets in row.corrupted], 1, 100),
-            *(_spread([mean(one[name] for one in sets) for sets in row.corrupted], 3) for name in ("ece", "nll")),
-            _spread([mean(one["nll"] for one in sets) for sets in noise], 2),
+            _spread([mean(one["accuracy"] for one in sets) for sets in row.whole()], 1, 100),
+            *(_spread([mean(one[name] for one in sets) for sets in row.whole()], 3) for name in ("ece", "nll")),
+            _spread([mean(one["nll"] for one in sets) for sets in row.whole(NOISES)], 2),
         ]
         lines.append(cells)
     for name, (accuracy, aurc) in PUBLISHED.items():
@@ -121,13 +125,31 @@ def table(study: Study) -> list[str]:
     return result_tables.table(heads, lines)
 
 
+def shared(study: Study) -> list[str]:
+    """Augmented passes of the strong recipes on the corrupted sets that every run of them has."""
+    compared = [row for row in rows(study) if row.recipe != "paper" and row.augmented and row.damaged]
+    runs = [{(one["corruption"], one["severity"]): one for one in sets} for row in compared for sets in row.damaged]
+    common = set.intersection(*map(set, runs))
+    lines = [f"| {len(common)} of the corrupted sets | seeds | accuracy, % | ECE | NLL |", "|---" * 5 + "|"]
+    for row in compared:
+        own = [[one for one in sets if (one["corruption"], one["severity"]) in common] for sets in row.damaged]
+        cells = [
+            f"{TITLES[row.method]}, {row.recipe}",
+            str(len(own)),
+            _spread([mean(one["accuracy"] for one in sets) for sets in own], 1, 100),
+            *(_spread([mean(one[name] for one in sets) for sets in own], 3) for name in ("ece", "nll")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 NAMES = {
     ("paper", "single"): ("Single", (0, 12), "center"),
     ("paper", "mc-droprelu:0.95"): ("MC-DropReLU 0.95", (10, -3), "left"),
     ("paper", "deep-ensemble:4"): ("Deep Ensemble\nof 4", (16, 0), "left"),
     ("strong", "single"): ("Single", (10, 2), "left"),
-    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-12, -8), "right"),
-    ("strong", "deep-ensemble:4"): ("Deep Ensemble\nof 4", (16, 0), "left"),
+    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-12, -30), "right"),
+    ("strong", "deep-ensemble:4"): ("Deep Ensemble of 4", (14, -18), "right"),
 }
 """What is written beside the plain passes of a row, where (in points) and on which side."""
 MARKERS = {ROBUST: "D"}
@@ -141,7 +163,7 @@ def picture(study: Study) -> Figure:
     found = _drawn(study)
     _points(clean, {row: [(100 * one["accuracy"], one["nll"]) for one in row.clean] for row in found})
     means = {
-        row: [(100 * mean(one["accuracy"] for one in sets), mean(one["nll"] for one in sets)) for sets in row.corrupted]
+        row: [(100 * mean(one["accuracy"] for one in sets), mean(one["nll"] for one in sets)) for sets in row.whole()]
         for row in found
     }
     _points(corrupted, {row: places for row, places in means.items() if places})
@@ -195,11 +217,10 @@ def by_corruption(study: Study) -> Figure:
     """NLL under each corruption, mean over severities and seeds; the noises first."""
     figure = new_figure(7.2, 5.4)
     axes = figure.subplots()
-    shown = {(row.recipe, row.method): row for row in _drawn(study) if row.corrupted}  # augmented passes where measured
+    shown = {(row.recipe, row.method): row for row in _drawn(study) if row.whole()}  # augmented passes where measured
     names = sorted(CORRUPTIONS, key=lambda name: (name.endswith("_noise"), name), reverse=True)
     for (recipe, method), row in shown.items():
-        every = [one for sets in row.corrupted for one in sets]
-        nll = [mean(one["nll"] for one in every if one["corruption"] == name) for name in names]
+        nll = [mean(one["nll"] for sets in row.whole([name]) for one in sets) for name in names]
         colour = METHOD_COLOURS[method_name(method)]
         face = "white" if recipe == "paper" else colour
         label = f"{TITLES[method]}, {recipe}{', augmented passes' if row.augmented else ''}"

@@ -234,6 +234,22 @@ def test_an_ensemble_joins_stored_probabilities_and_weights(own, was_measured):
     assert len(RunFolder.of(here, own).read("results")) == 1
 
 
+def test_augmented_passes_of_members_are_combined_if_they_are_those_asked_for(own):
+    whole = config("deep-ensemble:2")
+    asked = {"samples": 6, "draws": "balanced", "augment": "flip,shift:1"}
+    one, other = (RunFolder.of(member, own) for member in whole.members())
+    for member in whole.members():
+        evaluate_run(member, own, CPU, **asked)
+    take_weights(one)
+    result = evaluate_run(whole, own, CPU, **asked)
+    assert (result["combined_from"], result["samples"], result["mean_jsd"]) == ("stored probabilities", 12, None)
+    mean = (read_probs(one.probs) + read_probs(other.probs)) / 2
+    assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(mean, abs=1e-3)
+    for other_passes in ({**asked, "samples": 7}, {}):
+        with pytest.raises(NoWeights, match=r"single-seed0-.* with other passes than samples="):
+            evaluate_run(whole, own, CPU, **other_passes)
+
+
 def measured_elsewhere(folder, **sha256):
     """Make the measurements of a run those of other test images."""
     results = folder.read("results")
@@ -254,7 +270,7 @@ def test_members_measured_on_different_images_are_not_combined(own, other):
     assert "of others" not in RunFolder.of(here, own).read("results")["samples=100,seed=0"]["data"]["sha256"].values()
     shutil.rmtree(RunFolder.of(whole, own).path)
     measured_elsewhere(RunFolder.of(published, own), **{other: "of others"})
-    with pytest.raises(RbueError, match=r"single-seed0-.* was measured on other test images than digits holds here"):
+    with pytest.raises(RbueError, match=r"single-seed0-.* was last measured on other test images than digits holds"):
         evaluate_run(whole, own, CPU)
     assert not RunFolder.of(whole, own).has_results
 

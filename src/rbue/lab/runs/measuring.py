@@ -27,7 +27,7 @@ from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.augmented import augmented, parse_augment
 from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, other_stream, read_probs, write_probs
-from rbue.lab.runs.networks import explaining_memory, load_networks
+from rbue.lab.runs.networks import NoWeights, explaining_memory, load_networks
 from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
 from rbue.lab.training import Normalise
@@ -301,8 +301,7 @@ def _measured(
             pass  # that nothing can be written here should be known before hours of work
     images = images_of(config, split)
     labels = torch.from_numpy(images.labels).to(device)
-    combine = split == "test" and not passes.augment  # members keep the probabilities of test images as they are
-    stored = _from_members(config, root, device, passes, images, rank) if combine else None
+    stored = _from_members(config, root, device, passes, images, rank) if split == "test" else None
     costs: dict[str, float] = {}
     if stored is not None:
         first, prediction = stored
@@ -331,7 +330,7 @@ def _measured(
         "parameters": sum(entry["parameters"] for entry in training),
         "training_seconds": sum(entry["seconds"] for entry in training),
         **costs,
-        "samples": int(prediction.samples_used[0]),
+        "samples": int(prediction.samples_used[0]) * (passes.samples if stored and passes.augment else 1),
         "by_samples": curve,
         "combined_from": "networks" if stored is None else "stored probabilities",
         "seed": passes.seed,
@@ -348,9 +347,8 @@ def _measured(
             folder.open(config, facts())
             result["probs_sha256"] = write_probs(_probs(folder, split), prediction.probs.cpu().numpy())
             others = {name: one for name, one in folder.entries(SPLITS[split]).items() if name != passes.key}
-            folder.write(
-                SPLITS[split], {**others, passes.key: result}
-            )  # the last one is that of the stored probabilities
+            # The last one is that of the stored probabilities.
+            folder.write(SPLITS[split], {**others, passes.key: result})
     return rank.of_first(result)
 
 
@@ -359,13 +357,14 @@ def _from_members(
 ) -> tuple[Prediction, Prediction] | None:
     """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
 
-    Members whose weights are here are measured first, which stores theirs.
+    Members whose weights are here are measured first, which stores theirs. Augmented passes are those of each member.
 
     Returns:
-        The prediction of all members, and that of as many as samples are asked for.
+        Members to compare, and the prediction: of as many members as samples are asked for. Of augmented passes only
+        the means are stored: there is no pair to compare.
 
     Raises:
-        RbueError: a member was measured on other images, and its weights to measure it again are elsewhere.
+        NoWeights: a member was measured on other images or with other passes, and its weights are elsewhere.
     """
     members = [(member, RunFolder.of(member, root)) for member in config.members()]
     folders = [folder for _, folder in members]
@@ -374,23 +373,30 @@ def _from_members(
     if not all(folder.has_weights or folder.probs.exists() for folder in folders):
         return None
     for member, folder in members:
-        if not _has_answers(folder, images):
+        if not _has_answers(folder, images, passes):
             if not folder.has_weights:
-                raise RbueError(
-                    f"{folder.path} was measured on other test images than {config.data} holds here, or not to the "
-                    f"end; its weights are not kept in this folder to measure it again for {config.method}."
+                raise NoWeights(
+                    f"{folder.path} was last measured on other test images than {config.data} holds here, with other "
+                    f"passes than {passes.key}, or not to the end; its weights are not kept in this folder to "
+                    f"measure it again for {config.method}."
                 )
-            _measured(member, root, device, Passes(passes.samples, passes.seed), "test", rank)
+            _measured(member, root, device, passes, "test", rank)
     probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
+    if passes.augment:
+        return of_samples(probs[:1]), of_samples(probs)
     return of_samples(probs), of_samples(probs[: passes.samples])
 
 
-def _has_answers(folder: RunFolder, images: data.ImageSet) -> bool:
-    """Whether the probabilities stored in a folder are those of its last measurement, on these images."""
+def _has_answers(folder: RunFolder, images: data.ImageSet, passes: Passes) -> bool:
+    """Whether the probabilities stored in a folder are those of its last measurement, on these images.
+
+    Augmented passes have to be the ones asked for; others, one pass of a plain network, are what they are.
+    """
     if not folder.probs.exists():
         return False
     results = folder.entries("results")
-    last = list(results.values())[-1] if results else {}
-    if other_images(last, images) or last.get("augment") or not belong_to(folder.probs, last):
+    key, last = list(results.items())[-1] if results else ("", {})
+    other_passes = key != passes.key if passes.augment else "augment" in last
+    if other_passes or other_images(last, images) or not belong_to(folder.probs, last):
         return False
     return read_probs(folder.probs).shape == (len(images), len(images.classes))
