@@ -246,6 +246,12 @@ def bad_forms():
         ([(ids, mask), (ids, mask[:3])], r"x\[0\] has 5 rows and x\[1\] has 3"),
         ({"ids": ids, "mask": mask, "words": ids}, "the entry 'words', which Text does not take; it takes ids, mask"),
         ({"ids": ids.tolist(), "mask": mask}, r"x\['ids'\] is a list of lists; give a tensor"),
+        (
+            {"ids": ids, "mask": mask, "scale": [1, 2, 3, 4, 5]},
+            r"x\['scale'\] is a list of 5, as many as images, .* give a tensor, or a tuple if it is the same",
+        ),
+        ((ids, mask, None, tuple("abcde")), r"x\[3\] is a tuple of 5, .*; give a tensor, such as token numbers"),
+        ({"ids": ids, "mask": {"a": mask, "b": [1] * 5}}, r"x\['mask'\]\['b'\] is a list of 5"),
         ({"ids": 3, "mask": None}, r"x holds no tensor, only x\['ids'\], x\['mask'\]; give tensors with a batch"),
         ({"ids": torch.tensor(3), "mask": torch.tensor(1)}, "only tensors without dimensions"),
         ({"ids": ids, "mask": mask.to_sparse()}, r"x\['mask'\] must be a dense tensor"),
@@ -269,6 +275,15 @@ def test_bad_input_is_one_clear_sentence(x, message):
     with pytest.raises(InvalidInput, match=message) as error:
         rbue.predict(network, x, samples=2)
     assert "\n" not in str(error.value)
+
+
+def test_a_tuple_of_settings_may_have_as_many_entries_as_there_are_images():
+    class Sized(StatementInPlace):
+        def forward(self, x, size):
+            return super().forward(x * size[0] / size[1])
+
+    network, x = rbue.convert(Sized(), rbue.DropReLU(0.5)), torch.randn(2, 6)
+    close(drawn(network, {"x": x, "size": (2, 3)}), loop(network, 4, x, (2, 3)))
 
 
 def test_ragged_arrays_and_a_tuple_of_two_meanings_are_named():

@@ -6,7 +6,8 @@ of such calls, and a ``Dataset`` becomes one.
 
 Which tensors have rows: the first tensor of a call has the batch, ``(B, ...)``. Every other tensor with ``B`` rows has
 one for each image, and is cut and repeated with the images. A tensor with one row or without dimensions (a table of
-positions, a temperature) is passed on as it is, and so is whatever is no tensor. Any other number of rows is an error.
+positions, a temperature) is passed on as it is, and so is whatever is no tensor. Any other number of rows is an error,
+and so is a list with one number or text for each image: it would not be cut with them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Batch:
         named = [(f"x[{k}]" if len(args) > 1 else "x", value) for k, value in enumerate(args)]
         named += [(f"x[{name!r}]", value) for name, value in (kwargs or {}).items()]
         self.names = [name for name, value in named for _ in tree_leaves(value)]
+        self._lists = [found for name, value in named for found in _plain_lists(name, value)]
         self.leaves, self._spec = tree_flatten((tuple(args), dict(kwargs or {})))
         self.positional, self.words = len(args), tuple(kwargs or {})
         first = next((x for x in self.leaves if isinstance(x, Tensor) and x.dim()), None)
@@ -181,6 +183,23 @@ class Batch:
                     f"{images} has {len(self)} rows and {name} has {x.shape[0]}; give as many rows as images, the "
                     "images first, or one row for all of them."
                 )
+        for name, values in self._lists:
+            texts = all(isinstance(one, str) for one in values)
+            if len(values) == len(self) > 1 and (texts or isinstance(values, list)):
+                way = "such as token numbers" if texts else "or a tuple if it is the same for every image"
+                raise InvalidInput(
+                    f"{name} is a {type(values).__name__} of {len(values)}, as many as images, and only tensors are "
+                    f"cut with these; give a tensor, {way}."
+                )
+
+
+def _plain_lists(name: str, value: Any) -> Iterator[tuple[str, list | tuple]]:
+    """The lists and tuples of numbers or texts in an argument, with their names."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _plain_lists(f"{name}[{key!r}]", one)
+    elif isinstance(value, (list, tuple)) and all(isinstance(one, (Real, str)) for one in value):
+        yield name, value
 
 
 def repeat_rows(x: Tensor, times: int) -> Tensor:
