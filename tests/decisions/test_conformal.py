@@ -215,6 +215,12 @@ def test_regression_gives_what_its_numbers_give():
     )
 
 
+def test_constants_by_position_are_those_of_the_documentation():
+    assert RAPS(0.1, 2) == RAPS(penalty=0.1, free_ranks=2)
+    with pytest.raises(TypeError):
+        APS(0.1)
+
+
 def test_errors_name_the_value_and_the_way_out():
     probs, labels = torch.full((20, 2), 0.5), torch.zeros(20, dtype=torch.int64)
     with pytest.raises(InvalidInput, match=r"coverage is 1.5; give a number in \(0, 1\)"):
