@@ -117,6 +117,21 @@ class InChunks(Layers):
         return torch.cat([self.last(torch.relu(self.first(part))) for part in x.split(3)])
 
 
+class SortedBefore(Layers):
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.last(torch.relu(self.first(x[order])))[order.argsort()]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_rows_that_are_in_order_may_be_sorted_all_the_same(descending):
+    x = torch.randn(5, 6).sort(0, descending=descending).values
+    net = converted(SortedBefore, x)
+    with pytest.warns(RbueWarning, match=COMPANY):
+        got = rbue.predict(net, x, samples=5, return_samples=True, draws="independent").samples
+    torch.testing.assert_close(got, drawn_one_by_one(net, x, 5), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("memory", [None, 1])
 @pytest.mark.parametrize(
     ("make", "shape"),
