@@ -277,6 +277,45 @@ def test_bad_input_is_one_clear_sentence(x, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("x", [torch.randn(6), [torch.randn(6)] * 3, np.zeros(6, np.float32)])
+@pytest.mark.parametrize("example", [None, torch.randn(4, 6)])
+def test_an_input_without_a_batch_is_named(x, example):
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5), example=example)
+    message = r"x has shape \(6,\), which the network takes only as one of a batch; give x.unsqueeze\(0\)"
+    with pytest.raises(InvalidInput, match=message):
+        rbue.predict(network, x, samples=2)
+
+
+def test_an_error_of_the_networks_own_stays_what_it_is():
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        rbue.predict(network, torch.randn(4, 5), samples=2)
+    with pytest.raises(KeyError, match="scores"):
+        rbue.predict(network, torch.randn(4, 6), samples=2, outputs=lambda out: {}["scores"])
+
+
+def test_a_network_of_one_dict_is_given_it_by_name():
+    class OfADict(StatementInPlace):
+        def forward(self, batch):
+            return super().forward(batch["image"]["x"] + batch["more"][0])
+
+    x = torch.randn(4, 6)
+    network, batch = rbue.convert(OfADict(), rbue.DropReLU(0.5)), {"image": {"x": x}, "more": [x]}
+    with pytest.raises(InvalidInput, match=r"it takes batch, and if that is the dict itself, give {'batch': x}"):
+        rbue.predict(network, batch, samples=2)
+    close(drawn(network, {"batch": batch}), loop(network, 4, batch))
+
+
+@pytest.mark.parametrize("use", [rbue.sites, lambda net, x: rbue.convert(net, rbue.DropReLU(0.5), example=x)])
+def test_an_example_of_another_type_is_named(use):
+    network = StatementInPlace()
+    with pytest.raises(InvalidInput, match=r"x is torch.float64 but .* give x.to\(torch.float32"):
+        use(network, torch.randn(4, 6).double())
+    assert not rbue.conversion(network)
+    with pytest.raises(InvalidInput, match=r"x is torch.float64 but the network is torch.float32"):
+        rbue.tune(network, (torch.randn(4, 6).double(), torch.arange(4)))
+
+
 def test_a_tuple_of_settings_may_have_as_many_entries_as_there_are_images():
     class Sized(StatementInPlace):
         def forward(self, x, size):

@@ -334,9 +334,10 @@ def _by_keyword(values: Mapping[str, Any], network: nn.Module) -> Batch:
         if name in _LABELS and (known is None or known.default is not inspect.Parameter.empty):
             continue
         if taken and known is None and not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+            whole = f", and if that is the dict itself, give {{{next(iter(taken))!r}: x}}" if len(taken) == 1 else ""
             raise InvalidInput(
                 f"x has the entry {name!r}, which {plain_class(network).__name__} does not take; it takes "
-                f"{', '.join(taken)}."
+                f"{', '.join(taken)}{whole}."
             )
         if isinstance(value, list) and value and isinstance(value[0], list):
             raise InvalidInput(
