@@ -168,11 +168,13 @@ def test_arrays_and_datasets_of_images():
 
     array = x.double().numpy()
     mirrored = array[:, :, :, ::-1].copy()[:, :, :, ::-1]
+    swapped = array.astype(">f8")
     frozen = array.copy()
     frozen.flags.writeable = False
     for given in (
         array,
         mirrored,
+        swapped,
         frozen,
         [array[:4], (array[4:], None)],
         Images(),
@@ -262,6 +264,8 @@ def bad_forms():
             {"ids": np.array([[1], [1, 2]], dtype=object), "mask": mask},
             r"x\['ids'\] is an array of object; give one of",
         ),
+        (np.ma.masked_array(np.zeros(5)), r"x is a masked array, .* give x.filled\(0\)"),
+        ({"ids": torch.nested.nested_tensor([ids[0], ids[1, :2]]), "mask": mask}, "a dense tensor, not a nested"),
         (np.array(["a", "b"]), "x is an array of <U1; give one of numbers"),
         ([["a", "b"]], "a loader must yield tensors, dicts of keyword arguments, or tuples .* not str"),
         ([1.5, 2.5], "not float; give a list of numbers as torch.tensor"),

@@ -51,7 +51,7 @@ class Batch:
         self.positional, self.words = len(args), tuple(kwargs or {})
         first = next((x for x in self.leaves if isinstance(x, Tensor) and x.dim()), None)
         self.has_rows = [
-            first is not None and isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == first.shape[0]
+            first is not None and isinstance(x, Tensor) and x.dim() > 0 and x.size(0) == first.size(0)  # nested, too
             for x in self.leaves
         ]
 
@@ -92,7 +92,7 @@ class Batch:
         return tuple(described)
 
     def __len__(self) -> int:
-        return self.first.shape[0]
+        return self.first.size(0)
 
     def __getitem__(self, where: slice | Tensor) -> Batch:
         return self.map(lambda x: x[where])
@@ -373,6 +373,10 @@ def _as_tensors(value: Any, name: str, network: nn.Module) -> Any:
 
 
 def _from_numpy(array: np.ndarray, name: str, network: nn.Module) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidInput(f"{name} is a masked array, whose mask no network would see; give {name}.filled(0), say.")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     try:  # torch takes no negative strides, and warns of memory that it may not write to
         x = torch.as_tensor(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
     except (TypeError, ValueError, RuntimeError) as error:
