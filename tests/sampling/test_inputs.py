@@ -7,6 +7,7 @@ import pytest
 import torch
 from networks import StatementInPlace, build
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import rbue
@@ -267,6 +268,8 @@ def bad_forms():
         (np.ma.masked_array(np.zeros(5)), r"x is a masked array, .* give x.filled\(0\)"),
         ({"ids": torch.nested.nested_tensor([ids[0], ids[1, :2]]), "mask": mask}, "a dense tensor, not a nested"),
         (np.array(["a", "b"]), "x is an array of <U1; give one of numbers"),
+        (pack_sequence([mask[:3], mask[:2]]), "x is a PackedSequence, .*; give the padded tensor"),
+        ([(pack_sequence([mask[:3], mask[:2]]), 1)], "x is a PackedSequence"),
         ([["a", "b"]], "a loader must yield tensors, dicts of keyword arguments, or tuples .* not str"),
         ([1.5, 2.5], "not float; give a list of numbers as torch.tensor"),
         (7, "x must be a tensor, an array, a dict of keyword arguments, a Dataset or a loader of these, not int"),

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from rbue.call_sites.following import plain_class
@@ -239,6 +240,7 @@ def one_call(x: Any, network: nn.Module, inputs: int = 1) -> Batch | None:
     """
     if isinstance(x, Batch):
         return x
+    _refuse_packed(x)
     if isinstance(x, (Tensor, np.ndarray)):
         return Batch((_as_tensors(x, "x", network),))
     if isinstance(x, Mapping):
@@ -302,8 +304,10 @@ def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
     """What a loader yields, without its labels."""
     if isinstance(batch, Batch):
         return batch
+    _refuse_packed(batch)
     if isinstance(batch, (tuple, list)) and batch:
         first = batch[0]
+        _refuse_packed(first)
         if isinstance(first, (Tensor, np.ndarray)):
             return _by_position(batch[: max(inputs, _positional(network)[0])], network)
         if isinstance(first, (tuple, list)) and first and isinstance(first[0], (Tensor, np.ndarray)):
@@ -318,6 +322,15 @@ def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
         f"a loader must yield tensors, dicts of keyword arguments, or tuples whose first entry is one of these, not "
         f"{type(batch).__name__}{way}."
     )
+
+
+def _refuse_packed(x: Any) -> None:
+    """Refuse a tuple whose first entry is neither an argument nor a batch: the steps of all sequences."""
+    if isinstance(x, PackedSequence):
+        raise InvalidInput(
+            "x is a PackedSequence, whose rows are steps, not images; give the padded tensor and one of the lengths, "
+            "and pack them in the network."
+        )
 
 
 def _by_position(values: Sequence[Any], network: nn.Module) -> Batch:
