@@ -250,9 +250,10 @@ def bad_forms():
         ({"ids": ids, "mask": mask, "words": ids}, "the entry 'words', which Text does not take; it takes ids, mask"),
         ({"ids": ids.tolist(), "mask": mask}, r"x\['ids'\] is a list of lists; give a tensor"),
         (
-            {"ids": ids, "mask": mask, "scale": [1, 2, 3, 4, 5]},
-            r"x\['scale'\] is a list of 5, as many as images, .* give a tensor, or a tuple if it is the same",
+            {"ids": ids[:2], "mask": mask[:2], "scale": [1, 2]},
+            r"x\['scale'\] is a list of 2, as many as images, .* give a tensor, or a tuple if it is the same",
         ),
+        ({"ids": ids, "mask": mask, "scale": (1, 2, 3, 4, 5)}, r"x\['scale'\] is a tuple of 5, .* give a tensor\."),
         ((ids, mask, None, tuple("abcde")), r"x\[3\] is a tuple of 5, .*; give a tensor, such as token numbers"),
         ({"ids": ids, "mask": {"a": mask, "b": [1] * 5}}, r"x\['mask'\]\['b'\] is a list of 5"),
         ({"ids": 3, "mask": None}, r"x holds no tensor, only x\['ids'\], x\['mask'\]; give tensors with a batch"),

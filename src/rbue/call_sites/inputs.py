@@ -7,7 +7,7 @@ of such calls, and a ``Dataset`` becomes one.
 Which tensors have rows: the first tensor of a call has the batch, ``(B, ...)``. Every other tensor with ``B`` rows has
 one for each image, and is cut and repeated with the images. A tensor with one row or without dimensions (a table of
 positions, a temperature) is passed on as it is, and so is whatever is no tensor. Any other number of rows is an error,
-and so is a list with one number or text for each image: it would not be cut with them.
+and so is a list with one number or text for each image, or a long tuple: it would not be cut with them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from rbue.errors import InvalidInput
 from rbue.torch_internals import is_exporting, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 _LABELS = ("label", "labels")
+_SETTINGS = 4
+"""A tuple of at most so many numbers may be a size or a padding; more, as many as images, are one for each."""
 _DATASET_BATCH = 64
 """Samples do not depend on the size of a batch, so nobody has to choose the one in which a Dataset is read."""
 
@@ -186,11 +188,12 @@ class Batch:
                 )
         for name, values in self._lists:
             texts = all(isinstance(one, str) for one in values)
-            if len(values) == len(self) > 1 and (texts or isinstance(values, list)):
-                way = "such as token numbers" if texts else "or a tuple if it is the same for every image"
+            many = len(values) > _SETTINGS
+            if len(values) == len(self) > 1 and (many or texts or isinstance(values, list)):
+                settings = "" if many else ", or a tuple if it is the same for every image"
                 raise InvalidInput(
                     f"{name} is a {type(values).__name__} of {len(values)}, as many as images, and only tensors are "
-                    f"cut with these; give a tensor, {way}."
+                    f"cut with these; give a tensor{', such as token numbers' if texts else settings}."
                 )
 
 
