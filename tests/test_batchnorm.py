@@ -207,8 +207,9 @@ def broken():
         (["image"], InvalidInput, "must yield tensors"),
         ([X[:20], X[:0]], InvalidInput, "at least one image"),
         (X.double(), RuntimeError, "type"),
+        ([X[:20], X[20:] / 0], InvalidInput, "BatchNorm at 1 came out as NaN or infinity, so they stay as they were"),
     ],
-    ids=["stopped", "empty", "dicts", "words", "no image", "another type"],
+    ids=["stopped", "empty", "dicts", "words", "no image", "another type", "NaN"],
 )
 def test_what_fails_leaves_everything_as_it_was(given, error, said):
     network = converted()

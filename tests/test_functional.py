@@ -145,6 +145,8 @@ X = torch.ones(4, 3)
         ({"sample": torch.arange(3)}, r"sample must be one number or number the 4 rows of x, but .* \(3,\)"),
         ({"sample": 1.5}, "sample must be an integer or a tensor of integers, not 1.5"),
         ({"sample": True}, "sample must be an integer or a tensor of integers, not True"),
+        ({"sample": 1 << 32}, r"sample must lie in \[0, 2\*\*32\), not 4294967296"),
+        ({"image": -(1 << 40)}, r"image must lie in \[0, 2\*\*32\), not -1099511627776"),
         ({"sample": torch.tensor(0, device="meta")}, "sample is on meta but x is on cpu"),
         ({"site": torch.arange(2)}, r"site must be one number or number the 4 rows of x, but .* \(2,\)"),
         ({"site": torch.tensor(0, device="meta")}, "site is on meta but x is on cpu"),

@@ -263,6 +263,12 @@ def test_only_layers_behind_a_random_site_are_estimated_again(network, validatio
         assert layers_that_vary(network, x) == layers
 
 
+def test_placements_may_be_indices_and_lists(network, validation):
+    tuned = rbue.tune(network, validation, where=[-1, [0, "2.*"]], q=0.95, samples=2)
+    assert [one.where for one in tuned.tried] == ["plain", -1, [0, "2.*"]]
+    assert "[0, '2.*']" in repr(tuned)
+
+
 def test_the_last_block_is_a_module_with_several_sites(network, validation):
     assert [site.name for site in last_block(rbue.sites(network, validation[0][:2]))] == ["2.3"]
     nested = nn.Sequential(network[0], network[1], nn.Sequential(block(32, 8), block(8, 8)))

@@ -75,6 +75,12 @@ def update_bn(
         try:
             with torch.no_grad(), evaluating(network), _cumulative(seen):
                 _pass_all(network, _pieces(x, size, network), state)
+            for path, layer in wanted.items():
+                if seen[layer] and not all(bool(value.isfinite().all()) for _, value in _statistics(layer)):
+                    raise InvalidInput(
+                        f"the statistics of BatchNorm at {path or '(root)'} came out as NaN or infinity, so they stay "
+                        "as they were; clean the input."
+                    )
             reached = [layer for layer, values in seen.items() if values]
         finally:
             for path, layer in wanted.items():

@@ -120,6 +120,8 @@ def _number(name: str, value: int | Tensor, x: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise InvalidInput(f"{name} must be an integer or a tensor of integers, not {value!r}.")
+        if not -(1 << 31) <= value < 1 << 32:  # a word of 32 bits, or its int32; others would have the bits of one
+            raise InvalidInput(f"{name} must lie in [0, 2**32), not {value}.")
         value = int(value)
     elif value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise InvalidInput(f"{name} must hold integers, not {value.dtype}.")

@@ -24,7 +24,7 @@ from rbue import metrics
 from rbue.activations import DropActivation, DropReLU, Randomness
 from rbue.batchnorm import layers_that_vary, update_bn
 from rbue.calibration import Temperature, cross_fitted
-from rbue.call_sites import SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
+from rbue.call_sites import Placement, SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import Batch, batches_of, beside, labelled_batches, one_call
 from rbue.call_sites.summary import LIKELY_MEANT
@@ -68,7 +68,7 @@ class Candidate:
         losses: what ``scaled_nll`` is the mean of.
     """
 
-    where: str
+    where: Placement
     q: float
     sites: int
     accuracy: float
@@ -132,7 +132,7 @@ class Tuned:
         numbers = (f"{number:.4f}" for number in (one.nll, one.ece))
         scaled = (f"{number:.4f}" for number in (one.scaled_nll, one.scaled_ece))
         accuracy, temperature = f"{100 * one.accuracy:.2f} %", f"{one.temperature:.3f}"
-        return mark, one.where, q, str(one.sites), accuracy, *numbers, temperature, *scaled, f"{one.seconds:.1f}"
+        return mark, str(one.where), q, str(one.sites), accuracy, *numbers, temperature, *scaled, f"{one.seconds:.1f}"
 
 
 def tune(
@@ -142,7 +142,7 @@ def tune(
     *,
     activation: Callable[[float], Randomness] | None = None,
     q: Sequence[float] | float = (0.98, 0.95, 0.9, 0.8),
-    where: Sequence[str] | str = PLACEMENTS,
+    where: Sequence[Placement] | Placement = PLACEMENTS,
     samples: int = 20,
     folds: int = 5,
     max_accuracy_loss: float = 0.002,
@@ -167,8 +167,8 @@ def tune(
             ReLUs are all that the network has, else ``DropActivation``.
         q: the probabilities to try, or one.
         where: the placements to try, or one: ``"last"``, ``"last block"`` (the smallest module around the last site
-            that has several, or else the last quarter of them), ``"all"``, or a name or pattern as in
-            :func:`rbue.convert`.
+            that has several, or else the last quarter of them), ``"all"``, or a name, pattern, index or list of these
+            as in :func:`rbue.convert`.
         samples: balanced samples for each candidate.
         folds: parts of the validation images, each scaled by the temperature that fits the others.
         max_accuracy_loss: how far below the plain network's accuracy a candidate may be; 0.002 are 0.2 points. Unless
@@ -208,7 +208,7 @@ def tune(
     if isinstance(unlabelled, Iterator):  # each candidate reads it
         unlabelled = [beside(one, network) for one in batches_of(unlabelled, network)]
     search = _Search(network, batches, unlabelled, make, example, whole_number(samples, "samples"), folds, seed, task)
-    placements = search.distinct([where] if isinstance(where, str) else where)
+    placements = search.distinct([where] if isinstance(where, (str, int)) or callable(where) else where)
     try:
         with _as_written(network), _progress(progress, len(placements) * len(falling)) as advance:
             tried = [search.plain()]
@@ -278,7 +278,7 @@ class _Search:
         with torch.no_grad(), evaluating(self.network):
             return self.task.sampled(self.task.read(x.clone().call(self.network))[None])[0]
 
-    def candidate(self, where: str, q: float, lowest: float) -> Candidate:
+    def candidate(self, where: Placement, q: float, lowest: float) -> Candidate:
         """One placement and one ``q``; ``lowest`` is the accuracy that it must reach."""
         start = time.perf_counter()
         self.restore()
@@ -297,7 +297,7 @@ class _Search:
         probs = predict(self.network, inputs, self.samples, self.seed, outputs=task, temperature=False).probs
         return self._measured(where, q, count, probs, lowest, start, statistics)
 
-    def distinct(self, where: Sequence[str]) -> list[str]:
+    def distinct(self, where: Sequence[Placement]) -> list[Placement]:
         """The placements that pick other sites than those before them; in a small network, a block may be one site."""
         picked = {_picked(self.sites, placement): placement for placement in reversed(where)}
         return [placement for placement in where if placement in picked.values()]
@@ -333,7 +333,7 @@ class _Search:
 
     def _measured(
         self,
-        where: str,
+        where: Placement,
         q: float,
         count: int,
         probs: Tensor,
@@ -387,14 +387,14 @@ def _as_written(network: nn.Module) -> Iterator[None]:
         network._compiled_call_impl = compiled
 
 
-def _convert(model: nn.Module, activation: Randomness, where: str, example: Batch) -> int:
+def _convert(model: nn.Module, activation: Randomness, where: Placement, example: Batch) -> int:
     """Make the sites of a placement random; how many they are."""
     chosen = _picked(sites(model, example, activation), where)
     convert(model, activation, where=lambda site: (site.path, site.call) in chosen, example=example)
     return len(chosen)
 
 
-def _picked(table: SiteTable, where: str) -> frozenset[tuple[str, int]]:
+def _picked(table: SiteTable, where: Placement) -> frozenset[tuple[str, int]]:
     """The sites of a placement, by path and call."""
     # The plain network is converted with q = 1, which changes nothing; at the last site its samples cost least.
     return choose(table, "last" if where == PLAIN else where)

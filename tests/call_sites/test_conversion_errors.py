@@ -47,6 +47,12 @@ def own_forward() -> nn.Module:
     return network
 
 
+def bound_forward() -> nn.Module:
+    network = mlp()
+    network.forward = network.forward  # whose repr has the whole network, in many lines
+    return network
+
+
 def convert(network: Any = None, activation: Any = None, **options: Any) -> Callable[[], Any]:
     activation = rbue.DropReLU(0.5) if activation is None else activation
     return lambda: rbue.convert(mlp() if network is None else network(), activation, **options)
@@ -106,6 +112,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     ),
     "fused cell": (convert(lambda: nn.RNNCell(4, 4, nonlinearity="relu")), ConversionError, ["nn.RNNCell"]),
     "forward on the instance": (convert(own_forward, example=x), ConversionError, ["Sequential", "instance"]),
+    "bound forward": (convert(bound_forward, example=x), ConversionError, ["instance", "in the class instead."]),
     "pattern picks nothing": (convert(where="layer9.*", example=x), InvalidInput, ["'layer9.*'", "2 ReLU"]),
     "path of a container": (
         convert(lambda: nn.Sequential(mlp()), where="0", example=x),

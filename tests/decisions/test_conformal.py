@@ -1,6 +1,7 @@
 """Sets against a plain double loop on data with ties; coverage over 1,000 draws against the exact binomial band."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -192,8 +193,14 @@ def test_predictions_samples_and_arrays_are_the_same():
     mean = samples.mean(0)
     prediction = Prediction(mean, mean, mean.long(), mean[:, 0], samples_used=torch.full((40,), 5), seed=0)
     expected = APS().fit(mean, labels)(mean)
-    for given in (prediction, samples, samples.numpy(), mean.numpy()):
-        assert torch.equal(APS().fit(given, labels.numpy())(given), expected)
+    frozen = mean.numpy().copy()
+    frozen.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in (prediction, samples, samples.numpy(), mean.numpy(), mean.numpy().astype(">f8"), frozen):
+            assert torch.equal(APS().fit(given, labels.numpy())(given), expected)
+    with pytest.raises(InvalidInput, match="prediction is an array of object; give one of numbers"):
+        APS().fit(mean.numpy().astype(object), labels)
 
 
 def test_regression_gives_what_its_numbers_give():
@@ -213,6 +220,12 @@ def test_regression_gives_what_its_numbers_give():
     assert (
         QuantileResiduals().fit(prediction, targets).threshold == QuantileResiduals().fit(quantiles, targets).threshold
     )
+
+
+def test_constants_by_position_are_those_of_the_documentation():
+    assert RAPS(0.1, 2) == RAPS(penalty=0.1, free_ranks=2)
+    with pytest.raises(TypeError):
+        APS(0.1)
 
 
 def test_errors_name_the_value_and_the_way_out():

@@ -116,6 +116,36 @@ class InChunks(Layers):
         return torch.cat([self.last(torch.relu(self.first(part))) for part in x.split(3)])
 
 
+class SparseInside(Layers):
+    def forward(self, x):
+        edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 5]])
+        graph = torch.sparse_coo_tensor(edges, torch.ones(4), (6, 6), check_invariants=True)
+        return self.last(torch.relu(self.first(torch.sparse.mm(graph, x.T).T)))
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+def test_a_network_may_make_sparse_tensors(memory):
+    x = torch.randn(5, 6)
+    net = converted(SparseInside, x)
+    got = rbue.predict(net, x, samples=5, return_samples=True, draws="independent", memory=memory).samples
+    torch.testing.assert_close(got, drawn_one_by_one(net, x, 5), rtol=1e-4, atol=1e-6)
+
+
+class SortedBefore(Layers):
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.last(torch.relu(self.first(x[order])))[order.argsort()]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_rows_that_are_in_order_may_be_sorted_all_the_same(descending):
+    x = torch.randn(5, 6).sort(0, descending=descending).values
+    net = converted(SortedBefore, x)
+    with pytest.warns(RbueWarning, match=COMPANY):
+        got = rbue.predict(net, x, samples=5, return_samples=True, draws="independent").samples
+    torch.testing.assert_close(got, drawn_one_by_one(net, x, 5), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("memory", [None, 1])
 @pytest.mark.parametrize(
     ("make", "shape"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from networks import StatementInPlace, build
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import rbue
@@ -168,11 +169,13 @@ def test_arrays_and_datasets_of_images():
 
     array = x.double().numpy()
     mirrored = array[:, :, :, ::-1].copy()[:, :, :, ::-1]
+    swapped = array.astype(">f8")
     frozen = array.copy()
     frozen.flags.writeable = False
     for given in (
         array,
         mirrored,
+        swapped,
         frozen,
         [array[:4], (array[4:], None)],
         Images(),
@@ -246,6 +249,13 @@ def bad_forms():
         ([(ids, mask), (ids, mask[:3])], r"x\[0\] has 5 rows and x\[1\] has 3"),
         ({"ids": ids, "mask": mask, "words": ids}, "the entry 'words', which Text does not take; it takes ids, mask"),
         ({"ids": ids.tolist(), "mask": mask}, r"x\['ids'\] is a list of lists; give a tensor"),
+        (
+            {"ids": ids[:2], "mask": mask[:2], "scale": [1, 2]},
+            r"x\['scale'\] is a list of 2, as many as images, .* give a tensor, or a tuple if it is the same",
+        ),
+        ({"ids": ids, "mask": mask, "scale": (1, 2, 3, 4, 5)}, r"x\['scale'\] is a tuple of 5, .* give a tensor\."),
+        ((ids, mask, None, tuple("abcde")), r"x\[3\] is a tuple of 5, .*; give a tensor, such as token numbers"),
+        ({"ids": ids, "mask": {"a": mask, "b": [1] * 5}}, r"x\['mask'\]\['b'\] is a list of 5"),
         ({"ids": 3, "mask": None}, r"x holds no tensor, only x\['ids'\], x\['mask'\]; give tensors with a batch"),
         ({"ids": torch.tensor(3), "mask": torch.tensor(1)}, "only tensors without dimensions"),
         ({"ids": ids, "mask": mask.to_sparse()}, r"x\['mask'\] must be a dense tensor"),
@@ -256,7 +266,11 @@ def bad_forms():
             {"ids": np.array([[1], [1, 2]], dtype=object), "mask": mask},
             r"x\['ids'\] is an array of object; give one of",
         ),
+        (np.ma.masked_array(np.zeros(5)), r"x is a masked array, .* give x.filled\(0\)"),
+        ({"ids": torch.nested.nested_tensor([ids[0], ids[1, :2]]), "mask": mask}, "a dense tensor, not a nested"),
         (np.array(["a", "b"]), "x is an array of <U1; give one of numbers"),
+        (pack_sequence([mask[:3], mask[:2]]), "x is a PackedSequence, .*; give the padded tensor"),
+        ([(pack_sequence([mask[:3], mask[:2]]), 1)], "x is a PackedSequence"),
         ([["a", "b"]], "a loader must yield tensors, dicts of keyword arguments, or tuples .* not str"),
         ([1.5, 2.5], "not float; give a list of numbers as torch.tensor"),
         (7, "x must be a tensor, an array, a dict of keyword arguments, a Dataset or a loader of these, not int"),
@@ -269,6 +283,54 @@ def test_bad_input_is_one_clear_sentence(x, message):
     with pytest.raises(InvalidInput, match=message) as error:
         rbue.predict(network, x, samples=2)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("x", [torch.randn(6), [torch.randn(6)] * 3, np.zeros(6, np.float32)])
+@pytest.mark.parametrize("example", [None, torch.randn(4, 6)])
+def test_an_input_without_a_batch_is_named(x, example):
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5), example=example)
+    message = r"x has shape \(6,\), which the network takes only as one of a batch; give x.unsqueeze\(0\)"
+    with pytest.raises(InvalidInput, match=message):
+        rbue.predict(network, x, samples=2)
+
+
+def test_an_error_of_the_networks_own_stays_what_it_is():
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        rbue.predict(network, torch.randn(4, 5), samples=2)
+    with pytest.raises(KeyError, match="scores"):
+        rbue.predict(network, torch.randn(4, 6), samples=2, outputs=lambda out: {}["scores"])
+
+
+def test_a_network_of_one_dict_is_given_it_by_name():
+    class OfADict(StatementInPlace):
+        def forward(self, batch):
+            return super().forward(batch["image"]["x"] + batch["more"][0])
+
+    x = torch.randn(4, 6)
+    network, batch = rbue.convert(OfADict(), rbue.DropReLU(0.5)), {"image": {"x": x}, "more": [x]}
+    with pytest.raises(InvalidInput, match=r"it takes batch, and if that is the dict itself, give {'batch': x}"):
+        rbue.predict(network, batch, samples=2)
+    close(drawn(network, {"batch": batch}), loop(network, 4, batch))
+
+
+@pytest.mark.parametrize("use", [rbue.sites, lambda net, x: rbue.convert(net, rbue.DropReLU(0.5), example=x)])
+def test_an_example_of_another_type_is_named(use):
+    network = StatementInPlace()
+    with pytest.raises(InvalidInput, match=r"x is torch.float64 but .* give x.to\(torch.float32"):
+        use(network, torch.randn(4, 6).double())
+    assert not rbue.conversion(network)
+    with pytest.raises(InvalidInput, match=r"x is torch.float64 but the network is torch.float32"):
+        rbue.tune(network, (torch.randn(4, 6).double(), torch.arange(4)))
+
+
+def test_a_tuple_of_settings_may_have_as_many_entries_as_there_are_images():
+    class Sized(StatementInPlace):
+        def forward(self, x, size):
+            return super().forward(x * size[0] / size[1])
+
+    network, x = rbue.convert(Sized(), rbue.DropReLU(0.5)), torch.randn(2, 6)
+    close(drawn(network, {"x": x, "size": (2, 3)}), loop(network, 4, x, (2, 3)))
 
 
 def test_ragged_arrays_and_a_tuple_of_two_meanings_are_named():

@@ -303,6 +303,12 @@ def test_sigmoids_at_the_end_are_noticed_and_logits_are_left_alone(low, high, no
     assert ["look like probabilities" in str(one.message) for one in recwarn] == [True] * noticed
 
 
+def test_a_few_logits_between_0_and_1_are_left_alone(recwarn):
+    network, x = scores_in(0, 1, 3)
+    rbue.predict(network, x[[0, 7]], samples=10)
+    assert not recwarn
+
+
 def test_outputs_that_do_not_sum_to_one_are_named():
     with pytest.raises(InvalidInput, match=r"those of an image sum to 0\.5"):
         given_probabilities(torch.tensor([[[0.5, 0.5], [0.25, 0.25]]]))

@@ -6,7 +6,8 @@ of such calls, and a ``Dataset`` becomes one.
 
 Which tensors have rows: the first tensor of a call has the batch, ``(B, ...)``. Every other tensor with ``B`` rows has
 one for each image, and is cut and repeated with the images. A tensor with one row or without dimensions (a table of
-positions, a temperature) is passed on as it is, and so is whatever is no tensor. Any other number of rows is an error.
+positions, a temperature) is passed on as it is, and so is whatever is no tensor. Any other number of rows is an error,
+and so is a list with one number or text for each image, or a long tuple: it would not be cut with them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from rbue.call_sites.following import plain_class
@@ -27,6 +29,8 @@ from rbue.errors import InvalidInput
 from rbue.torch_internals import is_exporting, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 _LABELS = ("label", "labels")
+_SETTINGS = 4
+"""A tuple of at most so many numbers may be a size or a padding; more, as many as images, are one for each."""
 _DATASET_BATCH = 64
 """Samples do not depend on the size of a batch, so nobody has to choose the one in which a Dataset is read."""
 
@@ -45,11 +49,12 @@ class Batch:
         named = [(f"x[{k}]" if len(args) > 1 else "x", value) for k, value in enumerate(args)]
         named += [(f"x[{name!r}]", value) for name, value in (kwargs or {}).items()]
         self.names = [name for name, value in named for _ in tree_leaves(value)]
+        self._lists = [found for name, value in named for found in _plain_lists(name, value)]
         self.leaves, self._spec = tree_flatten((tuple(args), dict(kwargs or {})))
         self.positional, self.words = len(args), tuple(kwargs or {})
         first = next((x for x in self.leaves if isinstance(x, Tensor) and x.dim()), None)
         self.has_rows = [
-            first is not None and isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == first.shape[0]
+            first is not None and isinstance(x, Tensor) and x.dim() > 0 and x.size(0) == first.size(0)  # nested, too
             for x in self.leaves
         ]
 
@@ -90,7 +95,7 @@ class Batch:
         return tuple(described)
 
     def __len__(self) -> int:
-        return self.first.shape[0]
+        return self.first.size(0)
 
     def __getitem__(self, where: slice | Tensor) -> Batch:
         return self.map(lambda x: x[where])
@@ -181,6 +186,24 @@ class Batch:
                     f"{images} has {len(self)} rows and {name} has {x.shape[0]}; give as many rows as images, the "
                     "images first, or one row for all of them."
                 )
+        for name, values in self._lists:
+            texts = all(isinstance(one, str) for one in values)
+            many = len(values) > _SETTINGS
+            if len(values) == len(self) > 1 and (many or texts or isinstance(values, list)):
+                settings = "" if many else ", or a tuple if it is the same for every image"
+                raise InvalidInput(
+                    f"{name} is a {type(values).__name__} of {len(values)}, as many as images, and only tensors are "
+                    f"cut with these; give a tensor{', such as token numbers' if texts else settings}."
+                )
+
+
+def _plain_lists(name: str, value: Any) -> Iterator[tuple[str, list | tuple]]:
+    """The lists and tuples of numbers or texts in an argument, with their names."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _plain_lists(f"{name}[{key!r}]", one)
+    elif isinstance(value, (list, tuple)) and all(isinstance(one, (Real, str)) for one in value):
+        yield name, value
 
 
 def repeat_rows(x: Tensor, times: int) -> Tensor:
@@ -220,6 +243,7 @@ def one_call(x: Any, network: nn.Module, inputs: int = 1) -> Batch | None:
     """
     if isinstance(x, Batch):
         return x
+    _refuse_packed(x)
     if isinstance(x, (Tensor, np.ndarray)):
         return Batch((_as_tensors(x, "x", network),))
     if isinstance(x, Mapping):
@@ -283,8 +307,10 @@ def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
     """What a loader yields, without its labels."""
     if isinstance(batch, Batch):
         return batch
+    _refuse_packed(batch)
     if isinstance(batch, (tuple, list)) and batch:
         first = batch[0]
+        _refuse_packed(first)
         if isinstance(first, (Tensor, np.ndarray)):
             return _by_position(batch[: max(inputs, _positional(network)[0])], network)
         if isinstance(first, (tuple, list)) and first and isinstance(first[0], (Tensor, np.ndarray)):
@@ -301,6 +327,15 @@ def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
     )
 
 
+def _refuse_packed(x: Any) -> None:
+    """Refuse a tuple whose first entry is neither an argument nor a batch: the steps of all sequences."""
+    if isinstance(x, PackedSequence):
+        raise InvalidInput(
+            "x is a PackedSequence, whose rows are steps, not images; give the padded tensor and one of the lengths, "
+            "and pack them in the network."
+        )
+
+
 def _by_position(values: Sequence[Any], network: nn.Module) -> Batch:
     many = len(values) > 1
     return Batch([_as_tensors(one, f"x[{k}]" if many else "x", network) for k, one in enumerate(values)])
@@ -315,9 +350,10 @@ def _by_keyword(values: Mapping[str, Any], network: nn.Module) -> Batch:
         if name in _LABELS and (known is None or known.default is not inspect.Parameter.empty):
             continue
         if taken and known is None and not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+            whole = f", and if that is the dict itself, give {{{next(iter(taken))!r}: x}}" if len(taken) == 1 else ""
             raise InvalidInput(
                 f"x has the entry {name!r}, which {plain_class(network).__name__} does not take; it takes "
-                f"{', '.join(taken)}."
+                f"{', '.join(taken)}{whole}."
             )
         if isinstance(value, list) and value and isinstance(value[0], list):
             raise InvalidInput(
@@ -353,6 +389,10 @@ def _as_tensors(value: Any, name: str, network: nn.Module) -> Any:
 
 
 def _from_numpy(array: np.ndarray, name: str, network: nn.Module) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidInput(f"{name} is a masked array, whose mask no network would see; give {name}.filled(0), say.")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     try:  # torch takes no negative strides, and warns of memory that it may not write to
         x = torch.as_tensor(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
     except (TypeError, ValueError, RuntimeError) as error:

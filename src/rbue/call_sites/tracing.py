@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from rbue.call_sites.inputs import Batch, example_call
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
-from rbue.errors import ConversionError, InvalidInput, warn
+from rbue.errors import ConversionError, InvalidInput, RbueError, warn
 from rbue.torch_internals import compiled_network
 
 
@@ -90,8 +92,8 @@ def refuse_unseen_parts(network: nn.Module) -> None:
             )
         if "forward" in vars(module) and module is network:
             raise ConversionError(
-                f"{type(network).__name__} has a forward set on the instance ({module.forward!r}), which goes around "
-                "the conversion; define it in the class instead."
+                f"{type(network).__name__} has a forward set on the instance, which goes around the conversion; "
+                "define it in the class instead."
             )
         if _is_fused_relu(module):
             raise ConversionError(
@@ -161,7 +163,7 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
         following.follow(network, recording.token, activation)
         network.__dict__[following.RECORDING] = recording
         try:
-            with evaluating(network), unchanged(network, device):
+            with evaluating(network), unchanged(network, device), types_named(call, network):
                 # With its hooks, but not compiled; with tensors of its own, which it may work in.
                 call.clone().call(network._call_impl)
         finally:
@@ -210,3 +212,39 @@ def _no_site_message(network: nn.Module, activation: Randomness, others: dict[st
     if others:
         return f"{name} has no ReLU call site to make random; it uses {', '.join(others)} instead; {_OTHER_WAY_OUT}"
     return f"{name} has no ReLU call site to make random, and no other known activation either; {_WAY_OUT}"
+
+
+@contextmanager
+def types_named(batch: Batch, network: nn.Module) -> Iterator[None]:
+    """Say which types do not fit where torch refuses them; a network may also convert its input by itself."""
+    try:
+        yield
+    except RuntimeError as error:
+        wanted = next((one.dtype for one in network.parameters() if one.is_floating_point()), None)
+        for name, x in zip(batch.names, batch.leaves, strict=True):
+            other = isinstance(x, Tensor) and wanted not in (None, x.dtype)
+            if other and not isinstance(error, RbueError) and _names_type(str(error), x.dtype):
+                raise InvalidInput(
+                    f"{name} is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted})."
+                ) from error
+        raise
+
+
+def _names_type(message: str, dtype: torch.dtype) -> bool:
+    """Whether an error of torch is about tensors of this type, such as ``Long`` for int64."""
+    name = _NAMES_IN_ERRORS.get(dtype, "")
+    return "type" in message and re.search(rf"(\b|CPU|CUDA){name}(Tensor|Type|\b)", message, re.IGNORECASE) is not None
+
+
+_NAMES_IN_ERRORS = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "half",
+    torch.bfloat16: "bfloat16",
+    torch.int64: "long",
+    torch.int32: "int",
+    torch.int16: "short",
+    torch.int8: "(char|signed char)",
+    torch.uint8: "(byte|unsigned char)",
+    torch.bool: "bool",
+}

@@ -20,7 +20,10 @@ _WORK_ELEMENTS = 1 << 22
 def tensor(value: Any, name: str) -> Tensor:
     """A tensor or a NumPy array, as a tensor without gradients."""
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(value))
+        if value.dtype.kind not in "biuf":
+            raise InvalidInput(f"{name} is an array of {value.dtype}; give one of numbers.")
+        value = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+        return torch.from_numpy(value if value.flags.writeable else value.copy())  # torch warns of read-only memory
     if not isinstance(value, Tensor):
         raise InvalidInput(f"{name} is a {type(value).__name__}; give a tensor or a NumPy array.")
     return value.detach()

@@ -18,7 +18,7 @@ trained nor tuned the network, its temperature included.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -181,7 +181,7 @@ class APS(LAC):
         tensor([[0.7500, 0.5000, 1.0000]], dtype=torch.float64)
     """
 
-    randomised: bool = True
+    randomised: bool = field(default=True, kw_only=True)
 
     def scores(self, probs: Tensor, uniforms: Tensor | None = None) -> Tensor:
         """``s(x, y)`` of every class, ``(B, C)`` in float64; ``uniforms`` are ``u``, ``(B,)``."""
@@ -208,7 +208,7 @@ class RAPS(APS):
     images that ``fit`` sees.
 
     Example:
-        >>> RAPS(randomised=False, penalty=0.1, free_ranks=1).scores(torch.tensor([[0.25, 0.5, 0.25]]))
+        >>> RAPS(0.1, free_ranks=1, randomised=False).scores(torch.tensor([[0.25, 0.5, 0.25]]))
         tensor([[0.8500, 0.5000, 1.2000]], dtype=torch.float64)
     """
 

@@ -214,10 +214,11 @@ def _thorough_plan(runner: PassRunner, x: Batch, sharing: bool) -> PassPlan:
 
 
 def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool:
-    """Whether a sample of one of two images is another one without the other image beside it, or with another one.
+    """Whether a sample of one of two images is another one without the other beside it, with another one, or swapped.
 
     Alone an image may meet other kernels, and rounding may do much. Beside another image they are the same, and it does
-    little; unless the same pass comes out differently, which kernels that add in any order do, or random numbers.
+    little; unless the same pass comes out differently, which kernels that add in any order do, or random numbers. A
+    network that sorts its rows may find the two in order, but not both ways round.
     """
     beside, again = (_output(runner, x, numbers[:1], numbers) for _ in range(2))
     alone = [_output(runner, x[k : k + 1], numbers[:1], numbers[k : k + 1]) for k in (0, 1)]
@@ -225,12 +226,12 @@ def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool
         return False
     if not agree(torch.cat(alone, 1), beside, slack=10):
         return True
-    others = []
+    others = [_output(runner, x[numbers.flip(0)], numbers[:1], numbers.flip(0)).flip(1)]
     for k in (0, 1):
         images = numbers + 8
         images[k] = k
         others.append(_output(runner, x[k : k + 1].repeat(2), numbers[:1], images)[:, k : k + 1])
-    return torch.equal(again, beside) and not agree(torch.cat(others, 1), beside)
+    return torch.equal(again, beside) and not agree(torch.cat(others, 1), torch.cat([beside, beside], 1))
 
 
 def _sharing_plan(live: LiveRows, out: Tensor, **found: bool) -> PassPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from numbers import Real
@@ -16,6 +15,7 @@ from rbue.augment import Augment
 from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.call_sites.inputs import Batch, batches_of, one_call
+from rbue.call_sites.tracing import record, types_named
 from rbue.errors import InvalidInput, RbueError, warn, whole_number
 from rbue.prediction import AnyPrediction, Prediction, concatenate
 from rbue.random_stream import INDEPENDENT
@@ -172,7 +172,7 @@ def predict(
             if not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
                 refuse_infinite_images(batch, numbers)
             first = torch.arange(target, dtype=torch.int32, device=batch.device), numbers
-            with _types_named(batch, network):
+            with _explained(batch, network):
                 prediction = collect(
                     StackedPasses(model, batch, seed, memory, draws, read, augment, first, keeping.features),
                     batch,
@@ -282,36 +282,27 @@ def _refuse_tokens(network: nn.Module, prediction: AnyPrediction) -> None:
 
 
 @contextmanager
-def _types_named(batch: Batch, network: nn.Module) -> Iterator[None]:
-    """Say which types do not fit where torch refuses them; a network may also convert its input by itself."""
+def _explained(batch: Batch, network: nn.Module) -> Iterator[None]:
+    """Say what does not fit where a network fails: types, or an input without a batch dimension."""
     try:
-        yield
-    except RuntimeError as error:
-        wanted = next((one.dtype for one in network.parameters() if one.is_floating_point()), None)
-        for name, x in zip(batch.names, batch.leaves, strict=True):
-            other = isinstance(x, Tensor) and wanted not in (None, x.dtype)
-            if other and not isinstance(error, RbueError) and _names_type(str(error), x.dtype):
-                raise InvalidInput(
-                    f"{name} is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted})."
-                ) from error
+        with types_named(batch, network):
+            yield
+    except (RbueError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        x = batch.first
+        if len(batch.leaves) == 1 and not _takes(network, x[:1]) and _takes(network, x.unsqueeze(0)):
+            raise InvalidInput(
+                f"x has shape {tuple(x.shape)}, which the network takes only as one of a batch; give x.unsqueeze(0), "
+                "or torch.stack(...) of several."
+            ) from error
         raise
 
 
-def _names_type(message: str, dtype: torch.dtype) -> bool:
-    """Whether an error of torch is about tensors of this type, such as ``Long`` for int64."""
-    name = _NAMES_IN_ERRORS.get(dtype, "")
-    return "type" in message and re.search(rf"(\b|CPU|CUDA){name}(Tensor|Type|\b)", message, re.IGNORECASE) is not None
-
-
-_NAMES_IN_ERRORS = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.float16: "half",
-    torch.bfloat16: "bfloat16",
-    torch.int64: "long",
-    torch.int32: "int",
-    torch.int16: "short",
-    torch.int8: "(char|signed char)",
-    torch.uint8: "(byte|unsigned char)",
-    torch.bool: "bool",
-}
+def _takes(network: nn.Module, x: Tensor) -> bool:
+    """Whether the network runs on this input."""
+    try:
+        record(network, Batch((x,)), conversion_of(network).activation)
+    except Exception:
+        return False
+    return True

@@ -24,6 +24,8 @@ Outputs = str | Callable[[Any], Tensor] | None
 
 _SUM_ROUNDING = 1e-5
 """Sums of ``float32`` probabilities are closer to one than this."""
+_TELLING = 8
+"""Fewer logits than this may all lie between 0 and 1 by chance."""
 
 
 @dataclass(frozen=True)
@@ -238,11 +240,11 @@ TASKS = {
 def looks_like_probs(out: Tensor) -> Tensor:
     """Whether a network's outputs lie between 0 and 1, and either sum to one or fill that range as sigmoids do.
 
-    The logits of a trained network hardly do, and those of a fresh one lie close together.
+    The logits of a trained network hardly do, but for very few of them, and those of a fresh one lie close together.
     """
     precision = 1e-2 if out.dtype in (torch.float16, torch.bfloat16) else 1e-4
     least, most = out.aminmax()
-    alike = most - least > 0.5
+    alike = (most - least > 0.5) & (out[0].numel() >= _TELLING)
     if out.dim() > 2 and out.shape[2] > 1:
         alike |= (out.float().sum(2) - 1).abs().max() < precision
     return (least >= 0) & (most <= 1 + precision) & alike

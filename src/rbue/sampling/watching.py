@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
-from torch import Size, Tensor
+from torch import Size, Tensor, strided
 from torch.overrides import TorchFunctionMode
 
 from rbue.call_sites.draws import tensors_in
@@ -79,7 +79,7 @@ class LargestTensor(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor):
+        if isinstance(out, Tensor) and out.layout is strided:  # torch does not say how many bytes a sparse one has
             self.nbytes = max(self.nbytes, out.nbytes)
         return out
 
