@@ -237,6 +237,15 @@ def test_every_calibrated_run_is_shown_apart_from_the_papers_rows():
         assert hashlib.sha256(file.with_name("probs.npy").read_bytes()).hexdigest() == entry["probs"]["sha256"]
 
 
+def test_every_kept_run_of_active_learning_can_be_read():
+    from rbue.lab.active.curves import read_runs
+    from rbue.lab.active.loop import find_active
+
+    runs, trouble = read_runs(find_active(ROOT / "results" / "runs" / "active"))
+    assert runs
+    assert not trouble
+
+
 def test_every_public_name_is_in_the_api_reference():
     import rbue
 
