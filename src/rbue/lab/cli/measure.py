@@ -33,15 +33,19 @@ from rbue.lab.cli.options import (
 )
 from rbue.lab.cli.output import (
     AsJson,
+    as_markup,
     complain,
     data_progress,
     duration,
     facts,
+    methods_table,
     number,
     percent,
     print_json,
+    print_methods,
     remark,
     say,
+    stdout,
     table,
     working,
 )
@@ -149,9 +153,15 @@ def calibrate(
             for (config, _), label, (key, entry) in zip(found, labels, made, strict=True)
             if config.data == name
         ]
-        numbers = ("temperatures", "accuracy", *SCORES)
+        console = stdout()
+        shown = methods_table(console)
+        for heading in ("temperatures", "accuracy", *SCORES):
+            shown.add_column(heading, justify="right", no_wrap=True)
+        for row in rows:
+            shown.add_row(*map(as_markup, row))
         title = f"{name} after temperature scaling (two-fold cross-fit on the test set; not in the paper)"
-        table(title, ("method", *numbers), rows, right=numbers)
+        console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
+        print_methods(console, shown, less_important=("Brier", "accuracy"))
     for label, (_, entry) in zip(labels, made, strict=True):
         if at_a_bound(entry):
             low, high = entry["bounds"]
