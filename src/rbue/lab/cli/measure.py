@@ -23,6 +23,7 @@ from rbue.lab.cli.options import (
     RunsFolder,
     Samples,
     Selection,
+    Split,
     TaskOptions,
     device_named,
     find_all,
@@ -66,9 +67,7 @@ def evaluate(
     method: MethodName = "single",
     samples: Samples = 100,
     sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
-    split: Annotated[
-        str, typer.Option(help="Images to measure on: 'test', or 'validation', those of --holdout.")
-    ] = "test",
+    split: Split = "test",
     draws: Draws = "independent",
     augment: Augment = "",
     json: AsJson = False,

@@ -42,6 +42,9 @@ Augment = Annotated[
     str,
     typer.Option("--augment", help="What each pass does to its images: a list of flip, shift:2, crop:0.8."),
 ]
+Split = Annotated[
+    str, typer.Option("--split", help="Images to measure on: 'test', or 'validation', those of --holdout.")
+]
 SPREAD = "Several processes, or a Ray cluster whose machines see the same folders"
 EngineName = Annotated[
     str,
