@@ -203,16 +203,21 @@ def recipe_words(config: RunConfig) -> str:
     ]
     if recipe.average is not None:
         parts.append(f"{recipe.average.upper()} after {recipe.average_from} epochs")
-    named = ("epochs", "batch", "learning_rate", "average_start")
-    shown = {name: getattr(recipe, name) for name in named}
-    usual = asdict(recipe_for(config.data, average=recipe.average or "none", **shown))
-    parts += [_setting(name, value) for name, value in asdict(recipe).items() if value != usual[name]]
+    parts += recipe_changes(config)
     if config.width != 1:
         parts.append(f"width {config.width:g}")
     if config.holdout:
         seed = f" with seed {config.holdout_seed}" if config.holdout_seed else ""
         parts.append(f"{config.holdout:,} images held out{seed}")
     return ", ".join(parts)
+
+
+def recipe_changes(config: RunConfig) -> list[str]:
+    """What differs from the recipe of a data set, but for length, batch, learning rate and the kind of an average."""
+    recipe, named = config.recipe, ("epochs", "batch", "learning_rate", "average_start")
+    shown = {name: getattr(recipe, name) for name in named}
+    usual = asdict(recipe_for(config.data, average=recipe.average or "none", **shown))
+    return [_setting(name, value) for name, value in asdict(recipe).items() if value != usual[name]]
 
 
 def _setting(name: str, value: Any) -> str:
