@@ -237,6 +237,29 @@ def test_every_calibrated_run_is_shown_apart_from_the_papers_rows():
         assert hashlib.sha256(file.with_name("probs.npy").read_bytes()).hexdigest() == entry["probs"]["sha256"]
 
 
+def test_the_temperatures_of_the_search_are_those_that_were_fitted():
+    text = (ROOT / "docs" / "one-training.md").read_text()
+    said = re.search(r"from 150 epochs on, without mixup, the held-out images ask for ([\d.]+) to ([\d.]+)\.", text)
+    assert said
+    found = [
+        scores["temperature"]
+        for trial in json.loads((ROOT / "results" / "search.json").read_text())
+        if trial["config"]["recipe"]["epochs"] >= 150 and not trial["config"]["recipe"].get("mixup")
+        for scores in trial["held_out"].values()
+        if "temperature" in scores
+    ]
+    assert said.groups() == (f"{min(found):.2f}", f"{max(found):.2f}")
+
+
+def test_every_kept_run_of_active_learning_can_be_read():
+    from rbue.lab.active.curves import read_runs
+    from rbue.lab.active.loop import find_active
+
+    runs, trouble = read_runs(find_active(ROOT / "results" / "runs" / "active"))
+    assert runs
+    assert not trouble
+
+
 def test_every_public_name_is_in_the_api_reference():
     import rbue
 

@@ -69,6 +69,10 @@ class Shift:
         """Shift each row by whole pixels."""
         _check_images(x, self)
         count, _, height, width = x.shape
+        side = min(height, width)
+        if self.pixels >= side:
+            seen = f"moves images of {height}x{width} out of sight; shift by less, such as {max(1, side // 16)}"
+            raise InvalidInput(f"a shift by {self.pixels} pixels {seen}.")
         fill = torch.tensor(self.fill, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
         if len(fill) not in (1, x.shape[1]):
             raise InvalidInput(f"fill is {self.fill} for images of {x.shape[1]} channels; give one, or one for each.")

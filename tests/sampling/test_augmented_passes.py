@@ -155,6 +155,7 @@ def test_adaptive_stopping_does_not_count_on_the_balance():
             r"augment must be a function of images and uniform numbers, augment\(x, uniform\), .* not <",
         ),
         (nn.ReLU(), r"augment must be .*, augment\(x, uniform\), .* not ReLU"),
+        (Shift(99), r"a shift by 99 pixels moves images of \d+x\d+ out of sight; shift by less, such as 1\."),
         (Shift(1, fill=(1.0, 2.0)), r"fill is \(1\.0, 2\.0\) for images of 3 channels; give one, or one for each"),
         (lambda x, uniform: x[..., 1:], r"must keep the shape \(.*, 3, 8, 8\) of its images, but gave \(.*, 3, 8, 7\)"),
         (lambda x, uniform: None, "must keep the shape .* but gave NoneType"),

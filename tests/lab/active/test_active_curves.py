@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from made_up import run, three_methods
 
 from rbue.lab.active.curves import compare
+from rbue.lab.active.page import active_page
 
 
 def one_comparison(*runs, **settings):
@@ -65,6 +67,19 @@ class TestGroups:
     def test_other_settings_are_not_compared(self):
         comparisons, _ = compare([run([0.5]), run([0.5], seed=1), run([0.5], steps=100), run([0.5], acquire="margin")])
         assert [[len(curve.runs) for curve in group.curves] for group in comparisons] == [[1, 2], [1]]
+
+    def test_groups_of_one_network_are_told_apart_by_what_differs(self):
+        plain, longer = run([0.5]), run([0.5], steps=100, pool=50)
+        recipe = replace(plain.config.run.recipe, augmix=0.5)
+        mixed = replace(plain, config=replace(plain.config, run=replace(plain.config.run, recipe=recipe)))
+        comparisons, _ = compare([plain, longer, mixed])
+        assert [one.title for one in comparisons] == [
+            "small_cnn on digits, steps 2000, no pool, no augmix",
+            "small_cnn on digits, steps 100, pool 50, no augmix",
+            "small_cnn on digits, steps 2000, no pool, augmix 0.5",
+        ]
+        assert compare([plain])[0][0].title == "small_cnn on digits"
+        assert "augmix 0.5; the same recipe for all methods" in active_page(comparisons).html()
 
     def test_a_seed_under_way_is_left_out_and_named(self):
         (group,), left_out = compare([*three_methods(), run([], seed=7)])

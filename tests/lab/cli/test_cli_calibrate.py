@@ -37,13 +37,25 @@ def test_a_table_and_a_file_a_run(runs, command):
     for name, method in (("single", "single"), ("mc-droprelu-0.9", "mc-droprelu:0.9")):
         file = runs[name] / "calibration.json"
         entry = json.loads(file.read_text())["samples=4,seed=0"]
-        (row,) = (line for line in shown.splitlines() if line.startswith(f"{method} "))
+        (row,) = (line for line in shown.splitlines() if line.startswith(f" {method} "))
         assert f"{entry['temperatures'][0]:.3f}, {entry['temperatures'][1]:.3f}" in row
         assert f"{100 * entry['before']['accuracy']:.2f} %" in row
         for score in ("ece", "nll", "brier"):
             assert f"{entry['before'][score]:.4f} → {entry['after'][score]:.4f}" in row
         assert str(file) in shown.splitlines()
     assert list(Path("runs").rglob("*.partial")) == []
+
+
+def test_numbers_are_whole_where_there_is_little_room(runs, command, monkeypatch):
+    command("evaluate", runs["single"], "--samples", 2, "--augment", "flip,shift:2")
+    for columns in (60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = command("calibrate", runs["single"], runs["mc-droprelu-0.9"]).stdout.splitlines()
+        for name in ("single", "mc-droprelu-0.9"):
+            entry = list(json.loads((runs[name] / "calibration.json").read_text()).values())[-1]
+            nll = f"{entry['before']['nll']:.4f} → {entry['after']['nll']:.4f}"
+            assert any(nll in line for line in lines)
+        assert "no room for Brier" in "".join(lines)
 
 
 def test_an_augmented_measurement_is_named(runs, command):

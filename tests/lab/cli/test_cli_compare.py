@@ -35,6 +35,23 @@ def test_compare_shows_one_table_and_writes_it(command, as_json):
     assert Path("table.csv").read_text().splitlines()[0].startswith("method,accuracy,ece,nll,mean_jsd,mean_dis,")
 
 
+def test_held_out_images_are_compared_without_a_look_at_the_test_images(command, as_json):
+    words = ("compare", "--methods", "single,mc-droprelu:0.9", "--samples", 4, "--split", "validation", *TINY)
+    said = command(*words, code=2).stderr
+    assert "has no validation images; train it with --holdout N" in said
+    said = command(*words, "--holdout", 100, "-o", "page.html", code=2).stderr
+    assert "a page is about test images; with --split validation the name of page.html must end in .md" in said
+    assert not Path("runs").exists()
+    shown = command(*words, "--holdout", 100).stdout
+    assert "small_cnn on digits (validation), seed 0" in shown
+    assert "on 100 images" in shown.lower()
+    for row in as_json(*words, "--holdout", 100)["methods"]:
+        (kept,) = json.loads((Path(row["run"]) / "validation.json").read_text()).values()
+        assert row["nll"] == kept["nll"]
+        assert (row["data"]["split"], row["data"]["count"]) == ("validation", 100)
+        assert not (Path(row["run"]) / "results.json").exists()
+
+
 def test_compare_goes_on_after_a_damaged_file(command, as_json):
     words = ("compare", "--methods", "single,mc-droprelu:0.8,svi", "--samples", 4, *TINY)
     whole = as_json(*words)["methods"]

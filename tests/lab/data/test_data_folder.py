@@ -46,6 +46,13 @@ def test_split_folders_are_used(tree):
     assert all(np.array_equal(held_out.images[0], one) for one in train.images[[train.files.index(held_out.files[0])]])
 
 
+def test_test_images_that_are_training_images_too_are_named(tree):
+    Image.fromarray(_pixels(1, 6, 5, 3)).save(tree / "test" / "bee" / "copy.bmp")
+    data.load(f"folder:{tree}", "train")
+    with pytest.warns(RbueWarning, match=r"1 of 7 test images are training images too, .*\(test/bee/copy.bmp\)"):
+        data.load(f"folder:{tree}", "test")
+
+
 @pytest.mark.parametrize("off", [0, 1], ids=["everywhere", "but for one pixel"])
 def test_a_channel_that_is_the_same_everywhere_can_be_divided_by_its_deviation(tmp_path, off):
     pixels = _pixels(0, 10, 90, 90, 3)

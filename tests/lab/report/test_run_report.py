@@ -568,7 +568,10 @@ def test_several_settings_get_a_section_each(own_runs):
     train_run(longer, own_runs, CPU)
     evaluate_run(longer, own_runs, CPU, samples=1)
     page = report_on(records_of(own_runs), pictures=False).page
-    assert [section.title for section in page.sections].count("small_cnn on digits") == 2
+    titles = [section.title for section in page.sections]
+    assert [one.partition(", ")[0] for one in titles[:2]] == [
+        f"small_cnn on digits: {n}" for n in ("1 epoch", "2 epochs")
+    ]
     assert page.sections[-2].title == "What is missing"
     assert all("355 images" in section.blocks[0].words for section in page.sections[:2])
     assert 'id="small-cnn-on-digits-2"' in page.html()
@@ -607,6 +610,45 @@ def test_of_two_copies_the_measured_one_is_reported(tmp_path):
 
 
 def test_the_words_of_a_recipe_name_an_average():
-    paper, strong = (RunConfig(recipe=recipe_for("cifar10", name)) for name in ("paper", "strong"))
+    paper, strong = (RunConfig("cifar10", recipe=recipe_for("cifar10", name)) for name in ("paper", "strong"))
     assert recipe_words(paper) == "200 epochs, batch 128, rate 0.1"
-    assert recipe_words(strong) == "200 epochs, batch 128, rate 0.1, SWA after 120 epochs"
+    assert recipe_words(strong) == "200 epochs, batch 128, rate 0.1, SWA after 120 epochs, weight decay 0.0005"
+
+
+def test_the_words_of_a_recipe_name_everything_that_is_not_the_data_sets():
+    changes = {"augmix": 0.5, "flip": False, "milestones": (0.5, 0.9)}
+    run = RunConfig(holdout=100, holdout_seed=2, recipe=recipe_for("digits", **changes, weight_decay=0))
+    said = recipe_words(run)
+    assert said.startswith("20 epochs, batch 32, rate 0.05, milestones 0.5 0.9, weight decay 0, augmix 0.5, ")
+    assert said.endswith("100 images held out with seed 2")  # flips are off for digits anyway
+    assert "no flip" in recipe_words(RunConfig(data="cifar10", recipe=recipe_for("cifar10", flip=False)))
+
+
+def test_groups_of_one_network_are_told_apart_by_their_recipes(made_runs):
+    (single,) = (one for one in records_of(made_runs) if one.name.startswith("digits/small_cnn/single-seed0"))
+    other = replace(single, config=replace(single.config, recipe=replace(single.config.recipe, augmix=0.5)))
+    made = report_on([single, other], answers=False)
+    titles = [section.title for section in made.page.sections]
+    assert titles[:2] == ["small_cnn on digits: 1 epoch, batch 128, rate 0.05" + more for more in _MORE]
+    recipes = [row["recipe"] for row in made.runs.rows]
+    assert recipes == ["1 epoch, batch 128, rate 0.05" + more for more in _MORE]
+
+
+_MORE = (", width 0.25", ", augmix 0.5, width 0.25")
+
+
+def test_the_papers_numbers_do_not_stand_beside_other_recipes_or_passes(made_runs):
+    def paper_value(data, model, method, measure):
+        return 0.9
+
+    plain = next(_widened(record) for record in records_of(made_runs) if record.results)
+    strong = replace(plain.config, recipe=recipe_for("digits", "strong", epochs=3))
+    augmented = {name: {**one, "augment": "flip"} for name, one in plain.results.items()}
+    for record, known in (
+        (plain, True),
+        (replace(plain, config=strong), False),
+        (replace(plain, results=augmented), False),
+    ):
+        ((row,),) = (comparison_table(one, paper_value).rows for one in group_records([record]))
+        assert {cell.paper for key, cell in row.items() if key != "method"} == {0.9 if known else None}
+        assert row["training_seconds"].difference is None  # other hardware

@@ -282,6 +282,15 @@ def test_fewer_samples_than_members_are_the_first_members(runs):
     assert (both["samples"], both["samples_asked"]) == (2, None)
 
 
+def test_a_run_without_weights_says_how_it_was_measured(runs):
+    root, config = runs
+    measure(config, root, severities=[1], corruptions=["fog"], draws="balanced", augment="shift:1")
+    (RunFolder.of(config, root).path / "weights.safetensors").unlink()
+    words = "with samples 6, seed 0, draws balanced, augment shift:1; ask for that: its weights are not kept"
+    with pytest.raises(RbueError, match=words):
+        measure(config, root, severities=[1], corruptions=["fog"])
+
+
 def test_an_ensemble_has_its_members_measured_and_needs_no_weights_then(runs):
     root, config = runs
     whole = ensemble_of(config)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -188,6 +188,8 @@ class Comparison:
 
     curves: tuple[Curve, ...]
     asked: tuple[float, ...] = ()
+    apart: str = ""
+    """What tells it from other comparisons of the same network and data."""
 
     @property
     def config(self) -> ActiveConfig:
@@ -196,8 +198,8 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """Network and data."""
-        return f"{self.config.run.model} on {self.config.run.data}"
+        """Network and data, and what tells it from others of these."""
+        return ", ".join(filter(None, [f"{self.config.run.model} on {self.config.run.data}", self.apart]))
 
     @property
     def methods(self) -> list[str]:
@@ -273,7 +275,28 @@ def compare(runs: Sequence[ActiveRun], asked: Sequence[float] = ()) -> tuple[lis
         first = list(dict.fromkeys(curve.method for curve in curves))
         curves.sort(key=lambda curve: (first.index(curve.method), order.index(curve.acquire)))
         comparisons.append(Comparison(tuple(curves), tuple(asked)))
-    return comparisons, left_out
+    return _told_apart(comparisons), left_out
+
+
+def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The same, each with the settings in which those of one network and data set differ."""
+    settings = []
+    for one in comparisons:
+        flat = one.config.as_json()
+        flat |= flat.pop("recipe")
+        settings.append({name: value for name, value in flat.items() if name not in ("method", "acquire", "seed")})
+    found = []
+    for one, own in zip(comparisons, settings, strict=True):
+        alike = [other for other in settings if (other["model"], other["data"]) == (own["model"], own["data"])]
+        names = dict.fromkeys(name for other in alike for name in other)
+        differ = [name for name in names if any(other.get(name) != own.get(name) for other in alike)]
+        words = [_setting(name.replace("_", " "), own.get(name)) for name in differ]
+        found.append(replace(one, apart=", ".join(words)))
+    return found
+
+
+def _setting(name: str, value: Any) -> str:
+    return f"no {name}" if value in (None, False) else name if value is True else f"{name} {value}"
 
 
 def read_runs(folders: Sequence[RunFolder]) -> tuple[list[ActiveRun], list[str]]:

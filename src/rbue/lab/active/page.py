@@ -29,6 +29,7 @@ from rbue.lab.report.page import (
     TableBlock,
     Text,
 )
+from rbue.lab.report.run_records import recipe_changes
 from rbue.lab.report.run_tables import METHOD, provenance_table, source_from_run
 from rbue.lab.report.tables import Cell, Column, Row, Table, counted, duration, percent, points, whole
 
@@ -378,13 +379,15 @@ def _settings(group: Comparison) -> list[str]:
     times = [sum(sum(one["seconds"].values()) for one in run.rounds) for c in group.curves for run in c.runs]
     learned = [curve.at(-1, "train_accuracy").mean for curve in group.curves]
     width = "" if config.run.width == 1 else f", width {config.run.width:g}"
+    average = [] if recipe.average is None else [f"{recipe.average.upper()} of the weights"]
+    more = "".join(f", {one}" for one in (*average, *recipe_changes(config.run)))
     return [
         f"Network and data: {group.title}{width}; measured on its test images.",
         f"First labels: {config.start:,}, as many of each class as can be, else at random; the same for all curves of "
         "a seed.",
         f"Rounds: {' or '.join(map(str, rounds))} acquisitions of {config.take:,} images; candidates are {pool}.",
         f"Training: in every round from a new initialisation, each network {length}, in even batches of at most "
-        f"{recipe.batch} at a learning rate of {recipe.learning_rate:g}; the same recipe for all methods.",
+        f"{recipe.batch} at a learning rate of {recipe.learning_rate:g}{more}; the same recipe for all methods.",
         f"Accuracy in training, under augmentation and a method's own randomness, in the last round: "
         f"{percent(min(learned))} to {percent(max(learned))}. Where it is low, networks had too few steps for the hard "
         "images that others than random pick, and more may turn the comparison round.",

@@ -19,6 +19,7 @@ from rbue.lab.cli.options import (
     EngineName,
     Samples,
     Selection,
+    Split,
     TaskOptions,
     device_named,
 )
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     import torch
 
     from rbue.lab.executors import Executor
+    from rbue.lab.report.chance import Resampled
     from rbue.lab.report.run_records import Record
     from rbue.lab.runs.folders import RunConfig, RunFolder
 
@@ -99,6 +101,7 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method, from --seed on: mean and spread.")] = 1,
     samples: Samples = 100,
     sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
+    split: Split = "test",
     draws: Draws = "independent",
     augment: Augment = "",
     output: Annotated[
@@ -112,15 +115,16 @@ def compare(
 
     All methods share the data, the network, the recipe and the seeds; ensembles of different seeds share no member. A
     value is marked where it is better than all others by more than chance, and a sentence says what the comparison came
-    to. A method that cannot be measured is named, and the others are measured all the same.
+    to. A method that cannot be measured is named, and the others are measured all the same. To choose a method, compare
+    on images that were held out (--holdout 1000 --split validation), and look at the test images once.
     """
     from rbue.lab.report.run_records import read_records
     from rbue.lab.runs.folders import RunFolder
-    from rbue.lab.runs.measuring import evaluate_run
+    from rbue.lab.runs.measuring import check_split, evaluate_run
     from rbue.lab.runs.passes import Passes
 
     passes = Passes(samples, sample_seed, draws=draws, augment=augment)
-    how = {name: getattr(passes, name) for name in ("samples", "seed", "draws", "augment")}
+    how = {"split": split, **{name: getattr(passes, name) for name in ("samples", "seed", "draws", "augment")}}
     firsts = {config.method: config for config in map(selection.config, split_methods(methods))}
     configs = [
         replace(config, seed=config.seed + number * config.parsed.networks)
@@ -128,8 +132,9 @@ def compare(
         for number in range(seeds)
     ]
     keys = [passes.of(config).key for config in configs]
+    check_split(configs[0], split)
     if output is not None:
-        check_output(output)
+        check_output(output, split)
     failed: dict[RunConfig, RbueError] = {}
     with tasks.on(engine, selection.device) as executor:
         if engine != "local":  # what is done there is found done below
@@ -162,10 +167,10 @@ def compare(
         raise errors[0]
     if not is_first():
         return
-    whole = [results for results in measured.values() if "trouble" not in _row(results)]
-    shown = {Path(one["run"]): one["measurement"] for results in whole for one in results}
+    whole = {method: results for method, results in measured.items() if "trouble" not in _row(results)}
+    shown = {Path(one["run"]): one["measurement"] for results in whole.values() for one in results}
     records = [one.measured_as(shown[one.folder.path]) for one in read_records(map(RunFolder, shown))]
-    marks = read_marks(records, len(rows))
+    marks = read_marks(records, len(rows)) if split == "test" else held_out_marks(whole, configs[0], len(rows))
     if output is not None and output.suffix == PAGE:
         write_page(records, output, device)
     elif output is not None:
@@ -175,7 +180,8 @@ def compare(
     else:
         which = f"seed {selection.seed}" if seeds == 1 else f"{seeds} seeds"
         more = f", augmented by {passes.augment}" if passes.augment else ""
-        _show(f"{selection.model} on {selection.data}, {which}, up to {samples} samples{more}", rows, marks)
+        images = selection.data if split == "test" else f"{selection.data} ({split})"
+        _show(f"{selection.model} on {images}, {which}, up to {samples} samples{more}", rows, marks)
         say(str(output if output is not None else selection.runs))
     if errors:
         for earlier in errors[:-1]:
@@ -271,13 +277,32 @@ def read_marks(records: Sequence[Record], methods: int) -> Marks:
     if not groups:
         return Marks()
     this = compare_answers(groups[0], TestImages())
-    best = {
+    return Marks(_best(this.chance, methods), this.verdict)
+
+
+def held_out_marks(found: Mapping[str, Sequence[Row]], config: RunConfig, methods: int) -> Marks:
+    """The same of the results of each method on the images that were held out."""
+    from rbue.lab.report.chance import resample, verdict
+    from rbue.lab.runs.folders import RunFolder, belong_to, read_probs
+    from rbue.lab.runs.measuring import images_of
+
+    answers = {}
+    for method, results in found.items():
+        files = [RunFolder(Path(one["run"])).validation_probs for one in results]
+        if all(file.exists() and belong_to(file, one) for file, one in zip(files, results, strict=True)):
+            answers[method] = [read_probs(file).astype(float) for file in files]
+    chance = resample(answers, images_of(config, "validation").labels) if answers else {}
+    return Marks(_best(chance, methods), verdict(chance) if chance else "")
+
+
+def _best(measures: Mapping[str, Resampled], methods: int) -> frozenset[tuple[str, str]]:
+    """What is better than all others by more than chance, as (method, key); nothing where a method is left out."""
+    return frozenset(
         (method, key)
-        for key, chance in this.chance.items()
+        for key, chance in measures.items()
         for method in chance.methods
         if len(chance.methods) == methods and chance.is_best(method)
-    }
-    return Marks(frozenset(best), this.verdict)
+    )
 
 
 def markdown(rows: Sequence[Row], marks: Marks) -> str:
@@ -311,8 +336,11 @@ WRITERS: dict[str, Callable[[Sequence[Row], Marks], str]] = {
 """How a file of this name is written."""
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, split: str = "test") -> None:
     """Refuse a file that cannot be written, before anything is trained."""
+    if path.suffix == PAGE and split != "test":
+        names = ", ".join(WRITERS)
+        raise InvalidInput(f"a page is about test images; with --split {split} the name of {path} must end in {names}.")
     if path.suffix not in (PAGE, *WRITERS):
         names = ", ".join((PAGE, *WRITERS))
         raise InvalidInput(f"the comparison cannot be written to {path}; its name must end in {names}.")

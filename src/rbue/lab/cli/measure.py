@@ -23,6 +23,7 @@ from rbue.lab.cli.options import (
     RunsFolder,
     Samples,
     Selection,
+    Split,
     TaskOptions,
     device_named,
     find_all,
@@ -33,15 +34,19 @@ from rbue.lab.cli.options import (
 )
 from rbue.lab.cli.output import (
     AsJson,
+    as_markup,
     complain,
     data_progress,
     duration,
     facts,
+    methods_table,
     number,
     percent,
     print_json,
+    print_methods,
     remark,
     say,
+    stdout,
     table,
     working,
 )
@@ -62,9 +67,7 @@ def evaluate(
     method: MethodName = "single",
     samples: Samples = 100,
     sample_seed: Annotated[int, typer.Option(help="Seed of the random passes.")] = 0,
-    split: Annotated[
-        str, typer.Option(help="Images to measure on: 'test', or 'validation', those of --holdout.")
-    ] = "test",
+    split: Split = "test",
     draws: Draws = "independent",
     augment: Augment = "",
     json: AsJson = False,
@@ -149,9 +152,15 @@ def calibrate(
             for (config, _), label, (key, entry) in zip(found, labels, made, strict=True)
             if config.data == name
         ]
-        numbers = ("temperatures", "accuracy", *SCORES)
+        console = stdout()
+        shown = methods_table(console)
+        for heading in ("temperatures", "accuracy", *SCORES):
+            shown.add_column(heading, justify="right", no_wrap=True)
+        for row in rows:
+            shown.add_row(*map(as_markup, row))
         title = f"{name} after temperature scaling (two-fold cross-fit on the test set; not in the paper)"
-        table(title, ("method", *numbers), rows, right=numbers)
+        console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
+        print_methods(console, shown, less_important=("Brier", "accuracy"))
     for label, (_, entry) in zip(labels, made, strict=True):
         if at_a_bound(entry):
             low, high = entry["bounds"]

@@ -10,6 +10,7 @@ training images, so asking for the test images reads the training images too.
 Files that are no images (:mod:`rbue.lab.data.image_files`) are left out with a warning, names that start with a dot
 without one. An image that cannot be read, or used, is set aside with a warning; more than one in ten of them, and
 more than one, are an error. It keeps its number among the files, so that mending it moves no other image to the test.
+Test images that are among the training images, pixel by pixel, are named in a warning.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
@@ -75,6 +77,8 @@ def load_folder(name: str, split: str) -> ImageSet:
     images = _decode(tree, split, size, mode)
     training = images if split == "train" else _decode(tree, "train", size, mode)
     _check_broken(tree, split)
+    if split == "test":
+        _warn_of_copies(tree, images, training)
     mean, std = channel_statistics(training)
     labels = np.array([label for _, label in tree.usable(split)], dtype=np.int64)
     files = tuple(path.relative_to(base).as_posix() for path, _ in tree.usable(split))
@@ -264,6 +268,18 @@ def _decode(tree: _Tree, split: str, size: tuple[int, int] | int, mode: str) -> 
         except InvalidInput as error:
             tree.broken[path] = str(error)
     return out[:done]
+
+
+def _warn_of_copies(tree: _Tree, images: Bytes, training: Bytes) -> None:
+    """Say which test images a network is trained on, too: copies under other names, or in both folders."""
+    known = {sha256(image).digest() for image in training}
+    files = (file for file, _ in tree.usable("test"))
+    found = [file for file, image in zip(files, images, strict=True) if sha256(image).digest() in known]
+    if found:
+        warn(
+            f"{tree.base}: {len(found)} of {len(images)} test images are training images too, pixel by pixel "
+            f"({first_names(found, tree.base)}); remove them from one: they say nothing about new images."
+        )
 
 
 def _refuse_too_many(tree: _Tree) -> None:

@@ -29,7 +29,7 @@ from rbue.lab.report.figures import PlanePoint
 from rbue.lab.report.page import Block, Columns, FigureBlock, Fold, Heading, Notice, TableBlock
 from rbue.lab.report.run_records import recipe_words
 from rbue.lab.report.run_tables import MEASURES
-from rbue.lab.report.tables import Cell, Column, Row, Table, Value, counted, duration, megabytes, whole
+from rbue.lab.report.tables import Cell, Column, Row, Table, Uncompared, Value, counted, duration, megabytes, whole
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.training.recipe import recipe_for
 
@@ -183,15 +183,6 @@ _OWN = (
 COLUMNS = {column.key: column for column in (*MEASURES, *_OWN)}
 COLUMNS |= {key: replace(COLUMNS[key], better=None) for key in NOT_COMPARED}
 COLUMNS = {key: replace(column, printed=as_printed(key)) for key, column in COLUMNS.items()}
-
-
-class Uncompared(Cell):
-    """A value whose difference from the paper's says nothing."""
-
-    @property
-    def difference(self) -> None:
-        """None."""
-        return None
 
 
 def numbers_table(shown: ExperimentView, model: str, measures: Sequence[str], sentence: str = "") -> Table:

@@ -261,7 +261,7 @@ class Section:
     Attributes:
         title: the heading.
         blocks: what stands under it.
-        name: its id; made from the title if left out.
+        name: what its id is made from; the title if left out.
         short: what the contents call it, if not by its title.
         open: whether it is shown at first, of a section that can be folded; None for one that cannot.
     """
@@ -323,7 +323,7 @@ class Page:
         for section in self.sections:
             if not section.blocks:
                 continue
-            wanted = section.name or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
+            wanted = re.sub(r"[^a-z0-9]+", "-", (section.name or section.title).lower()).strip("-") or "section"
             name, turn = wanted, 2
             while name in used:
                 name, turn = f"{wanted}-{turn}", turn + 1

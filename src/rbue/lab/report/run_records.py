@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from rbue.errors import RbueError, warn
 from rbue.lab.report.figure_style import METHOD_COLOURS, method_name
 from rbue.lab.report.tables import counted
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
+from rbue.lab.training import recipe_for
 
 if TYPE_CHECKING:
     from rbue.lab.shift.rows import Setting
@@ -194,7 +195,7 @@ def _trouble(folder: RunFolder, config: RunConfig) -> str:
 
 
 def recipe_words(config: RunConfig) -> str:
-    """The recipe of a run in a few words."""
+    """The recipe of a run in a few words: its length, and whatever differs from that of its data set."""
     recipe = config.recipe
     parts = [
         counted(recipe.epochs, "epoch"),
@@ -203,8 +204,26 @@ def recipe_words(config: RunConfig) -> str:
     ]
     if recipe.average is not None:
         parts.append(f"{recipe.average.upper()} after {recipe.average_from} epochs")
+    parts += recipe_changes(config)
     if config.width != 1:
         parts.append(f"width {config.width:g}")
     if config.holdout:
-        parts.append(f"{config.holdout:,} images held out")
+        seed = f" with seed {config.holdout_seed}" if config.holdout_seed else ""
+        parts.append(f"{config.holdout:,} images held out{seed}")
     return ", ".join(parts)
+
+
+def recipe_changes(config: RunConfig) -> list[str]:
+    """What differs from the recipe of a data set, but for length, batch, learning rate and the kind of an average."""
+    recipe, named = config.recipe, ("epochs", "batch", "learning_rate", "average_start")
+    shown = {name: getattr(recipe, name) for name in named}
+    usual = asdict(recipe_for(config.data, average=recipe.average or "none", **shown))
+    return [_setting(name, value) for name, value in asdict(recipe).items() if value != usual[name]]
+
+
+def _setting(name: str, value: Any) -> str:
+    """One setting of a recipe: ``weight decay 0.0005``, ``no flip``."""
+    words = name.replace("_", " ")
+    if isinstance(value, bool):
+        return words if value else f"no {words}"
+    return f"{words} {' '.join(f'{one:g}' for one in (value if isinstance(value, tuple) else (value,)))}"

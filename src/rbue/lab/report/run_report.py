@@ -104,15 +104,21 @@ _HOW = (
 
 
 def _sections(parts: Sequence[tuple[Compared, list[Part]]]) -> list[Section]:
-    """Sections by idea for one group; one section a group, with its verdict and headings, for several."""
+    """Sections by idea for one group; one section a group, with its verdict and headings, for several.
+
+    Groups of one network and data set are told apart by their recipes.
+    """
     if len(parts) == 1:
         return [Section(title, blocks, open=True) for title, blocks in parts[0][1]]
-    sections = []
+    sections, titles = [], [this.group.title for this, _ in parts]
     for this, found in parts:
+        name = this.group.title
+        if titles.count(name) > 1:
+            name += f": {this.group.recipe}"
         blocks: list[Block] = [Text(this.verdict)]
         for title, inside in found:
             blocks += [Heading(title), *inside]
-        sections.append(Section(this.group.title, blocks, open=True))
+        sections.append(Section(name, blocks, this.group.title, open=True))
     return sections
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rbue.lab.report.chance import Resampled
-from rbue.lab.report.run_records import Record, RunGroup
-from rbue.lab.report.tables import Cell, Column, Table, duration, percent, points, whole
+from rbue.lab.report.run_records import Record, RunGroup, recipe_words
+from rbue.lab.report.tables import Cell, Column, Table, Uncompared, duration, percent, points, whole
+from rbue.lab.training import recipe_for
 
 PaperValue = Callable[[str, str, str, str], float | None]
 """``(data, model, method, measure)`` -> the paper's number in the unit of ours, or None if it has none.
@@ -76,7 +77,7 @@ def comparison_table(
 
 def runs_table(records: Sequence[Record], paper_value: PaperValue = no_paper) -> Table:
     """One row a measured run with its settings and where it comes from: for scripts and spreadsheets."""
-    names = ("data", "model", "method", "seed", "epochs", "width")
+    names = ("data", "model", "method", "seed", "epochs", "width", "recipe")
     origin = ("run", "sample_seed", "hardware", "versions", "commit", "draws", "augment", "test_images")
     rows = []
     for record in records:
@@ -84,8 +85,9 @@ def runs_table(records: Sequence[Record], paper_value: PaperValue = no_paper) ->
             config, source = record.settings, source_of(record)
             rows.append(
                 {
-                    **{name: getattr(config, name) for name in names if name != "epochs"},
+                    **{name: getattr(config, name) for name in names if name not in ("epochs", "recipe")},
                     "epochs": config.recipe.epochs,
+                    "recipe": recipe_words(config),
                     **{column.key: _mean([record], column, paper_value) for column in MEASURES},
                     **{name: getattr(source, name) for name in origin[:5]},
                     "draws": record.result.get("draws", "independent"),
@@ -114,13 +116,21 @@ def _mean(records: Sequence[Record], column: Column, paper_value: PaperValue) ->
     found = [record.result.get(column.key) for record in records]
     numbers = [number for number in found if number is not None]
     config = records[0].settings
-    paper = paper_value(config.data, config.model, config.method, column.key) if config.width == 1 else None
+    paper = paper_value(config.data, config.model, config.method, column.key) if _is_papers(records[0]) else None
+    kind = Uncompared if column.key == "training_seconds" else Cell  # the hardware is another one
     if not numbers:
         alone = column.key in ("mean_jsd", "mean_dis") and all(one.result["samples"] == 1 for one in records)
-        return Cell(None, paper=paper, why="a method with one sample has no diversity" if alone else "not measured")
+        return kind(None, paper=paper, why="a method with one sample has no diversity" if alone else "not measured")
     mean = numbers[0] if len(set(numbers)) == 1 else statistics.fmean(numbers)
     varies = len(numbers) > 1 and column.key not in ("parameters", "samples")
-    return Cell(mean, std=statistics.stdev(numbers) if varies else None, paper=paper)
+    return kind(mean, std=statistics.stdev(numbers) if varies else None, paper=paper)
+
+
+def _is_papers(record: Record) -> bool:
+    """Whether a run is one of the paper's but for its length: its network, its recipe, and plain passes."""
+    config, recipe = record.settings, record.settings.recipe
+    usual = recipe_for(config.data, epochs=recipe.epochs, batch=recipe.batch)
+    return config.width == 1 and recipe == usual and not record.result.get("augment")
 
 
 @dataclass(frozen=True)

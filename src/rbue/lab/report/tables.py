@@ -99,6 +99,15 @@ class Cell:
         return None if self.number is None or self.paper is None else self.number - self.paper
 
 
+class Uncompared(Cell):
+    """A value whose difference from the paper's says nothing."""
+
+    @property
+    def difference(self) -> None:
+        """None."""
+        return None
+
+
 Value = Cell | float | str | None
 Row = Mapping[str, Value]
 

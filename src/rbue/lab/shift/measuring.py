@@ -221,6 +221,12 @@ class Group:
                 f"{path} was measured under corruptions {measured}; its weights are not kept in this folder to measure "
                 "it again."
             )
+        otherwise = self._store(config).measured_otherwise(config, self.setting)
+        if len(lacking) == len(self.cells) and otherwise:
+            raise RbueError(
+                f"{folder.path} was measured under corruptions with {otherwise}; ask for that: its weights are not "
+                "kept in this folder to measure anything else."
+            )
         if len(lacking) == len(self.cells):
             raise RbueError(
                 f"{folder.path} has neither trained networks nor measurements under corruptions here; train it first."

@@ -125,6 +125,15 @@ class ShiftStore:
         kept = [row for row in rows if not self._other_measurement(config, row, None)]
         return {Cell(row["corruption"], row["severity"]): row for row in kept}
 
+    def measured_otherwise(self, config: RunConfig, setting: Setting) -> str:
+        """Of which other setting the most rows are, in words; empty if there are rows of this one, or none at all."""
+        row = next(iter(self.near(config, setting).values()), None)
+        if row is None or _asked(row) == _asked(setting.facts(config)):
+            return ""
+        names = {"samples_asked": "samples", "seed": "seed", "draws": "draws", "augment": "augment"}
+        said = [f"{word} {row[name]}" for name, word in names.items() if row.get(name) is not None]
+        return ", ".join(said) or "plain passes, every sample it has"
+
     def outdated(
         self, config: RunConfig, setting: Setting, clean: dict[str, str] | None = None, with_probs: bool = False
     ) -> dict[Cell, str]:

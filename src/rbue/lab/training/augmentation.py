@@ -28,8 +28,8 @@ _ROTATE, _SHEAR_X, _SHEAR_Y, _TRANSLATE_X, _TRANSLATE_Y = range(_POINT_OPERATION
 def cutout(x: Tensor, side: int, centres: Tensor) -> Tensor:
     """A square of zeros in each image, around its own centre, a row and a column (DeVries and Taylor, 2017).
 
-    The centre is any pixel, so that squares are cut off at the border. Of an even side, it is the pixel after the
-    middle.
+    Zeros of bytes are black, as beside a crop; the authors' are those after normalising, the mean colour. The centre is
+    any pixel, so that squares are cut off at the border. Of an even side, it is the pixel after the middle.
     """
     inside = []
     for axis in (1, 2):
