@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -21,9 +22,10 @@ from tutorial_pictures import webp
 
 from rbue.files import read_json, write_bytes
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
+from rbue.lab.paper.claims import judge_all
 from rbue.lab.paper.experiments import DIVERSE, METHODS, SIX
 from rbue.lab.paper.results import Measured
-from rbue.lab.paper.settings import Settings
+from rbue.lab.paper.settings import Settings, last_settings
 from rbue.lab.report import figures, severity_figures
 
 README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
@@ -58,6 +60,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         "samples": MAIN.by_samples(),
         "shift": [*_corrupted_images(), "", *MAIN.shifted()],
         "scaled": MAIN.scaled(),
+        "claims": _claims(),
         "spent": _spent(),
         "timed": _timed_training(),
         "reruns": MAIN.reruns(),
@@ -123,6 +126,18 @@ def _timed_training() -> list[str]:
     return [
         f"The `mc-droprelu:0.9` that `benchmarks/full_training.py` trained last came to {100 * run['accuracy']:.2f} % "
         f"and an ECE of {run['ece']:.4f}; earlier ones were not kept."
+    ]
+
+
+def _claims() -> list[str]:
+    """How many sentences of the paper hold, by its own numbers and by what was measured."""
+    judged = judge_all(Measured(RUNS, last_settings(RUNS, Settings())))
+    paper, here = (Counter(getattr(one, side).holds for one in judged) for side in ("paper", "measured"))
+    alone = sum(one.measured.holds is not None and one.measured.fewest_runs == 1 for one in judged)
+    return [
+        f"Of {len(judged)} sentences of the paper that can be checked, {here[True]} hold here, {here[False]} do not, "
+        f"and {here[None]} lack numbers. {alone} of these verdicts rest on one run a case. By its own tables {paper[True]} "
+        f"hold and {paper[False]} do not (`rbue paper claims --why`)."
     ]
 
 
