@@ -1,7 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+# Python may keep bytecode, or every process compiles the tests and the package again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo docs test-docs test test-all test-ray test-oldest test-gpu lint format bench bench-gpu clean
 

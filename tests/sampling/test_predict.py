@@ -259,13 +259,13 @@ def test_predictions_in_threads_do_not_disturb_each_other():
     assert not network(x).equal(network(x))
 
 
-@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize("batch", [1, 7, 16])
 @pytest.mark.parametrize("memory", [1, 50_000, None])
 def test_samples_do_not_depend_on_batch_size_or_memory(batch, memory):
-    network, x = build("residual", batch=64)
+    network, x = build("residual", batch=16)
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
     whole = rbue.predict(network, x, samples=4, return_samples=True)
-    loader = DataLoader(TensorDataset(x, torch.arange(64)), batch_size=batch)
+    loader = DataLoader(TensorDataset(x, torch.arange(16)), batch_size=batch)
     parts = rbue.predict(network, loader, samples=4, return_samples=True, memory=memory)
     torch.testing.assert_close(parts.samples, whole.samples, rtol=0, atol=OUTPUT_TOLERANCE)
 

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from rbue.lab.paper import planning
 from rbue.lab.paper.experiments import IDS
 
 PUBLISHED = Path(__file__).parents[3] / "results" / "runs"
 SMALL = ("table1-cifar10", "--quick", "--models", "vgg13", "--methods", "single,deep-ensemble:4", "--epochs", 1)
+
+
+@pytest.fixture(autouse=True)
+def _little_is_timed(monkeypatch):
+    """A plan times real steps of a network; here of two images."""
+    monkeypatch.setattr(planning, "TIMED_BATCH", {"cpu": 2})
 
 
 def test_list(command, as_json):

@@ -47,7 +47,7 @@ def test_parameter_counts(network, classes):
 def test_any_image_size_at_full_width(name):
     with torch.device("meta"):
         network = create(name, classes=7).eval()
-        for side in (8, 16, 32, 64):
+        for side in (8, 64):
             assert network(torch.empty(2, 3, side, side)).shape == (2, 7)
 
 
