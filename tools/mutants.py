@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "out.unflatten(0, (x.shape[0], times)).copy_(x.unsqueeze(1))",  # the sampler sees it and shares nothing
         "sampling/test_predict.py::test_sharing_the_prefix_holds_at_every_site_and_channels_last"),
     _mutant("only the first input has rows", "call_sites/inputs.py",
-        "x.dim() > 0 and x.shape[0] == first.shape[0]", "x is first",
+        "x.dim() > 0 and x.size(0) == first.size(0)", "x is first",
         "sampling/test_inputs.py::test_every_form_gives_the_samples_of_a_loop"),
     _mutant("noise of the data left out of the variance", "prediction.py",
         "self.epistemic if self.aleatoric is None else self.epistemic + self.aleatoric", "self.epistemic",
