@@ -13,7 +13,7 @@ import rbue
 from rbue import metrics, tuning
 from rbue.batchnorm import layers_that_vary
 from rbue.calibration import Temperature
-from rbue.call_sites.inputs import as_batch
+from rbue.call_sites.batch import as_batch
 from rbue.call_sites.table import last_block
 from rbue.tuning import PLAIN
 

@@ -104,11 +104,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "repeat_rows(features, len(scores) // len(features))",
         "features.repeat_interleave(len(scores) // len(features), 0)",
         "sampling/test_keeping.py::test_the_means_of_plain_passes"),
-    _mutant("shared rows repeated in the wrong order", "call_sites/inputs.py",
+    _mutant("shared rows repeated in the wrong order", "call_sites/batch.py",
         "out.unflatten(0, (times, x.shape[0])).copy_(x)",
         "out.unflatten(0, (x.shape[0], times)).copy_(x.unsqueeze(1))",  # the sampler sees it and shares nothing
         "sampling/test_predict.py::test_sharing_the_prefix_holds_at_every_site_and_channels_last"),
-    _mutant("only the first input has rows", "call_sites/inputs.py",
+    _mutant("only the first input has rows", "call_sites/batch.py",
         "x.dim() > 0 and x.size(0) == first.size(0)", "x is first",
         "sampling/test_inputs.py::test_every_form_gives_the_samples_of_a_loop"),
     _mutant("noise of the data left out of the variance", "prediction.py",

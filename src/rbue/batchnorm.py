@@ -12,8 +12,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from rbue import random_stream
 from rbue.call_sites import Draw, conversion_of, evaluating, innermost, running
+from rbue.call_sites.batch import Batch, even_parts
 from rbue.call_sites.following import CONVERSION
-from rbue.call_sites.inputs import Batch, batches_of, even_parts, one_call
+from rbue.call_sites.inputs import batches_of, one_call
 from rbue.errors import InvalidInput, whole_number
 
 __all__ = ["update_bn"]

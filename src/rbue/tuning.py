@@ -25,8 +25,9 @@ from rbue.activations import DropActivation, DropReLU, Randomness
 from rbue.batchnorm import layers_that_vary, update_bn
 from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import Placement, SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
+from rbue.call_sites.batch import Batch
 from rbue.call_sites.following import CONVERSION
-from rbue.call_sites.inputs import Batch, batches_of, beside, labelled_batches, one_call
+from rbue.call_sites.inputs import batches_of, beside, labelled_batches, one_call
 from rbue.call_sites.summary import LIKELY_MEANT
 from rbue.call_sites.table import choose
 from rbue.call_sites.tracing import find_sites

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import rbue
-from rbue.call_sites.inputs import Batch
+from rbue.call_sites.batch import Batch
 from rbue.errors import InvalidInput
 
 TOLERANCE = 2e-6

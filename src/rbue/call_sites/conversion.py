@@ -15,7 +15,8 @@ from rbue import random_stream
 from rbue.activations import Activation, Randomness, SiteCall
 from rbue.calibration import Temperature
 from rbue.call_sites import checkpointing, draws, following, scope, tracing
-from rbue.call_sites.inputs import Batch, example_call
+from rbue.call_sites.batch import Batch
+from rbue.call_sites.inputs import example_call
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.own_backward import function_around
 from rbue.call_sites.summary import ConversionSummary, warn_of_plain

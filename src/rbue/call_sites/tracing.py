@@ -17,7 +17,8 @@ from rbue.activations import DropReLU, Randomness, RandomSlope, SiteCall
 from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS, is_tensor_bounded_relu
 from rbue.call_sites import following
 from rbue.call_sites import scope as scopes
-from rbue.call_sites.inputs import Batch, example_call
+from rbue.call_sites.batch import Batch
+from rbue.call_sites.inputs import example_call
 from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from rbue import random_stream
 from rbue._version import __version__
 from rbue.call_sites import conversion_of, evaluating, innermost, unchanged
+from rbue.call_sites.batch import Batch
 from rbue.call_sites.following import plain_class
-from rbue.call_sites.inputs import Batch, example_call
+from rbue.call_sites.inputs import example_call
 from rbue.call_sites.tracing import record
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning, did_you_mean, one_name_each, whole_number
 from rbue.exporting import onnx_file

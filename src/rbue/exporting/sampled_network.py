@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rbue.activations import Randomness
 from rbue.call_sites import Draw, conversion_of, running
-from rbue.call_sites.inputs import Batch, repeat_rows
+from rbue.call_sites.batch import Batch, repeat_rows
 from rbue.call_sites.interception import SiteHandler, SiteMode
 from rbue.call_sites.scope import Scope
 from rbue.kernels import exported_words, random_relu

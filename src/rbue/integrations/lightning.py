@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from rbue import metrics as rbue_metrics
 from rbue.call_sites import conversion_of, innermost
+from rbue.call_sites.batch import Batch
 from rbue.call_sites.draws import STEP
 from rbue.call_sites.following import CONVERSION
-from rbue.call_sites.inputs import Batch, batches_of
+from rbue.call_sites.inputs import batches_of
 from rbue.errors import ConversionError, InvalidInput, RbueError, whole_number
 from rbue.integrations.outputs import as_outputs
 from rbue.prediction import AnyPrediction, Prediction

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rbue.call_sites.inputs import Batch, as_batch
+from rbue.call_sites.batch import Batch, as_batch
 from rbue.errors import InvalidInput, RbueError, warn
 from rbue.prediction import Prediction, RunningMoments
 from rbue.random_stream import INDEPENDENT, Cycle

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rbue import random_stream
 from rbue.augment import Augmentation
 from rbue.call_sites import Draw, conversion_of, innermost, running
-from rbue.call_sites.inputs import Batch, as_batch
+from rbue.call_sites.batch import Batch, as_batch
 from rbue.errors import RbueError
 from rbue.sampling.shared_prefix import SampledPass
 from rbue.sampling.watching import HostReads, LiveRows

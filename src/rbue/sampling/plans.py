@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rbue.call_sites import NotFoldable
-from rbue.call_sites.inputs import Batch
+from rbue.call_sites.batch import Batch
 from rbue.errors import warn
 from rbue.kernels import kept_tables, native
 from rbue.kernels.triton_support import by_formula

@@ -14,7 +14,8 @@ from rbue import random_stream
 from rbue.augment import Augment
 from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
-from rbue.call_sites.inputs import Batch, batches_of, one_call
+from rbue.call_sites.batch import Batch
+from rbue.call_sites.inputs import batches_of, one_call
 from rbue.call_sites.tracing import record, types_named
 from rbue.errors import InvalidInput, RbueError, warn, whole_number
 from rbue.prediction import AnyPrediction, Prediction, concatenate

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from rbue.activations import Randomness, RandomSlope, SiteCall
+from rbue.call_sites.batch import repeat_rows
 from rbue.call_sites.draws import tensors_in
-from rbue.call_sites.inputs import repeat_rows
 from rbue.call_sites.interception import SiteHandler, SiteMode, keep_in_sight, proceed_with
 from rbue.call_sites.scope import Scope
 from rbue.errors import ConversionError
