@@ -124,7 +124,7 @@ def compare(
     from rbue.lab.runs.passes import Passes
 
     passes = Passes(samples, sample_seed, draws=draws, augment=augment)
-    how = {"split": split, **{name: getattr(passes, name) for name in ("samples", "seed", "draws", "augment")}}
+    how: dict[str, Any] = {"samples": samples, "seed": sample_seed, "split": split, "draws": draws, "augment": augment}
     firsts = {config.method: config for config in map(selection.config, split_methods(methods))}
     configs = [
         replace(config, seed=config.seed + number * config.parsed.networks)
