@@ -18,6 +18,7 @@ from typing import Any
 from rbue.errors import RbueError
 from rbue.lab.active.loop import ActiveConfig, Round, read_active
 from rbue.lab.active.picking import ACQUISITIONS
+from rbue.lab.report.run_records import setting_words
 from rbue.lab.runs.folders import RunFolder
 
 _MOST_LEVELS = 5
@@ -290,13 +291,9 @@ def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
         alike = [other for other in settings if (other["model"], other["data"]) == (own["model"], own["data"])]
         names = dict.fromkeys(name for other in alike for name in other)
         differ = [name for name in names if any(other.get(name) != own.get(name) for other in alike)]
-        words = [_setting(name.replace("_", " "), own.get(name)) for name in differ]
+        words = [setting_words(name, own.get(name)) for name in differ]
         found.append(replace(one, apart=", ".join(words)))
     return found
-
-
-def _setting(name: str, value: Any) -> str:
-    return f"no {name}" if value in (None, False) else name if value is True else f"{name} {value}"
 
 
 def read_runs(folders: Sequence[RunFolder]) -> tuple[list[ActiveRun], list[str]]:

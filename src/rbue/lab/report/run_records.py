@@ -218,12 +218,17 @@ def recipe_changes(config: RunConfig) -> list[str]:
     recipe, named = config.recipe, ("epochs", "batch", "learning_rate", "average_start")
     shown = {name: getattr(recipe, name) for name in named}
     usual = asdict(recipe_for(config.data, average=recipe.average or "none", **shown))
-    return [_setting(name, value) for name, value in asdict(recipe).items() if value != usual[name]]
+    return [setting_words(name, value) for name, value in asdict(recipe).items() if value != usual[name]]
 
 
-def _setting(name: str, value: Any) -> str:
-    """One setting of a recipe: ``weight decay 0.0005``, ``no flip``."""
+def setting_words(name: str, value: Any) -> str:
+    """One setting of a recipe.
+
+    >>> setting_words("weight_decay", 0.0005), setting_words("flip", False), setting_words("milestones", [0.5, 0.75])
+    ('weight decay 0.0005', 'no flip', 'milestones 0.5 0.75')
+    """
     words = name.replace("_", " ")
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return words if value else f"no {words}"
-    return f"{words} {' '.join(f'{one:g}' for one in (value if isinstance(value, tuple) else (value,)))}"
+    many = value if isinstance(value, tuple | list) else [value]
+    return " ".join([words, *(f"{one:g}" if isinstance(one, float) else str(one) for one in many)])
