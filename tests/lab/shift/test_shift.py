@@ -618,7 +618,8 @@ def test_a_severity_is_summed_up_by_its_mean_and_its_worst():
         ({"severities": [1, 6]}, "got 6"),
         ({"corruptions": []}, "nothing to measure"),
         ({"corruptions": "fog"}, "must be a list"),
-        ({"samples": 0}, "samples must be at least 1"),
+        ({"samples": 0}, "samples is 0; give a whole number of at least 1"),
+        ({"samples": 2.5}, r"samples is 2\.5; give a whole number"),
     ],
 )
 def test_bad_requests_are_refused_first(runs, bad, message, monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, whole_number
 from rbue.lab.runs.augmented import canonical
 from rbue.lab.runs.folders import RunConfig, result_key
 from rbue.sampling.adaptive import Adaptive
@@ -34,8 +34,7 @@ class Passes:
     augment: str = ""
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise InvalidInput(f"samples must be at least 1, but is {self.samples}.")
+        whole_number(self.samples, "samples")
         check_draws(self.draws)
         object.__setattr__(self, "augment", canonical(self.augment))
 
