@@ -9,7 +9,7 @@ import sys
 from rbue.lab import active, corruptions
 from rbue.lab.active import loop
 from rbue.lab.cli import active as active_verb
-from rbue.lab.cli import options, paper, shift
+from rbue.lab.cli import options, paper_extent, shift
 from rbue.lab.cli.compare import PAPER_METHODS
 from rbue.lab.methods import list_methods
 from rbue.lab.paper import runner
@@ -72,7 +72,7 @@ def test_lists_in_help_texts_are_those_of_the_registries():
     assert options.ENGINES.split(", ") == [*engines.ENGINES]
     assert active_verb.ACQUISITIONS.split(", ") == [*active.ACQUISITIONS]
     assert f"{loop.STEPS:,}" == active_verb.STEPS
-    assert paper.KINDS.split(", ") == [*runner.KINDS]
+    assert paper_extent.KINDS.split(", ") == [*runner.KINDS]
     assert {*PAPER_METHODS} <= {*list_methods()}
     parameters = inspect.signature(shift.shift, eval_str=True).parameters
     assert parameters["severities"].default == ",".join(map(str, corruptions.SEVERITIES))
