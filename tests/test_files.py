@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -60,6 +62,32 @@ def test_tensors_without_a_checksum_are_believed(tmp_path):
     assert read_safetensors(path)[1] == {"epoch": 1}
     path.write_bytes(save({"a": torch.ones(2)}))
     assert read_safetensors(path)[1] == {}
+    header = b'{"__metadata__":null}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert read_safetensors(path) == ({}, {})
+
+
+def test_tensors_are_read_whole_while_newer_ones_take_their_place(tmp_path):
+    path, ended = tmp_path / "file.safetensors", threading.Event()
+    versions = [safetensors_bytes({"a": torch.full((9,), float(epoch))}, {"epoch": epoch}) for epoch in range(2)]
+    write_bytes(path, versions[0])
+
+    def replace():
+        while not ended.is_set():
+            for version in versions:
+                other = path.with_suffix(".new")
+                other.write_bytes(version)
+                other.replace(path)
+
+    with ThreadPoolExecutor() as threads:
+        replacing = threads.submit(replace)
+        try:
+            for _ in range(2000):
+                tensors, note = read_safetensors(path)
+                assert (tensors["a"] == note["epoch"]).all()
+        finally:
+            ended.set()
+    replacing.result()
 
 
 def full(*_):

@@ -268,12 +268,12 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         SafetensorError: it is no safetensors file.
         OSError: it cannot be read.
     """
-    from safetensors import safe_open
     from safetensors.torch import load
 
-    with safe_open(path, "pt") as file:
-        note = parse_json((file.metadata() or {}).get(_NOTE, "{}"))
-    content = path.read_bytes()
+    content = path.read_bytes()  # once: a training may put a newer file in its place at any time
+    tensors = load(content)
+    header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")].decode())
+    note = parse_json((header.get("__metadata__") or {}).get(_NOTE, "{}"))
     if isinstance(note, dict) and _KEY in note:
         refuse_damage(content, content.find(str(note.pop(_KEY)).encode()))
-    return load(content), note
+    return tensors, note
