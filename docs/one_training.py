@@ -15,6 +15,7 @@ from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.methods.base import parse
 from rbue.lab.report.figure_style import METHOD_COLOURS, MUTED, SMALL, TEXT, dress, method_name, new_figure
 from rbue.lab.runs.folders import RunFolder
+from rbue.lab.training.recipe import recipe_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +34,20 @@ PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
 
 
 NOISES = [name for name in CORRUPTIONS if name.endswith("_noise")]
+SETTINGS = {
+    "weight_decay": "weight decay",
+    "average": "average",
+    "average_start": "from",
+    "average_learning_rate": "learning rate",
+    "average_decay": "decay",
+    "label_smoothing": "label smoothing",
+    "augmix": "AugMix",
+    "mixup": "mixup",
+    "cutout": "cutout",
+    "noise": "noise",
+}
+"""In words, what a trial may have otherwise than the strong recipe."""
+
 AREA = 60.0
 """Of the point of one training, in square points."""
 
@@ -249,8 +264,8 @@ def search() -> list[str]:
 def _trial(one: Mapping[str, Any]) -> list[str]:
     """A row: accuracy in percent, ECE and NLL in each cell; the last is of augmented passes, or of plain ones."""
     recipe = one["config"]["recipe"]
-    names = {"augmix": "AugMix", "mixup": "mixup", "cutout": "cutout", "noise": "noise"}
-    present = [(name, recipe[key]) for key, name in names.items() if key in recipe]
+    usual = vars(recipe_for("cifar10", "strong"))
+    present = [(name, recipe[key]) for key, name in SETTINGS.items() if recipe.get(key, usual[key]) != usual[key]]
     extra = [name if value is True else f"{name} {value}" for name, value in present]
 
     def cell(scores: Mapping[str, float] | None) -> str:

@@ -108,7 +108,7 @@ class Selection:
     average_rate: Annotated[float | None, _recipe("Learning rate of swa from there on (half of --rate).")] = None
     average_decay: Annotated[float | None, _recipe("What ema keeps at a step (0.999).")] = None
     label_smoothing: Annotated[float | None, _recipe("Part of a label spread over all classes (0).")] = None
-    cutout: Annotated[int | None, _recipe("Side of a black square at a random place of each image (0).")] = None
+    cutout: Annotated[int | None, _recipe("Side of a square of the mean colour at a random place (0).")] = None
     mixup: Annotated[
         float | None, _recipe("Images and labels mixed in pairs, with parts from Beta(MIXUP, MIXUP) (0: not).")
     ] = None

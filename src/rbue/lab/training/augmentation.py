@@ -1,7 +1,8 @@
-"""Augmentations beyond crops and flips, of ``uint8`` images ``(N, H, W, C)`` on any device.
+"""Augmentations beyond crops and flips, on any device.
 
-:func:`cutout` is of a batch, inside a step. :func:`augmix` and :func:`add_noise` are of all images of an epoch, before
-it starts: each operation runs once over the images that drew it, and a step, captured or not, costs nothing more.
+:func:`cutout` is of a batch, inside a step. :func:`augmix` and :func:`add_noise` are of all images of an epoch, as
+bytes ``(N, H, W, C)``, before it starts: each operation runs once over the images that drew it, and a step, captured or
+not, costs nothing more.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _ROTATE, _SHEAR_X, _SHEAR_Y, _TRANSLATE_X, _TRANSLATE_Y = range(_POINT_OPERATION
 
 
 def cutout(x: Tensor, side: int, centres: Tensor) -> Tensor:
-    """A square of zeros in each image, around its own centre, a row and a column (DeVries and Taylor, 2017).
+    """A square of zeros in each image ``(B, C, H, W)``, around its own row and column (DeVries and Taylor, 2017).
 
-    Zeros of bytes are black, as beside a crop; the authors' are those after normalising, the mean colour. The centre is
-    any pixel, so that squares are cut off at the border. Of an even side, it is the pixel after the middle.
+    Of normalised images zero is the mean colour. The centre is any pixel, so that squares are cut off at the border. Of
+    an even side, it is the pixel after the middle.
     """
     inside = []
-    for axis in (1, 2):
-        offset = torch.arange(x.shape[axis], device=x.device) - (centres[:, axis - 1, None] - side // 2)
+    for axis in (0, 1):
+        offset = torch.arange(x.shape[2 + axis], device=x.device) - (centres[:, axis, None] - side // 2)
         inside.append((offset >= 0) & (offset < side))
     rows, columns = inside
-    return x.masked_fill((rows[:, :, None] & columns[:, None, :])[..., None], 0)
+    return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
 
 
 def add_noise(images: Tensor, std: Tensor, seed: int) -> Tensor:

@@ -139,9 +139,10 @@ class Batches:
             x = crop(x, self.padding, plan.shifts[places])
         if self.flip:
             x = torch.where(plan.flips[places][:, None, None, None], x.flip(2), x)
+        x = self.normalise(x)
         if plan.centres is not None:
             x = cutout(x, self.cutout, plan.centres[places])
-        return self.normalise(x), self.labels[numbers]
+        return x, self.labels[numbers]
 
     def soften(
         self,

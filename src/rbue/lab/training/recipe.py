@@ -94,8 +94,7 @@ class Recipe:
         average_learning_rate: of SWA while it averages; half of ``learning_rate`` if left out.
         average_decay: of EMA, a step; 0.999 if left out.
         label_smoothing: part of each label that is spread evenly over all classes.
-        cutout: side of a black square around a random pixel of each image (DeVries and Taylor, 2017, who fill it with
-            the mean colour).
+        cutout: side of a square of the mean colour around a random pixel of each image (DeVries and Taylor, 2017).
         mixup: ``alpha`` of Beta(alpha, alpha), from which each batch draws the parts in which its images and labels are
             mixed in pairs (Zhang et al., 2018).
         noise: the largest standard deviation of Gaussian noise, in pixel values from 0 to 1. Half of the images get
