@@ -236,6 +236,25 @@ def test_without_the_packages_for_onnx(tmp_path, monkeypatch):
         rbue.export(converted(x), tmp_path / "net.onnx", x)
 
 
+class Looking(nn.Module):
+    """Looks at a number of a tensor, which a program cannot."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = F.relu(x)
+        return self.head(x if torch.ones(3).sum() > 2 else -x)
+
+
+def test_what_torch_cannot_trace_is_one_sentence(tmp_path, capsys):
+    x = images()
+    with pytest.raises(ConversionError, match=r"cannot trace Looking .*; use rbue.predict"):
+        rbue.export(rbue.convert(Looking(), DropReLU(0.8), example=x), tmp_path / "net.pt2", x, samples=2)
+    assert len(capsys.readouterr().err) < 300  # torch prints the graph so far
+
+
 class Shifted(nn.Module):
     """An argument has the name of an input of the graph."""
 

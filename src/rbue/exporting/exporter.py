@@ -8,7 +8,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +203,7 @@ def _traced(sampled: SampledNetwork, x: Batch) -> torch.export.ExportedProgram:
     shapes = {"tensors": tuple({0: batch} for _ in zeros), "seed": None, "offset": None}
     name = type(sampled.network).__name__
     try:
-        with torch.no_grad():
+        with torch.no_grad(), redirect_stderr(io.StringIO()):  # where it prints a half-made graph before it gives up
             program = torch.export.export(sampled, zeros, _numbers(x.device, 0), dynamic_shapes=shapes, strict=False)
     except RbueError:
         raise
