@@ -248,6 +248,7 @@ class Looking(nn.Module):
         return self.head(x if torch.ones(3).sum() > 2 else -x)
 
 
+@pytest.mark.slow
 def test_what_torch_cannot_trace_is_one_sentence(tmp_path, capsys):
     x = images()
     with pytest.raises(ConversionError, match=r"cannot trace Looking .*; use rbue.predict"):
@@ -271,15 +272,21 @@ def lacking(*_):
 
 
 @pytest.mark.parametrize(
-    ("written", "said"), [(lacking, "ONNX has no form of .*no function for i0e"), (lambda *_: b"", "onnxruntime can")]
+    ("written", "said", "dtype"),
+    [
+        (lacking, "ONNX has no form of .*no function for i0e", torch.float32),
+        (lambda *_: b"", "onnxruntime cannot run", torch.float32),
+        (lambda *_: b"", "onnxruntime cannot run .*BFloat16", torch.bfloat16),
+    ],
 )
-def test_what_onnx_or_onnxruntime_lacks_is_one_sentence(written, said, tmp_path, monkeypatch):
+def test_what_onnx_or_onnxruntime_lacks_is_one_sentence(written, said, dtype, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr("rbue.exporting.onnx_file.check_installed", lambda: None)
     monkeypatch.setattr("rbue.exporting.onnx_file.onnx_bytes", written)
-    x = images()
+    x = images().to(dtype)
+    net = rbue.convert(mlp().to(dtype), DropReLU(q=0.8), example=x)
     with pytest.raises(ConversionError, match=f"{said}.*format='pt2'"):
-        rbue.export(converted(x), tmp_path / "net.onnx", x, samples=2)
+        rbue.export(net, tmp_path / "net.onnx", x, samples=2)
     assert not list(tmp_path.iterdir())
 
 

@@ -245,9 +245,9 @@ def _checked_onnx(
         from onnxruntime import InferenceSession
     except ImportError:
         return content
-    feeds = {name: one.cpu().numpy() for name, one in zip(names, x.rows, strict=True)}
-    feeds |= {name: one.numpy() for name, one in _numbers(torch.device("cpu"), 1).items()}
     with _refused("onnxruntime cannot run", network):
+        feeds = {name: one.cpu().numpy() for name, one in zip(names, x.rows, strict=True)}
+        feeds |= {name: one.numpy() for name, one in _numbers(torch.device("cpu"), 1).items()}
         found = InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, feeds)
     _check(found, expected, "the ONNX file in onnxruntime")
     return content
