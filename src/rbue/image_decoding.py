@@ -28,7 +28,7 @@ def _too_many(name: str, most: int) -> InvalidInput:
 
 @contextmanager
 def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None = None) -> Iterator[Image.Image]:
-    """An image file with 8 bits a channel and no transparency, the way up it was taken.
+    """An image file of one picture with 8 bits a channel and no transparency, the way up it was taken.
 
     Args:
         file: its path, or the open file.
@@ -48,6 +48,10 @@ def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None
                 raise InvalidInput(
                     f"{name} is an image of mode {kind}; save it as 8-bit grey or RGB without transparency."
                 )
+            # What cameras put behind a photograph (a preview, a depth map) is no frame of it.
+            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+            if frames != 1:
+                raise InvalidInput(f"{name} has {frames} frames; save one image a file.")
             yield _upright(image)
     except InvalidInput:
         raise
@@ -63,8 +67,7 @@ def open_image(file: Path | IO[bytes], name: str | None = None, most: int | None
 
 def _upright(image: Image.Image) -> Image.Image:
     """The image turned as its camera noted; looking for that note decodes nothing."""
-    # Pillow would decode a PNG to find one, and turn the first of several frames.
-    if (image.format == "PNG" and "exif" not in image.info) or getattr(image, "n_frames", 1) > 1:
+    if image.format == "PNG" and "exif" not in image.info:  # Pillow would decode it to find one
         return image
     turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
     return ImageOps.exif_transpose(image) if turned else image

@@ -325,6 +325,16 @@ def test_exported_convolutional_network() -> None:
     assert_exported_same_bits(rbue.convert(network, rbue.DropReLU(0.5), example=images()), images(), strict=False)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and sees branches that are the same for every input
+def test_traced_network_draws_new_bits_at_each_call() -> None:
+    network = rbue.convert(mlp(), rbue.DropReLU(0.5))
+    traced = torch.jit.trace(network, rows(), check_trace=False)
+    ones = torch.ones_like(torch.cat([rows(), rows()]))
+    first, second = traced(ones), traced(ones)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], first[-1])
+
+
 def test_exporting_leaves_the_network_random_and_its_counter_alone() -> None:
     network = rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows())
     rbue.seed(network, 5)

@@ -236,6 +236,70 @@ def test_without_the_packages_for_onnx(tmp_path, monkeypatch):
         rbue.export(converted(x), tmp_path / "net.onnx", x)
 
 
+class Looking(nn.Module):
+    """Looks at a number of a tensor, which a program cannot."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = F.relu(x)
+        return self.head(x if torch.ones(3).sum() > 2 else -x)
+
+
+@pytest.mark.slow
+def test_what_torch_cannot_trace_is_one_sentence(tmp_path, capsys):
+    x = images()
+    with pytest.raises(ConversionError, match=r"cannot trace Looking .*; use rbue.predict"):
+        rbue.export(rbue.convert(Looking(), DropReLU(0.8), example=x), tmp_path / "net.pt2", x, samples=2)
+    assert len(capsys.readouterr().err) < 300  # torch prints the graph so far
+
+
+class Shifted(nn.Module):
+    """An argument has the name of an input of the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x, offset):
+        return self.head(F.relu(x + offset))
+
+
+def lacking(*_):
+    raise RuntimeError("a screen of advice") from ValueError("no function for i0e")
+
+
+@pytest.mark.parametrize(
+    ("written", "said", "dtype"),
+    [
+        (lacking, "ONNX has no form of .*no function for i0e", torch.float32),
+        (lambda *_: b"", "onnxruntime cannot run", torch.float32),
+        (lambda *_: b"", "onnxruntime cannot run .*BFloat16", torch.bfloat16),
+    ],
+)
+def test_what_onnx_or_onnxruntime_lacks_is_one_sentence(written, said, dtype, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr("rbue.exporting.onnx_file.check_installed", lambda: None)
+    monkeypatch.setattr("rbue.exporting.onnx_file.onnx_bytes", written)
+    x = images().to(dtype)
+    net = rbue.convert(mlp().to(dtype), DropReLU(q=0.8), example=x)
+    with pytest.raises(ConversionError, match=f"{said}.*format='pt2'"):
+        rbue.export(net, tmp_path / "net.onnx", x, samples=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_argument_with_the_name_of_an_input_of_the_graph(tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr("rbue.exporting.onnx_file.check_installed", lambda: None)
+    monkeypatch.setattr("rbue.exporting.onnx_file.onnx_bytes", lambda _, inputs, *__: names.extend(inputs) or b"")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    x = images()
+    rbue.export(rbue.convert(Shifted(), DropReLU(0.8), example=(x, x)), tmp_path / "net.onnx", (x, x), samples=2)
+    assert names == ["x0", "x1"]  # two named offset would be an error of torch
+
+
 def test_torch_onnx_export_is_refused(tmp_path):
     x = images()
     with pytest.raises(ConversionError, match=r"rbue\.export"):

@@ -123,6 +123,7 @@ def test_a_module_of_ones_own():
     ("model", "y", "message"),
     [
         (RbueClassifier(lambda features, outputs: 3), NAMES, "made int"),
+        (RbueClassifier("resnet"), NAMES, "torch.nn.Module.*but is .resnet"),
         (RbueClassifier(epochs=0), NAMES, "epochs is 0"),
         (RbueClassifier(samples=0), NAMES, "samples is 0"),
         (RbueClassifier(), np.zeros(60), "one class"),

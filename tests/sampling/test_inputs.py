@@ -285,6 +285,20 @@ def test_bad_input_is_one_clear_sentence(x, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("item", [lambda k: (torch.randn(6), None), lambda k: torch.randn(6 + k)])
+def test_items_of_a_dataset_that_make_no_batch(item):
+    class Items(Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, k):
+            return item(k)
+
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
+    with pytest.raises(InvalidInput, match=r"items make no batch \(.*\); give a DataLoader with a collate_fn"):
+        rbue.predict(network, Items(), samples=2)
+
+
 @pytest.mark.parametrize("x", [torch.randn(6), [torch.randn(6)] * 3, np.zeros(6, np.float32)])
 @pytest.mark.parametrize("example", [None, torch.randn(4, 6)])
 def test_an_input_without_a_batch_is_named(x, example):

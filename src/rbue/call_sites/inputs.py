@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from rbue.call_sites.batch import Batch, even_parts
 from rbue.call_sites.following import plain_class
@@ -68,7 +68,7 @@ def batches_of(x: Any, network: nn.Module, inputs: int = 1) -> Iterator[Batch]:
         yield single
         return
     if isinstance(x, Dataset):
-        for batch in DataLoader(x, batch_size=_DATASET_BATCH):
+        for batch in DataLoader(x, batch_size=_DATASET_BATCH, collate_fn=_collated):
             yield beside(_loaded(batch, network, inputs), network)
         return
     if isinstance(x, (str, bytes)) or not isinstance(x, Iterable):
@@ -78,6 +78,16 @@ def batches_of(x: Any, network: nn.Module, inputs: int = 1) -> Iterator[Batch]:
         )
     for batch in x:
         yield _loaded(batch, network, inputs)
+
+
+def _collated(items: list[Any]) -> Any:
+    """A batch of a Dataset's items, as a DataLoader makes it."""
+    try:
+        return default_collate(items)
+    except (TypeError, RuntimeError) as error:  # None as a label, images of Pillow, tensors of several sizes
+        raise InvalidInput(
+            f"the Dataset's items make no batch ({error}); give a DataLoader with a collate_fn that makes one."
+        ) from error
 
 
 def example_call(example: Any, network: nn.Module) -> Batch:
@@ -214,7 +224,7 @@ def _refuse_labels(x: Sequence[Any]) -> None:
 def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tuple[Batch, Tensor]]:
     """Batches of at most so many inputs, and their class numbers, where the network is."""
     if isinstance(validation, Dataset):
-        validation = DataLoader(validation, batch_size=most)
+        validation = DataLoader(validation, batch_size=most, collate_fn=_collated)
     if isinstance(validation, (str, Tensor, np.ndarray)) or not isinstance(validation, Iterable):
         raise _not_labelled(validation)
     batches = []

@@ -7,7 +7,8 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,7 @@ def _traced(sampled: SampledNetwork, x: Batch) -> torch.export.ExportedProgram:
     shapes = {"tensors": tuple({0: batch} for _ in zeros), "seed": None, "offset": None}
     name = type(sampled.network).__name__
     try:
-        with torch.no_grad():
+        with torch.no_grad(), redirect_stderr(io.StringIO()):  # where it prints a half-made graph before it gives up
             program = torch.export.export(sampled, zeros, _numbers(x.device, 0), dynamic_shapes=shapes, strict=False)
     except RbueError:
         raise
@@ -238,22 +239,43 @@ def _checked_onnx(
     program: torch.export.ExportedProgram, network: nn.Module, x: Batch, note: dict[str, Any], expected: Any
 ) -> bytes:
     names = _input_names(network, x)
-    content = onnx_file.onnx_bytes(program, names, OUTPUTS, note)
+    with _refused("ONNX has no form of", network):
+        content = onnx_file.onnx_bytes(program, names, OUTPUTS, note)
     try:
         from onnxruntime import InferenceSession
     except ImportError:
         return content
-    session = InferenceSession(content, providers=["CPUExecutionProvider"])
-    feeds = {name: one.cpu().numpy() for name, one in zip(names, x.rows, strict=True)}
-    feeds |= {name: one.numpy() for name, one in _numbers(torch.device("cpu"), 1).items()}
-    _check(session.run(None, feeds), expected, "the ONNX file in onnxruntime")
+    with _refused("onnxruntime cannot run", network):
+        feeds = {name: one.cpu().numpy() for name, one in zip(names, x.rows, strict=True)}
+        feeds |= {name: one.numpy() for name, one in _numbers(torch.device("cpu"), 1).items()}
+        found = InferenceSession(content, providers=["CPUExecutionProvider"]).run(None, feeds)
+    _check(found, expected, "the ONNX file in onnxruntime")
     return content
 
 
+@contextmanager
+def _refused(what: str, network: nn.Module) -> Iterator[None]:
+    """An operator or type that is missing there, such as a convolution in float64, in one sentence."""
+    try:
+        yield
+    except RbueError:
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the exporter's own words come before the reason, and fill a screen
+            cause = cause.__cause__
+        why = " ".join(str(cause).split())
+        raise ConversionError(
+            f"{what} {type(network).__name__} ({type(cause).__name__}: {why[:200]}); give format='pt2', or change what "
+            "it names."
+        ) from error
+
+
 def _input_names(network: nn.Module, x: Batch) -> list[str]:
-    """``x`` for one argument by position, else the names of the arguments."""
+    """``x`` for one argument by position, else the names of the arguments; numbers where the graph has such a name."""
     if len(x.rows) == 1 and not x.words:
         return ["x"]
     parameters = list(inspect.signature(plain_class(network).forward).parameters)[1:]
     given = [*parameters[: x.positional], *x.words]
-    return given if len(given) == len(x.rows) else [f"x{k}" for k in range(len(x.rows))]
+    own = len(given) == len(x.rows) and not {"seed", "offset", *OUTPUTS}.intersection(given)
+    return given if own else [f"x{k}" for k in range(len(x.rows))]

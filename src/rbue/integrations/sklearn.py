@@ -90,11 +90,12 @@ class _Estimator(BaseEstimator):
     def _network(self, features: int, outputs: int) -> nn.Module:
         if isinstance(self.module, nn.Module):
             return deepcopy(self.module)
-        network = self._mlp(features, outputs) if self.module is None else self.module(features, outputs)
+        make = self._mlp if self.module is None else self.module
+        network = make(features, outputs) if callable(make) else None
         if not isinstance(network, nn.Module):
+            found = f"it made {type(network).__name__}" if callable(make) else f"is {make!r}"
             raise InvalidInput(
-                "module must be a torch.nn.Module, or make one of the numbers of features and outputs, but it made "
-                f"{type(network).__name__}."
+                f"module must be a torch.nn.Module, or make one of the numbers of features and outputs, but {found}."
             )
         return network
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rbue.errors import RbueWarning
+from rbue.errors import InvalidInput, RbueWarning
+from rbue.image_decoding import open_image
 from rbue.lab import data
 from rbue.lab.data.folder import scaled_side
 
@@ -254,7 +255,8 @@ def photograph(path, width, height, turned=False):
     if turned:
         image, note[0x0112] = image.rotate(90, expand=True), 6
     path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path, exif=note)
+    several = {"format": "MPO", "save_all": True, "append_images": [image.resize((8, 8))]}  # as telephones do
+    image.save(path, exif=note, **several if path.suffix == ".jpeg" else {})
 
 
 @pytest.fixture
@@ -272,7 +274,7 @@ def test_the_middle_square_of_each_is_scaled(photographs):
     assert (images[:, :, 10:] == BLUE).all()
 
 
-@pytest.mark.parametrize("kind", ["png", "jpg", "webp", "tiff"])
+@pytest.mark.parametrize("kind", ["png", "jpg", "jpeg", "webp", "tiff"])
 def test_images_of_one_size_are_turned_too(tmp_path, kind):
     for label in "ab":
         for number in range(5):
@@ -281,6 +283,17 @@ def test_images_of_one_size_are_turned_too(tmp_path, kind):
     assert images.shape == (8, 24, 32, 3)
     assert (abs(images[:, :, :12] - RED) < 40).all()  # JPEG and WebP are not exact
     assert (abs(images[:, :, 20:] - BLUE) < 40).all()
+
+
+@pytest.mark.parametrize("kind", ["gif", "png", "tiff"])
+def test_one_of_several_frames_is_no_image_anywhere(tmp_path, kind):
+    frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, BLUE)]
+    frames[0].save(tmp_path / f"moving.{kind}", save_all=True, append_images=frames[1:])
+    with (
+        pytest.raises(InvalidInput, match=f"moving.{kind} has 2 frames; save one"),
+        open_image(tmp_path / f"moving.{kind}"),
+    ):
+        pass
 
 
 def test_without_a_size_the_way_out_is_said(photographs):

@@ -233,9 +233,6 @@ def _common_form(tree: _Tree, side: int | None) -> tuple[tuple[int, int] | int, 
             raise DataError(f"{path} is a folder inside a class folder; remove it or move it away.")
         try:
             with open_image(path) as image:
-                frames = getattr(image, "n_frames", 1)
-                if frames != 1:
-                    raise InvalidInput(f"{path} has {frames} frames; save one image a file.")
                 this, is_grey = image.size, image.mode in GREY
         except InvalidInput as error:
             tree.broken[path] = str(error)
