@@ -143,7 +143,7 @@ def test_values_have_mean_and_std(finish):
     close(found.samples, values)
     assert found.aleatoric is None
     assert found.samples_used.tolist() == [SAMPLES] * 5
-    assert "values each" in repr(found)
+    assert f"{'x'.join(map(str, found.mean.shape[1:])) or 1} values each" in repr(found)
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict", "object", "distribution", "tensor"])
@@ -318,8 +318,9 @@ def test_the_memory_of_maps_is_counted():
     assert plan.for_row >= 2 * of_map
 
 
-def test_large_maps_are_added_piece_by_piece_to_the_same_statistics(monkeypatch):
-    monkeypatch.setattr("rbue.prediction._AT_ONCE", 70)  # two samples of an image
+@pytest.mark.parametrize("at_once", [70, 20])  # two samples of an image, or none
+def test_large_maps_are_added_piece_by_piece_to_the_same_statistics(monkeypatch, at_once):
+    monkeypatch.setattr("rbue.prediction._AT_ONCE", at_once)
     samples = torch.randn(6, 3, 2, 4, 4, dtype=torch.float64)
     statistics = RegressionStatistics(3, torch.device("cpu"))
     statistics.add(torch.arange(3), samples[:4])
