@@ -122,6 +122,16 @@ def test_batches_and_ranks_draw_apart_where_rows_are_not_images(monkeypatch):
     assert not torch.equal(net(x), here)
 
 
+def test_ranks_have_the_masks_of_one_process_with_their_batches(monkeypatch):
+    net, x = rbue.convert(nn.ReLU(), rbue.DropReLU(0.5)), torch.randn(6, 40)
+    rbue.seed(net, 0)
+    whole = net(x)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    rbue.seed(net, 0)
+    assert torch.equal(net(x[4:]), whole[4:])
+
+
 def test_rows_that_are_not_images_have_numbers_of_their_own_in_each_batch():
     state, sample = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     batches = [torch.arange(start, start + 3, dtype=torch.int32) for start in (0, 3, 6)]
