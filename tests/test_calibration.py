@@ -116,6 +116,8 @@ def test_zero_probabilities_stay_zero():
     without = Temperature.fit(logits, labels, inputs="logits")
     padded = torch.cat([logits, torch.full((3, 1), -math.inf)], 1)
     assert Temperature.fit(padded, labels, inputs="logits").value == pytest.approx(without.value)
+    added = Temperature.fit(logits, labels, inputs="logits", prior=1)
+    assert Temperature.fit(padded, labels, inputs="logits", prior=1).value == pytest.approx(added.value)
 
 
 def test_images_with_an_impossible_label_are_left_out():
@@ -150,15 +152,24 @@ def test_a_prior_is_so_many_images_of_any_label(right):
     assert Temperature.LOWEST < found < Temperature.HIGHEST
 
 
+def test_a_softmax_that_is_saturated_at_the_start_is_fitted_too():
+    """Of two classes that are 800 apart, one image in 4,001 is wrong: ``exp(-800 / T)`` has to be 1 / 4,000."""
+    logits = torch.tensor([800.0, 0.0], dtype=torch.float64).expand(4001, 2)
+    labels = (torch.arange(4001) == 0).long()
+    found = Temperature.fit(logits, labels, inputs="logits").value
+    assert found == pytest.approx(800 / math.log(4000), rel=1e-12)
+
+
 def test_worse_than_chance_ends_at_the_upper_bound():
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     with pytest.warns(RbueWarning, match=r"100\.0, the upper bound"):
         assert Temperature.fit(probs, torch.tensor([1, 0])).value == Temperature.HIGHEST
 
 
-def test_uniform_predictions_keep_temperature_one():
+@pytest.mark.parametrize("row", [[1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]])
+def test_uniform_predictions_keep_temperature_one(row):
     with pytest.warns(RbueWarning, match="every prediction is uniform"):
-        assert Temperature.fit(torch.full((4, 3), 1 / 3), torch.tensor([0, 1, 2, 0])).value == 1.0
+        assert Temperature.fit(torch.tensor([row] * 4), torch.tensor([0, 1, 1, 0])).value == 1.0
 
 
 def test_ordinary_data_give_no_warning():
@@ -216,14 +227,15 @@ def test_the_folds_do_not_depend_on_torchs_default_device():
         assert cross_fitted(probs, labels).fold.equal(fold)
 
 
-def test_cross_fitted_names_the_temperature_of_each_fold():
+@pytest.mark.parametrize("prior", [0.0, 50.0])
+def test_cross_fitted_names_the_temperature_of_each_fold(prior):
     logits, labels = overconfident(images=4001, factor=3.0)
     probs = logits.softmax(1)
-    found = cross_fitted(probs, labels, seed=5)
-    assert torch.equal(found.probs, cross_fit(probs, labels, seed=5))
+    found = cross_fitted(probs, labels, seed=5, prior=prior)
+    assert torch.equal(found.probs, cross_fit(probs, labels, seed=5)) == (prior == 0)
     assert found.fold.bincount().tolist() == [2001, 2000]
     for k, value in enumerate(found.temperatures):
-        assert value == Temperature.fit(probs[found.fold != k], labels[found.fold != k]).value
+        assert value == Temperature.fit(probs[found.fold != k], labels[found.fold != k], prior=prior).value
         assert value == pytest.approx(3.0, rel=0.1)
         torch.testing.assert_close(found.probs[found.fold == k], Temperature(value)(probs[found.fold == k]))
     assert found.temperatures[0] != found.temperatures[1]
@@ -280,11 +292,14 @@ LABELS = torch.tensor([0, 1])
         (lambda: Temperature(math.inf), "value is inf"),
         (lambda: Temperature(math.nan), "value is nan"),
         (lambda: Temperature("2"), "value is '2'"),
+        (lambda: Temperature(True), "value is True"),
         (lambda: Temperature.fit(PROBS * 2, LABELS), "1.8"),
         (lambda: Temperature.fit(PROBS, LABELS + 1), "holds 2"),
         (lambda: Temperature.fit(PROBS, LABELS.float()), "torch.float32"),
         (lambda: Temperature.fit(PROBS, LABELS, inputs="scores"), "inputs is 'scores'"),
         (lambda: Temperature.fit(PROBS, LABELS, prior=-1), "prior is -1"),
+        (lambda: Temperature.fit(PROBS, LABELS, prior=math.inf), "prior is inf"),
+        (lambda: Temperature.fit(PROBS, LABELS, prior=True), "prior is True"),
         (lambda: Temperature.fit(PROBS[0], LABELS, inputs="logits"), "(2,)"),
         (lambda: Temperature.fit(PROBS[:0], LABELS[:0], inputs="logits"), "(0, 2)"),
         (lambda: Temperature.fit(PROBS / 0, LABELS, inputs="logits"), "inf as the largest value of row 0"),

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from rbue.calibration import Temperature
-from rbue.prediction import Prediction, RunningStatistics, concatenate, of_samples
+from rbue.prediction import (
+    MultiLabelStatistics,
+    Prediction,
+    RegressionStatistics,
+    RunningStatistics,
+    concatenate,
+    of_samples,
+)
 
 
 def random_probs(samples, images, *rest, seed=0):
@@ -15,8 +22,8 @@ def random_probs(samples, images, *rest, seed=0):
     return torch.randn(samples, images, *rest, generator=generator).mul(3).softmax(2)
 
 
-def accumulate(probs, cuts):
-    statistics = RunningStatistics(probs.shape[1], probs.device)
+def accumulate(probs, cuts, kind=RunningStatistics):
+    statistics = kind(probs.shape[1], probs.device)
     start = 0
     for stop in [*cuts, len(probs)]:
         for rows in torch.arange(probs.shape[1]).split(3):
@@ -79,10 +86,28 @@ def test_derived_quantities():
     torch.testing.assert_close(found.mutual_information.double(), entropy - expected, rtol=1e-4, atol=1e-6)
 
 
-def test_mutual_information_that_is_rounded_below_zero_is_zero():
-    prediction = accumulate(random_probs(1, 5, 4), [])
+@pytest.mark.parametrize("kind", [RunningStatistics, MultiLabelStatistics])
+def test_mutual_information_that_is_rounded_below_zero_is_zero(kind):
+    prediction = accumulate(random_probs(1, 5, 4), [], kind)
     rounded = dataclasses.replace(prediction, expected_entropy=prediction.entropy + 1e-7)
-    assert rounded.mutual_information.tolist() == [0.0] * 5
+    assert not rounded.mutual_information.any()
+
+
+def test_a_label_at_one_half_is_not_true():
+    found = accumulate(torch.full((3, 1, 2), 0.5), [], MultiLabelStatistics)
+    assert not found.votes.any()
+    assert not found.label.any()
+
+
+@pytest.mark.parametrize("kind", [RunningStatistics, MultiLabelStatistics, RegressionStatistics])
+def test_samples_that_follow_do_not_change_a_prediction(kind):
+    statistics, rows, probs = kind(2, torch.device("cpu")), torch.arange(2), random_probs(6, 2, 3).double()
+    statistics.add(rows, probs[:3])
+    found, expected = statistics.prediction(0), accumulate(probs[:3], [], kind)
+    statistics.add(rows, probs[3:])
+    for one in dataclasses.fields(found):
+        if isinstance(getattr(found, one.name), torch.Tensor):
+            assert torch.equal(getattr(found, one.name), getattr(expected, one.name)), one.name
 
 
 def test_certain_samples_have_zero_entropy_not_nan():
@@ -112,6 +137,8 @@ def test_repr_says_what_was_drawn():
     assert "3 classes" in text
     assert "6 independent samples" in text
     assert isinstance(accumulate(random_probs(6, 5, 3), []), Prediction)
+    some = dataclasses.replace(accumulate(random_probs(6, 2, 3), []), samples_used=torch.tensor([16, 100]))
+    assert "16 to 100 independent samples" in repr(some)
 
 
 def test_comparing_predictions_is_no_error():

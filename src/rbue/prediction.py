@@ -393,7 +393,7 @@ class RegressionStatistics(RunningMoments):
     """Those of a :class:`Regression`, in the network's own precision."""
 
     def _begin(self, zeros: Tensor, samples: Tensor) -> None:
-        self.dtype = torch.float64 if samples.dtype == torch.float64 else torch.float32
+        self.dtype = samples.dtype
 
     def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Regression:
         """The statistics so far."""

@@ -289,7 +289,7 @@ def drop_cycle(probability: float) -> Cycle:
     rare = min(probability, 1 - probability)
     if rare <= 0:
         return INDEPENDENT
-    length = min(round(1 / rare), _LONGEST)
+    length = round(min(1 / rare, _LONGEST))
     part = length * rare % 1
     part = 0.0 if min(part, 1 - part) < 1e-9 else part
     # Of one element the yeses of a cycle vary by part * (1 - part), and by the sum of variances and covariances.

@@ -113,6 +113,14 @@ def test_compilers_agree(module, make_x):
     assert torch.allclose(torch.compile(network, backend="aot_eager", fullgraph=True)(x), whole)
 
 
+def test_with_q_0_every_word_passes_the_input_on(make_x):
+    x = make_x(6, 5)
+    words = torch.full(x.shape, 2**31 - 1, dtype=torch.int32)
+    out = rbue.DropActivation(0.0).formula(x, words, SiteCall("F.gelu", x, function=F.gelu))
+    assert out.equal(x)
+    assert out is not x
+
+
 def test_vmapped_is_the_same(make_x):
     x = make_x(5, 8)
     network = converted(F.gelu, x)

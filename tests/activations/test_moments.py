@@ -104,3 +104,18 @@ def test_slopes_of_gpus_are_those_of_the_formula_to_a_unit_in_the_last_place(act
     unit = torch.finfo(torch.float32).eps * 2.0 ** math.floor(math.log2(activation.upper))
     assert (found - activation.slopes(words)).abs().max() <= unit
     assert activation.lower <= found.min() < found.max() <= activation.upper
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_multiplied_in_single_precision(make_x, dtype):
+    x, grad = -make_x(4, 50, dtype=dtype).abs(), make_x(4, 50, dtype=dtype, seed=1)
+    words = torch.arange(-100, 100, dtype=torch.int32).reshape(4, 50) * 20_000_003
+    slopes = RReLU().slopes(words)
+    out = RReLU().forward(x, words)
+    assert out.equal((slopes * x.float()).to(dtype))
+    assert RReLU().backward(grad, out, words)[0].equal((slopes * grad.float()).to(dtype))
+
+
+def test_infinity_above_zero_has_no_variance():
+    x = torch.tensor([math.inf, 1.0, -1.0])
+    assert DropReLU(0.5).variance(x, SiteCall("F.relu", x)).tolist() == [0.0, 0.0, 0.25]

@@ -220,5 +220,11 @@ def test_a_clamp_by_a_tensor_of_zero_is_named():
         def forward(self, x):
             return torch.relu(x.clamp(min=torch.tensor(0.0)) - 1)
 
+    class Elsewhere(nn.Module):
+        def forward(self, x):
+            return torch.relu(x.clamp(min=torch.tensor(-1.0, device=x.device)))
+
+    for device in ("cpu", "meta"):
+        assert len(rbue.sites(Elsewhere(), torch.randn(2, 3, device=device))) == 1
     with pytest.warns(rbue.RbueWarning, match=r"a clamp in the network .* write clamp\(min=0\)"):
         assert len(rbue.sites(Clamps(), torch.randn(2, 3))) == 1

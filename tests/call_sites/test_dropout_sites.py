@@ -181,3 +181,19 @@ def test_a_probability_out_of_range_is_refused(p):
 def test_a_network_without_weights_has_no_place_for_dropout():
     with pytest.raises(ConversionError, match="weight layer"):
         rbue.convert(nn.Sequential(nn.ReLU()), rbue.Dropout(0.5), where="last", example=X)
+
+
+class OtherInputs(nn.Module):
+    """A layer by keywords, and two that have no rows to drop values of: a vector, and whole numbers."""
+
+    def forward(self, x):
+        vector, numbers = F.linear(x[0], x[:1]), F.linear(x.long(), x.long())
+        return F.linear(weight=torch.eye(x.shape[1]), input=x) + 0 * vector + 0 * numbers.float().sum()
+
+
+def test_layers_by_keywords_are_sites_and_those_without_rows_are_not():
+    x = torch.rand(3, 200) + 1
+    assert len(rbue.sites(OtherInputs(), x, rbue.Dropout())) == 1
+    out = rbue.convert(OtherInputs(), rbue.Dropout(0.5))(x)
+    assert ((out == 0) | (out == 2 * x)).all()
+    assert 0.4 < float((out == 0).float().mean()) < 0.6

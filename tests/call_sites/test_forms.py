@@ -81,6 +81,7 @@ NOT_RELU = {
     "threshold(1, 0)": lambda x: F.threshold(x, 1, 0),
     "threshold(0, 1)": lambda x: F.threshold(x, 0, 1),
     "hardtanh()": F.hardtanh,
+    "hardtanh(0, 0)": lambda x: F.hardtanh(x, 0, 0),
     "hardtanh(-1, 1)": lambda x: F.hardtanh(x, -1, 1),
     "leaky_relu": F.leaky_relu,
     "gelu": F.gelu,

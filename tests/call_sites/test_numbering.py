@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rbue
+from rbue.call_sites.table import Site, SiteTable, choose
+from rbue.errors import InvalidInput
 
 
 class Residual(nn.Module):
@@ -237,3 +239,20 @@ def test_relus_of_parameters_and_of_one_number_are_no_sites() -> None:
 def test_empty_batch_passes_through() -> None:
     network = rbue.convert(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), rbue.DropReLU(0.5))
     assert network(torch.empty(0, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("paths", "picked"),
+    [
+        (["a", "c1", "c.0", "c.1"], ["c.0", "c.1"]),
+        (["a.0", "a.1", "a.2"], ["a.2"]),  # a module with all of them is no part: the last quarter, and at least one
+        (["a", "b", "c", "d", "e", "f", "g", "h"], ["g", "h"]),
+    ],
+)
+def test_the_last_block(paths: list[str], picked: list[str]) -> None:
+    table = SiteTable(Site(k, path, 0, "F.relu", (2, 8)) for k, path in enumerate(paths))
+    assert sorted(path for path, _ in choose(table, "last block")) == picked
+    assert repr(table[:1]).splitlines() == repr(table).splitlines()[:2]
+    with pytest.raises(InvalidInput, match="where='x' picks none") as error:
+        choose(table, "x")
+    assert "inside it" not in str(error.value)

@@ -194,6 +194,20 @@ def test_weights_loaded_after_the_conversion_meet_the_same_bits(
     assert not torch.equal(network(x), network(x))
 
 
+def test_a_network_whose_first_call_is_in_inference_mode_may_be_called_outside() -> None:
+    network = moved_to_meta()
+    network.load_state_dict(mlp().state_dict(), assign=True)
+    with torch.inference_mode():
+        network(rows())
+    network(rows()).sum().backward()
+
+
+def test_a_network_with_buffers_alone_draws_where_these_are() -> None:
+    network = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.ReLU()).to("meta")
+    rbue.convert(network, rbue.DropReLU(0.5))
+    assert all(buffer.is_meta for buffer in network.buffers())
+
+
 def test_an_emptied_network_goes_on_with_its_bits() -> None:
     network = rbue.convert(mlp(), rbue.DropReLU(0.5), example=rows())
     rbue.seed(network, 3)
@@ -359,9 +373,12 @@ class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("replaced", torch.zeros(()))
+        self.register_buffer("graph", torch.eye(4).to_sparse())
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
+        self.replaced = self.calls.clone()
         return F.dropout(F.relu(x, inplace=True), 0.5, training=True)
 
 
@@ -372,7 +389,7 @@ def test_finding_the_sites_leaves_nothing_changed() -> None:
     rbue.seed(inner, 1)
     rbue.sites(network, x)
     assert torch.equal(x, before)
-    assert float(network[0].calls) == 0
+    assert float(network[0].calls) == float(network[0].replaced) == 0
     assert torch.equal(torch.get_rng_state(), state)
     found = run(inner, x)
     rbue.seed(inner, 1)

@@ -112,11 +112,54 @@ def test_equal_to_a_plain_sequence(ties):
             assert rule.risk_bound <= risk
 
 
+@pytest.mark.filterwarnings("ignore::rbue.errors.RbueWarning")
+@pytest.mark.parametrize("ties", [0, 12])
+def test_a_union_takes_the_most_answers_that_pass_a_share_of_the_level(ties):
+    rng = np.random.default_rng(5)
+    for risk in (0.02, 0.05, 0.1):
+        for _ in range(4):
+            scores = rng.random(800)
+            scores = np.floor(scores * ties) / ties if ties else scores
+            correct = rng.random(800) >= jagged(scores)
+            counts = abstaining._candidates(800, risk, 0.05, 20).tolist()
+            above = [scores > np.append(np.sort(scores)[::-1], -np.inf)[count] for count in counts]
+            found = [(int(one.sum()), int((one & ~correct).sum())) for one in above]
+            level = (1 - 0.95) / len(counts)
+            passed = [(m, k) for m, k in found if m >= counts[0] and binom.cdf(k, m, risk) <= level]
+            rule = abstaining.fit(scores, correct, risk=risk, search="union")
+            assert (rule.answered, rule.errors) == max(passed, default=(0, 0))
+            assert rule.level == pytest.approx(level)
+
+
+@pytest.mark.parametrize(("images", "steps"), [(1000, 100), (800, 20), (30, 100)])
+def test_candidates_begin_with_the_first_that_would_pass_with_half_the_risk(images, steps):
+    for risk in (0.05, 0.3):
+        counts = sorted({max(1, k * images // steps) for k in range(1, steps + 1)})
+        passing = [m for m in counts if binom.cdf(math.floor(m * risk / 2), m, risk) <= 0.05]
+        if passing:
+            assert abstaining._candidates(images, risk, 0.05, steps).tolist() == counts[counts.index(passing[0]) :]
+
+
 def test_many_equal_scores_at_the_top_do_not_end_the_search():
     """Confidences in float32 are often exactly 1: the thresholds among them answer nothing and are left out."""
     scores = torch.cat([torch.ones(600), torch.linspace(0, 0.9, 400)])
     rule = abstaining.fit(scores, scores > 0.3)
     assert rule.answered >= 600
+
+
+@pytest.mark.parametrize(("search", "steps"), [("sequence", 100), ("union", 20)])
+def test_ties_that_leave_fewer_answers_than_the_first_candidate_are_left_out(search, steps):
+    first = int(abstaining._candidates(1000, 0.05, 0.05, steps)[0])
+    right = torch.arange(1000) < first - 1
+    with pytest.warns(RbueWarning, match="nothing is answered"):
+        abstaining.fit(right, right, search=search)
+
+
+def test_whole_numbers_are_scores_too():
+    votes = torch.arange(1000) // 10
+    rule, same = (abstaining.fit(scores, votes >= 20) for scores in (votes, votes.double()))
+    assert rule == same
+    assert rule.answered > 700
 
 
 def test_all_right_answers_everything_and_all_wrong_nothing():
@@ -129,11 +172,12 @@ def test_all_right_answers_everything_and_all_wrong_nothing():
     assert not nothing(scores).any()
 
 
-def test_too_few_images_say_how_many_are_needed():
+@pytest.mark.parametrize("search", ["sequence", "union"])
+def test_too_few_images_say_how_many_are_needed(search):
     """0.95^58 is 0.0510 and 0.95^59 is 0.0485."""
     with pytest.raises(InvalidInput, match=r"58 images are too few for risk 0.05.*at least 59"):
-        abstaining.fit(torch.rand(58), torch.ones(58, dtype=torch.bool))
-    assert abstaining.fit(torch.rand(59), torch.ones(59, dtype=torch.bool)).coverage == 1.0
+        abstaining.fit(torch.rand(58), torch.ones(58, dtype=torch.bool), search=search)
+    assert abstaining.fit(torch.rand(59), torch.ones(59, dtype=torch.bool), search=search).coverage == 1.0
 
 
 def test_maps_are_refused():

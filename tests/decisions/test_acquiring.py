@@ -8,6 +8,7 @@ import torch
 
 from rbue.decisions import _inputs, acquiring
 from rbue.errors import InvalidInput
+from rbue.prediction import MultiLabel
 
 
 def pool(samples=6, images=12, classes=3, seed=0):
@@ -50,15 +51,18 @@ def test_batch_bald_with_impossible_labels():
     found = acquiring.batch_bald(samples, 3).tolist()
     # certain samples tie often: the information has to be the greatest, not the image
     assert joint_information(samples, found) == pytest.approx(joint_information(samples, brute_batch(samples, 3)))
+    samples = pool(classes=2)
+    never = np.concatenate([samples, np.zeros((6, 12, 1))], 2)
+    assert acquiring.batch_bald(never, 4).tolist() == acquiring.batch_bald(samples, 4).tolist()
 
 
 def test_drawn_configurations_estimate_the_gain(monkeypatch):
-    """3^9 configurations are followed exactly, 3^10 are not: the gains of the 11th image are estimates from 20,000."""
+    """3^9 configurations are followed exactly, 3^10 are not: the gains of the 11th image are estimates from as many."""
     samples = pool(samples=10, images=14)
     seen = []
     plain = acquiring._conditional_entropies
     monkeypatch.setattr(acquiring, "_conditional_entropies", lambda *given: seen.append(plain(*given)) or seen[-1])
-    picked = acquiring.batch_bald(samples, 12, configurations=20_000).tolist()
+    picked = acquiring.batch_bald(samples, 12, configurations=3**9).tolist()
     for steps, error in ((9, 1e-12), (10, 0.01), (11, 0.01)):
         joint = np.ones((10, 1))  # of the labels picked so far, (S, 3^b)
         for image in picked[:steps]:
@@ -67,6 +71,25 @@ def test_drawn_configurations_estimate_the_gain(monkeypatch):
         for image in set(range(14)) - set(picked[:steps]):
             both = np.concatenate([(joint * samples[:, image, [y]]).mean(0) for y in range(3)])
             assert abs(seen[steps][image].item() - (entropies(both) - so_far)) < error
+
+
+def test_rounded_sums_draw_no_class_that_is_not_there(monkeypatch):
+    class Last:
+        def permutation(self, count):
+            return np.arange(count)
+
+        def random(self, count):
+            return np.full(count, 1 - 2**-53)
+
+    monkeypatch.setattr(acquiring, "_generator", lambda seed: Last())
+    samples = pool() * (1 - 1e-6)
+    assert len(set(acquiring.batch_bald(samples, 4, configurations=2).tolist())) == 4
+
+
+def test_of_several_labels_the_least_clear_one_counts():
+    probs = torch.tensor([[0.9, 0.8, 0.3], [0.6, 0.99, 0.01], [0.1, 0.2, 0.55]])
+    labels = MultiLabel(probs, probs, probs, probs, samples_used=torch.ones(3), seed=0)
+    assert acquiring.margin(labels, 3).tolist() == [2, 1, 0]
 
 
 def test_scores_pick_the_greatest():
@@ -115,6 +138,11 @@ def test_a_seed_decides_among_equals(name):
     assert len(set(first.tolist())) == 5
     assert torch.equal(first, acquire(given, 5, seed=0))
     assert not torch.equal(first, acquire(given, 5, seed=1))
+
+
+def test_labelled_features_are_as_wide_as_those_of_the_pool():
+    with pytest.raises(InvalidInput, match="labelled has 1 numbers an image; give 2"):
+        acquiring.core_set(np.ones((5, 2)), 1, labelled=np.ones((5, 1)))
 
 
 @pytest.mark.parametrize("name", ["random", "entropy", "margin", "variation_ratio", "bald", "batch_bald", "core_set"])

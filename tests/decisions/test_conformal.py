@@ -166,6 +166,11 @@ def test_too_few_images_say_how_many_are_needed(coverage, needed):
     fitted = LAC().fit(probs, labels, coverage, by_class=True, too_few="whole")
     assert fitted.thresholds[1] == math.inf
     assert fitted(probs[:1])[0, 1]
+    for too_few in ("error", "whole"):
+        enough = LAC().fit(
+            probs.repeat(2, 1), torch.cat([labels, labels + 1]), coverage, by_class=True, too_few=too_few
+        )
+        assert enough.thresholds.tolist() == [0.5, 0.5]
 
 
 def test_batches_give_the_sets_of_all_images():
@@ -217,9 +222,9 @@ def test_regression_gives_what_its_numbers_give():
         assert torch.equal(one, other)
     quantiles = torch.stack([mean - 1, mean, mean + 1], 1)
     prediction = Regression(quantiles, quantiles, samples_used=count, seed=0, outputs="quantiles")
-    assert (
-        QuantileResiduals().fit(prediction, targets).threshold == QuantileResiduals().fit(quantiles, targets).threshold
-    )
+    thresholds = [QuantileResiduals().fit(one, targets).threshold for one in (prediction, quantiles, quantiles[:, ::2])]
+    assert len(set(thresholds)) == 1
+    assert Residuals().fit(mean[:, None], targets[:, None]).threshold == Residuals().fit(mean, targets).threshold
 
 
 def test_constants_by_position_are_those_of_the_documentation():
@@ -236,8 +241,12 @@ def test_errors_name_the_value_and_the_way_out():
         LAC().fit(probs, labels)(torch.full((1, 3), 1 / 3))
     with pytest.raises(InvalidInput, match=r"shape \(20,\)"):
         LAC().fit(probs[:, 0], labels)
-    with pytest.raises(InvalidInput, match="penalty is -1"):
-        RAPS(penalty=-1)
+    for penalty in (-1, math.inf):
+        with pytest.raises(InvalidInput, match=f"penalty is {penalty}"):
+            RAPS(penalty=penalty)
+    pixels = torch.full((20, 2, 3), 0.5)
+    with pytest.raises(InvalidInput, match=r"prediction.probs has shape \(20, 2, 3\); give one row a pixel"):
+        LAC().fit(Prediction(pixels, pixels, pixels, pixels, samples_used=labels, seed=0), labels)
     several = MultiLabel(probs, probs, labels, probs, samples_used=labels, seed=0)
     with pytest.raises(InvalidInput, match="MultiLabel, which has no classes"):
         LAC().fit(several, labels)
@@ -245,5 +254,9 @@ def test_errors_name_the_value_and_the_way_out():
         LAC().fit(probs, labels, too_few="none")
     with pytest.raises(InvalidInput, match="all positive"):
         NormalisedResiduals().fit((torch.zeros(20), torch.zeros(20)), torch.zeros(20))
+    with pytest.raises(InvalidInput, match="the 19 standard deviations for 20 means"):
+        NormalisedResiduals().fit((torch.zeros(20), torch.ones(19)), torch.zeros(20))
+    with pytest.raises(InvalidInput, match=r"shape \(20, 1\); .* with Q of at least 2"):
+        QuantileResiduals().fit(torch.zeros(20, 1), torch.zeros(20))
     with pytest.raises(InvalidInput, match="targets has 19 numbers for 20 images"):
         Residuals().fit(torch.zeros(20), torch.zeros(19))

@@ -11,7 +11,7 @@ from rbue.decisions import _inputs
 from rbue.decisions import out_of_distribution as ood
 from rbue.errors import InvalidInput
 from rbue.metrics import aupr, auroc, fpr95
-from rbue.prediction import MultiLabelStatistics, RunningStatistics
+from rbue.prediction import MultiLabelStatistics, Prediction, RunningStatistics
 
 
 @pytest.fixture
@@ -21,6 +21,17 @@ def samples():
 
 def plain_entropy(p):
     return -np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0), -1)
+
+
+def test_rows_are_cut_into_blocks_that_fit_the_work_space(monkeypatch):
+    monkeypatch.setattr(_inputs, "_WORK_ELEMENTS", 40)
+    assert [range(25)[block] for block in _inputs.blocks(25, 4)] == [range(10), range(10, 20), range(20, 25)]
+    assert [range(2)[block] for block in _inputs.blocks(2, 100)] == [range(1), range(1, 2)]
+
+
+def test_tensors_lose_their_gradients_and_numbers_of_numpy_are_numbers(samples):
+    assert not ood.entropy(torch.from_numpy(samples[0]).requires_grad_()).requires_grad
+    assert _inputs.fraction(np.float32(0.5), "coverage") == 0.5
 
 
 def test_scores_of_samples(samples):
@@ -73,6 +84,12 @@ def test_scores_of_logits():
     assert list(ood.scores(logits=logits)) == ["energy", "max_logit"]
 
 
+def test_the_nearest_of_a_training_feature_is_itself():
+    features = np.random.default_rng(0).normal(size=(100, 7))  # some cosines are rounded above 1
+    assert ood.KNearest.fit(features, k=1)(features).max() < 1e-7
+    assert ood.KNearest.fit(np.eye(2), k=1)(np.zeros((1, 2))).item() == 2**0.5
+
+
 @pytest.mark.parametrize("work", [1 << 22, 100], ids=["at once", "in blocks"])
 @pytest.mark.parametrize("k", [1, 5])
 def test_nearest_neighbours(monkeypatch, work, k):
@@ -93,10 +110,11 @@ def test_mahalanobis(monkeypatch, work, dead):
     labels = rng.integers(0, 3, 200) * 2  # class numbers may have gaps
     training = rng.normal(size=(200, 5)) @ rng.normal(size=(5, 5)) + labels[:, None]
     new = 3 * rng.normal(size=(15, 5))
-    training, new = (np.concatenate([rows, np.zeros((len(rows), dead))], 1) for rows in (training, new))
+    training = np.concatenate([training, training[:, :dead]], 1)  # a direction without variance does not count
+    new = np.concatenate([new, rng.normal(size=(15, dead))], 1)
     means = {c: training[labels == c].mean(0) for c in (0, 2, 4)}
     apart = training - np.stack([means[c] for c in labels])
-    inverse = np.linalg.pinv(apart.T @ apart / 200, hermitian=True)
+    inverse = np.linalg.pinv(apart.T @ apart / 200, rcond=1e-12, hermitian=True)
     expected = [min((f - m) @ inverse @ (f - m) for m in means.values()) for f in new]
     found = ood.Mahalanobis.fit(training, labels)(new)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
@@ -159,6 +177,13 @@ def test_errors_name_the_value_and_the_way_out(samples):
         ood.KNearest.fit(np.zeros((30, 2)), k=31)
     with pytest.raises(InvalidInput, match="3 numbers an image; give 2"):
         ood.KNearest.fit(np.ones((30, 2)), k=3)(np.ones((30, 3)))
+    with pytest.raises(InvalidInput, match=r"features has shape \(30, 2, 2\); give \(images, features\)"):
+        ood.KNearest.fit(np.ones((30, 2, 2)))
+    with pytest.raises(InvalidInput, match="features holds 1 NaN"):
+        ood.KNearest.fit(np.array([[1.0, np.nan]]), k=1)
+    for labels in (np.zeros(29, dtype=int), np.zeros(30)):
+        with pytest.raises(InvalidInput, match=r"labels has shape .* and dtype torch.*; give 30 class numbers"):
+            ood.Mahalanobis.fit(np.ones((30, 2)), labels)
     with pytest.raises(InvalidInput, match="equal their class means"):
         ood.Mahalanobis.fit(np.ones((30, 2)), np.zeros(30, dtype=int))
     with pytest.raises(InvalidInput, match="go together"):
@@ -167,5 +192,16 @@ def test_errors_name_the_value_and_the_way_out(samples):
         ood.scores()
     with pytest.raises(InvalidInput, match="name of another score"):
         ood.scores(samples, features=samples[0], detectors={"entropy": len})
-    with pytest.raises(InvalidInput, match="temperature is 0"):
-        ood.energy(samples[0], temperature=0)
+    for temperature in (0, np.inf):
+        with pytest.raises(InvalidInput, match=f"temperature is {temperature}"):
+            ood.energy(samples[0], temperature=temperature)
+    with pytest.raises(InvalidInput, match=r"logits has shape \(4,\); give \(B, C\)"):
+        ood.energy(samples[0, 0])
+    with pytest.raises(InvalidInput, match="NaN"):
+        ood.energy(samples * np.nan)
+    with pytest.raises(InvalidInput, match=r"shapes \(30,\) and \(7, 30\); give \(B,\)"):
+        ood.detection(samples[0, :, 0], samples[..., 0])
+    pixels = torch.full((2, 3, 4), 1 / 3)
+    several = Prediction(pixels, pixels, pixels, pixels[:, 0], samples_used=torch.ones(2), seed=0)
+    with pytest.raises(InvalidInput, match=r"prediction.votes has shape \(2, 3, 4\)"):
+        ood.variation_ratio(several)

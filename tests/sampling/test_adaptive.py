@@ -8,7 +8,7 @@ from scipy import stats
 
 import rbue
 from rbue.errors import InvalidInput
-from rbue.prediction import RunningStatistics
+from rbue.prediction import RegressionStatistics, RunningStatistics
 from rbue.sampling.adaptive import student_quantile
 
 
@@ -169,6 +169,7 @@ def test_rounds_end_at_the_limit_and_grow(limit):
     ("settings", "message"),
     [
         (dict(tolerance=0), "0"),
+        (dict(tolerance=float("inf")), "inf"),
         (dict(confidence=1.0), r"1\.0"),
         (dict(confidence=-0.5), r"-0\.5"),
         (dict(first=2), "2"),
@@ -190,3 +191,12 @@ def test_quantiles_of_students_distribution_are_scipys(degrees):
     for probability in (0.5, 0.9, 0.975, 0.99, 0.99375, 0.9999, 0.05):
         found, expected = student_quantile(degrees, probability), stats.t.ppf(probability, degrees)
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_an_interval_has_the_quantile_of_one_degree_less_than_samples():
+    statistics = RegressionStatistics(1, torch.device("cpu"))
+    statistics.add(torch.arange(1), torch.tensor([0.0, 0.0, 1.0, 1.0]).reshape(4, 1, 1))
+    half_width = stats.t.ppf(0.975, 3) * (1 / 3 / 4) ** 0.5  # squares of 1 in all
+    for factor in (0.999, 1.001):
+        settled = rbue.Adaptive(half_width * factor).settled(statistics, torch.arange(1), looks=1)
+        assert settled.tolist() == [factor > 1]

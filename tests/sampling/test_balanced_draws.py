@@ -141,7 +141,7 @@ def test_the_correlation_within_a_cycle_is_the_stated_one(activation):
     cycle = activation.cycle
     found = shown(activation, images=1, samples=cycle.length, width=1 << 17).flatten(1).double()
     pairs = np.corrcoef(found.numpy())[np.triu_indices(cycle.length, 1)]
-    assert abs(pairs.mean() - cycle.correlation) < 0.01
+    assert abs(pairs.mean() - cycle.correlation) < 0.003
     together = found - found.mean()
     products = together[:, ::2] * together[:, 1::2]  # what two elements do together
     pairs = np.corrcoef(products.numpy())[np.triu_indices(cycle.length, 1)]
@@ -329,9 +329,11 @@ def test_interactions_are_a_part(part):
         Adaptive(interactions=part)
 
 
-def test_long_cycles_stay_within_64_bits():
-    cycle = drop_cycle(1e-9)
-    samples = torch.tensor([0, 1, cycle.length - 1, cycle.length, 2**31 - 1], dtype=torch.int32)
-    cycles, turns = random_stream.turns(samples, cycle)
-    assert cycles.tolist() == [int(s) // cycle.length for s in samples]
-    assert [int(t) % 2**32 for t in turns] == [(int(s) % cycle.length << 32) // cycle.length for s in samples]
+@pytest.mark.parametrize("rare", [1e-9, 5e-324])
+def test_long_cycles_stay_within_64_bits(rare):
+    cycle = drop_cycle(rare)
+    assert cycle.length == 1 << 16
+    samples = [0, 1, cycle.length - 1, cycle.length, 2**31 - 1, 2**32 - 1]
+    cycles, turns = random_stream.turns(random_stream.to_int32(torch.tensor(samples)), cycle)
+    assert cycles.tolist() == [s // cycle.length for s in samples]
+    assert [int(t) % 2**32 for t in turns] == [(s % cycle.length << 32) // cycle.length for s in samples]

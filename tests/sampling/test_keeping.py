@@ -234,6 +234,8 @@ def test_errors_are_one_sentence_with_the_way_out():
     ):
         with pytest.raises(InvalidInput, match=match):
             rbue.predict(net, x, samples=2, keep=keep)
+    with pytest.raises(InvalidInput, match="one class an input, which outputs='tokens' is not"):
+        Keeping("features", task_of("tokens"))
     with pytest.raises(InvalidInput, match="one class an input, which outputs='values' is not"):
         rbue.predict(net, x, samples=2, outputs="values", keep="features")
     with pytest.raises(InvalidInput, match="outputs='probs' has no logits"):

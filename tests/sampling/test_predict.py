@@ -22,7 +22,7 @@ from rbue.call_sites import Draw, running
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
 from rbue.sampling.passes import PassRunner, class_scores
 from rbue.sampling.plans import uncompiled
-from rbue.sampling.stacking import Piece, StackedPasses
+from rbue.sampling.stacking import Piece, StackedPasses, is_out_of_memory
 from rbue.sampling.tasks import given_probabilities
 
 OUTPUT_TOLERANCE = 2e-6
@@ -387,7 +387,7 @@ def test_a_network_that_works_in_place_on_its_input_does_not_change_the_callers(
             self.head = nn.Linear(6, 3)
 
         def forward(self, x):
-            return self.head(x.relu_())
+            return self.head(x.sub_(0.5).relu_())
 
     network, x = Eats(), torch.randn(5, 6)
     rbue.convert(network, rbue.DropReLU(0.5), example=x.clone())
@@ -526,8 +526,9 @@ def test_out_of_memory_makes_smaller_passes_and_loses_nothing(monkeypatch):
     assert max(rows) <= 10
 
 
-def test_out_of_memory_for_a_single_row_is_reported(monkeypatch):
-    network, x = build("residual")
+@pytest.mark.parametrize("images", [1, 4])
+def test_out_of_memory_for_a_single_row_is_reported(monkeypatch, images):
+    network, x = build("residual", batch=images)
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
     rbue.predict(network, x, samples=2)
 
@@ -537,6 +538,12 @@ def test_out_of_memory_for_a_single_row_is_reported(monkeypatch):
     monkeypatch.setattr(PassRunner, "run", full)
     with pytest.raises(torch.OutOfMemoryError):
         rbue.predict(network, x, samples=2)
+
+
+def test_memory_of_the_machine_may_be_short_too():
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(ValueError("allocate memory"))
 
 
 def test_errors_of_the_network_itself_come_through():

@@ -11,8 +11,11 @@ from torch.nn import functional as F
 
 import rbue
 from rbue.call_sites import Draw, conversion_of
+from rbue.call_sites.batch import as_batch
 from rbue.errors import InvalidInput, RbueWarning
 from rbue.lab import models
+from rbue.sampling.passes import PassRunner, class_scores
+from rbue.sampling.plans import make_plan
 from rbue.sampling.stacking import StackedPasses
 
 
@@ -119,6 +122,16 @@ def test_batches_and_ranks_draw_apart_where_rows_are_not_images(monkeypatch):
     assert not torch.equal(net(x), here)
 
 
+def test_ranks_have_the_masks_of_one_process_with_their_batches(monkeypatch):
+    net, x = rbue.convert(nn.ReLU(), rbue.DropReLU(0.5)), torch.randn(6, 40)
+    rbue.seed(net, 0)
+    whole = net(x)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    rbue.seed(net, 0)
+    assert torch.equal(net(x[4:]), whole[4:])
+
+
 def test_rows_that_are_not_images_have_numbers_of_their_own_in_each_batch():
     state, sample = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     batches = [torch.arange(start, start + 3, dtype=torch.int32) for start in (0, 3, 6)]
@@ -130,10 +143,10 @@ def test_rows_that_are_not_images_have_numbers_of_their_own_in_each_batch():
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def stacks(name, activation, precision, device):
+def stacks(name, activation, precision, device, width=1.0):
     torch.manual_seed(0)
     x = torch.randn(3, 3, 32, 32, device=device)
-    net = models.create(name, classes=10).to(device).eval()
+    net = models.create(name, classes=10, width=width).to(device).eval()
     rbue.convert(net, activation, example=x)
     return StackedPasses(net.to(PRECISIONS[precision]), x.to(PRECISIONS[precision]), seed=0).plan.stack
 
@@ -143,7 +156,7 @@ def stacks(name, activation, precision, device):
 )
 @pytest.mark.parametrize("name", ["small_cnn", "vgg13", "resnet18"])
 def test_samples_of_common_networks_share_passes(name, activation):
-    assert stacks(name, activation, "float32", "cpu")
+    assert stacks(name, activation, "float32", "cpu", width=0.125)
 
 
 @pytest.mark.gpu
@@ -154,6 +167,40 @@ def test_samples_of_common_networks_share_passes(name, activation):
 @pytest.mark.parametrize("name", ["vgg13", "resnet18", "densenet121"])
 def test_samples_of_common_networks_share_passes_on_a_gpu(name, activation, precision):
     assert stacks(name, activation, precision, "cuda")
+
+
+class RoundsByRows(TwoLayers):
+    """Kernels for more rows round in other ways, by ``steps`` up to three and for more rows."""
+
+    def __init__(self, *steps):
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, x):
+        out = self.head(F.relu(self.first(x)))
+        return out * (1 + self.steps[min(len(out), 4) - 1])
+
+
+@pytest.mark.parametrize(("precision", "step"), [(torch.float32, 3e-4), (torch.bfloat16, 1e-2)], ids=str)
+@pytest.mark.parametrize("images", [1, 4])
+def test_rounding_that_differs_with_the_rows_is_no_dependence_on_the_batch(precision, step, images):
+    """Where it is more than that of other kernels in single precision, a third pass has the rows of the second."""
+    torch.manual_seed(0)
+    net, x = RoundsByRows(0, 0, step, 2 * step).to(precision), torch.randn(images, 8).to(precision)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    calls = []
+    net.register_forward_pre_hook(lambda *_: calls.append(None))
+    plan = StackedPasses(net, x, seed=0).plan
+    assert (plan.stack, plan.share, plan.batch_dependent, len(calls)) == (True, True, False, 3)
+
+
+def test_an_image_alone_may_be_rounded_by_more():
+    """A product with a vector has kernels of its own: the thorough plan compares it less closely."""
+    torch.manual_seed(0)
+    net, x = RoundsByRows(0, 3e-3, 6e-3, 6e-3), torch.randn(2, 8)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    plan = make_plan(PassRunner(net, 0, x.device, "independent", class_scores), as_batch(x), sharing=False)
+    assert (plan.stack, plan.batch_dependent) == (True, False)
 
 
 class WithNoise(TwoLayers):
@@ -168,28 +215,15 @@ class WithNoise(TwoLayers):
 
 
 @pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
-@pytest.mark.parametrize("scale", [0.1, 1e-5])
+@pytest.mark.parametrize("scale", [0.1, 1e-3, 1e-5])
 def test_a_network_with_random_numbers_of_its_own_may_share_passes(scale):
+    """Small ones, as of kernels that add in any order, are not taken for a dependence on the batch."""
     torch.manual_seed(0)
     net, x = WithNoise(scale), torch.randn(3, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    assert StackedPasses(net, x, seed=0).plan.stack
-
-
-class WithRounding(OfWeights):
-    """No two passes are the same to the last digits, as where a GPU adds in any order."""
-
-    def forward(self, x):
-        out = super().forward(x)
-        return out + torch.randn_like(out) * 1e-7
-
-
-@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
-def test_kernels_that_round_by_chance_do_not_hide_a_shared_mask():
-    torch.manual_seed(0)
-    net, x = WithRounding(), torch.randn(4, 8)
-    rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    assert_drawn_as_one_by_one(net, x, 16, atol=1e-5, rtol=0)
+    plan = StackedPasses(net, x, seed=0).plan
+    assert plan.stack
+    assert plan.batch_dependent == (scale == 0.1)
 
 
 class RareMasks(nn.Module):
@@ -225,6 +259,17 @@ def test_what_is_computed_of_the_whole_batch_is_not_computed_of_all_samples(imag
     net, x = OverTheBatch(), torch.randn(images, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
     assert_drawn_as_one_by_one(net, x, 6)
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+@pytest.mark.parametrize("make", [OfWeights, OverTheBatch])
+def test_kernels_that_round_by_chance_hide_neither_a_shared_mask_nor_a_mixed_batch(make):
+    """No two passes are the same to the last digits, as where a GPU adds in any order."""
+    torch.manual_seed(0)
+    net, x = make(), torch.randn(4, 8)
+    net.head.register_forward_hook(lambda module, inputs, out: out + torch.randn_like(out) * 1e-7)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    assert_drawn_as_one_by_one(net, x, 16, atol=1e-5, rtol=0)
 
 
 def test_a_plan_that_is_made_again_does_not_warn_again():

@@ -15,7 +15,7 @@ import rbue
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.prediction import GaussianStatistics, MultiLabel, Prediction, Regression, RegressionStatistics, concatenate
 from rbue.sampling.stacking import StackedPasses
-from rbue.sampling.tasks import TASKS
+from rbue.sampling.tasks import TASKS, looks_like_probs
 
 SAMPLES = 7
 
@@ -143,7 +143,7 @@ def test_values_have_mean_and_std(finish):
     close(found.samples, values)
     assert found.aleatoric is None
     assert found.samples_used.tolist() == [SAMPLES] * 5
-    assert "values each" in repr(found)
+    assert f"{'x'.join(map(str, found.mean.shape[1:])) or 1} values each" in repr(found)
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict", "object", "distribution", "tensor"])
@@ -266,6 +266,15 @@ def bad_tasks():
         (4, lambda out: out.reshape(-1, 2, 2), "quantiles", r"the network returned \(B, 2, 2\)"),
         (3, lambda out: out, "gaussian", r"a tensor \(B, 2, \.\.\.\); the network returned shape \(\d+, 3\)"),
         (2, lambda out: (out, -out.exp()), "gaussian", r"returned the variance -.* if it is a log-variance, return"),
+        (2, lambda out: (out, 0 * out.exp()), "gaussian", "returned the variance 0, and a variance is positive"),
+        (2, lambda out: (out.mean(), out.var()), "gaussian", "one number for the whole batch"),
+        (
+            2,
+            lambda out: torch.cat([out, out]),
+            "values",
+            r"returned \d+ rows for \d+ inputs; rbue needs one row for each",
+        ),
+        (3, lambda out: 9 * out, "probs", r"are not probabilities: .*; use outputs='logits'\."),
         (2, lambda out: (out, out[:, :1]), "gaussian", r"mean of shape \(\d+, 2\) and a variance of shape \(\d+, 1\)"),
         (2, lambda out: (out, out, out), "gaussian", "the network returned tuple"),
         (2, lambda out: (out, out), None, "returned tuple; .* give outputs= a function"),
@@ -284,6 +293,32 @@ def test_a_task_that_does_not_fit_is_one_clear_sentence(width, finish, outputs, 
     with pytest.raises(RbueError, match=message) as error:
         predict(net, x, outputs)
     assert "\n" not in str(error.value)
+
+
+def test_the_improbable_answer_of_a_sure_network_keeps_its_digits():
+    found = TASKS["binary"].sampled(torch.full((1, 1), 40.0))
+    assert float(found[0, 0, 0]) == pytest.approx(special.expit(-40), rel=1e-5, abs=0)
+
+
+def test_rounded_probabilities_look_like_probabilities():
+    probs = torch.randn(2, 5, 100, generator=torch.Generator().manual_seed(0)).softmax(2)
+    assert looks_like_probs(probs)
+    assert looks_like_probs(probs.bfloat16())
+
+
+class Compared:
+    """Equal to others of its class, and without a hash."""
+
+    def __eq__(self, other):
+        return isinstance(other, Compared)
+
+    def __call__(self, out):
+        return out
+
+
+def test_a_function_without_a_hash_reads_outputs_too():
+    net, x = network(2)
+    assert torch.equal(predict(net, x, Compared()).mean, predict(net, x, "values").mean)
 
 
 def test_sigmoids_taken_for_logits_of_labels_are_noticed():
@@ -318,8 +353,9 @@ def test_the_memory_of_maps_is_counted():
     assert plan.for_row >= 2 * of_map
 
 
-def test_large_maps_are_added_piece_by_piece_to_the_same_statistics(monkeypatch):
-    monkeypatch.setattr("rbue.prediction._AT_ONCE", 70)  # two samples of an image
+@pytest.mark.parametrize("at_once", [70, 20])  # two samples of an image, or none
+def test_large_maps_are_added_piece_by_piece_to_the_same_statistics(monkeypatch, at_once):
+    monkeypatch.setattr("rbue.prediction._AT_ONCE", at_once)
     samples = torch.randn(6, 3, 2, 4, 4, dtype=torch.float64)
     statistics = RegressionStatistics(3, torch.device("cpu"))
     statistics.add(torch.arange(3), samples[:4])

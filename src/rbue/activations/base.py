@@ -86,7 +86,7 @@ def check_number(owner: object, name: str) -> None:
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise InvalidInput(f"{name} must be a finite number, not {value!r}.")
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, int):  # np.float64 is a float, too
         object.__setattr__(owner, name, float(value))
 
 

@@ -170,7 +170,7 @@ def arguments_of(names: Sequence[str], args: tuple, kwargs: Mapping[str, Any]) -
 
 def dense_input(form: str, arguments: _Arguments) -> Tensor | None:
     """The input of a call if it has rows to be random in."""
-    x = arguments.get("input", arguments.get("self"))
+    x = arguments.get("input")
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or arguments.get("out") is not None:
         return None
     if isinstance(x, Parameter):  # positive weights, say: they have no images, and one draw would serve a whole batch
@@ -218,7 +218,7 @@ def is_tensor_bounded_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any
         return False
     arguments = arguments_of(names, args, kwargs)
     low = arguments.get("min")
-    return isinstance(low, Tensor) and not low.is_meta and low.numel() > 0 and not bool(low.any())
+    return isinstance(low, Tensor) and not low.is_meta and not bool(low.any())
 
 
 OTHER_ACTIVATIONS: dict[Callable, str] = {

@@ -87,13 +87,13 @@ class DropActivation(Activation):
             return None
         inplace = inplace or bool(arguments.pop("inplace", False))
         others = tuple(arguments[name] for name in operands)
-        settings = {name: value for name, value in arguments.items() if name not in ("input", "self", *operands)}
+        settings = {name: value for name, value in arguments.items() if name not in ("input", *operands)}
 
         def function(x: Tensor, *others: Tensor) -> Tensor:
             found: Tensor = plain(x, *others, **settings)
             return found
 
-        return SiteCall(form, x, inplace, keeps_input=True, function=function, operands=others)
+        return SiteCall(form, x, inplace, function=function, operands=others)
 
     def at(self, call: SiteCall) -> Randomness:
         """DropReLU where the network has a ReLU, with its kernels."""

@@ -180,16 +180,14 @@ class RReLU(RandomSlope):
         ``+0`` for ``±0``, so that ``-0`` in the output always means a negative input whose product was too small to
         represent; :meth:`backward` needs the difference.
         """
-        sloped = (self.slopes(words) * x.to(_wide(x.dtype))).to(x.dtype)
+        sloped = (self.slopes(words) * x).to(x.dtype)  # half precision is multiplied in float32
         return torch.where(x < 0, sloped, x.abs())
 
     def backward(self, grad: Tensor, out: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
         """The slopes are drawn again; the sign of the output says where they apply."""
         assert words is not None
         negative = torch.signbit(out)
-        wide_grad = grad.to(_wide(grad.dtype))
-        result = torch.where(negative, self.slopes(words) * wide_grad, wide_grad).to(grad.dtype)
-        return result, (out == 0) & ~negative
+        return torch.where(negative, (self.slopes(words) * grad).to(grad.dtype), grad), (out == 0) & ~negative
 
     def slopes(self, words: Tensor) -> Tensor:
         """The ``float32`` slopes ``lower + (upper - lower) * u`` with ``u`` uniform in ``(0, 1)``."""
@@ -207,8 +205,3 @@ class RReLU(RandomSlope):
         """
         width = float(np.float32(self.upper - self.lower))
         return width / (1 << 23), self.mean_slope - 1.5 * width + width / (1 << 24)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type products are taken in: ``float32`` for half precision, else the type itself."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -77,14 +77,14 @@ class Draw:
         return torch.cat([keys, turns.expand_as(keys[:1])])
 
     def renumbered(self, rows: int) -> Draw:
-        """The same sample for ``rows`` rows that are not the images of the batch.
+        """The one sample of a pass for ``rows`` rows that are not the images of the batch.
 
         Their numbers begin at a place that the first image decides, so that ranks, replicas and batches of a loader
         draw apart here too; image 0 begins at 0.
         """
         start = random_stream.mix(random_stream.working_words(self.images[:1]))
         numbers = random_stream.to_int32(start + _rows(rows, self.images.device))
-        return replace(self, samples=self.samples[:1], images=numbers, hook=None)
+        return replace(self, images=numbers)
 
 
 def _rows(rows: int, device: torch.device) -> Tensor:
@@ -174,13 +174,13 @@ def carry_over(network: nn.Module, before: dict[str, Tensor | None], seed: int) 
     for name in (SEED, STEP):
         old, new = before[name], network.get_buffer(name)
         assert old is not None
-        if new is not old and not new.is_meta:
+        if new is not old:
             new.copy_(_fresh_buffers(seed, new.device)[name] if old.is_meta else old)
 
 
 def leave_meta(network: nn.Module, device: torch.device, seed: int) -> None:
     """Begin anew on a device that only the weights have come to, as with ``load_state_dict(assign=True)``."""
-    if network.get_buffer(SEED).is_meta and device.type != "meta":
+    if network.get_buffer(SEED).is_meta:
         with torch.inference_mode(False):  # they count calls outside it too
             network._buffers.update(_fresh_buffers(seed, device))
 

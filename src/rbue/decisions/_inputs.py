@@ -92,13 +92,13 @@ def features_of(features: Any, width: int | None = None, name: str = "features")
 
 def fraction(value: float, name: str) -> float:
     """A number in (0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)) or not 0 < value < 1:
+    if not isinstance(value, (int, float, np.floating)) or not 0 < value < 1:
         raise InvalidInput(f"{name} is {value!r}; give a number in (0, 1).")
     return float(value)
 
 
 def blocks(rows: int, elements: int) -> Iterator[slice]:
     """Cut rows that take so many elements of work space each into blocks that fit it."""
-    step = max(1, _WORK_ELEMENTS // max(1, elements))
+    step = max(1, _WORK_ELEMENTS // elements)
     for start in range(0, rows, step):
-        yield slice(start, min(rows, start + step))
+        yield slice(start, start + step)

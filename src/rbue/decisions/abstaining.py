@@ -119,7 +119,7 @@ def fit(
             f"scores has shape {tuple(scores.shape)}; give one score an image, (B,): pixels of one image are not "
             "independent, so nothing could be promised for them."
         )
-    values, right = _checks.scores_and_flags(_floating(scores), _inputs.tensor(correct, "correct"), "scores", "correct")
+    values, right = _checks.scores_and_flags(scores.double(), _inputs.tensor(correct, "correct"), "scores", "correct")
     risk, confidence = _inputs.fraction(risk, "risk"), _inputs.fraction(confidence, "confidence")
     if search not in _STEPS:
         raise InvalidInput(f'search is {search!r}; give "sequence" or "union".')
@@ -135,7 +135,7 @@ def fit(
             f"{images} images are too few for risk {risk} with confidence {confidence}; give at least {needed}, "
             "or a higher risk."
         )
-    values, order = values.double().sort(descending=True)
+    values, order = values.sort(descending=True)
     wrong = torch.cat([torch.zeros(1, dtype=torch.int64), (~right[order]).long().cumsum(0).cpu()])
     values = values.cpu()
     thresholds = torch.cat([values, values.new_tensor([-math.inf])])[counts]
@@ -162,7 +162,7 @@ def fit(
 @lru_cache(maxsize=64)
 def _candidates(images: int, risk: float, level: float, steps: int) -> Tensor:
     """How many images each candidate answers, rising; fixed by the number of images, never by their labels."""
-    counts = torch.unique((torch.arange(1, steps + 1) * images).div(steps, rounding_mode="floor").clamp_min(1))
+    counts = torch.unique((torch.arange(1, steps + 1) * images).div(steps, rounding_mode="floor"))
     # The first has to pass in spite of some errors, or one wrong image among the surest would end the sequence.
     fair = _binomial.cdf((counts * (risk / 2)).floor(), counts, torch.tensor(risk)) <= level
     if bool(fair.any()):
@@ -173,7 +173,3 @@ def _candidates(images: int, risk: float, level: float, steps: int) -> Tensor:
 def _needed(risk: float, level: float) -> int:
     """The least ``m`` with ``(1 - risk)^m ≤ level``."""
     return math.ceil(math.log(level) / math.log1p(-risk))
-
-
-def _floating(values: Tensor) -> Tensor:
-    return values if values.is_floating_point() else values.double()

@@ -209,7 +209,6 @@ def core_set(features: Any, count: int, labelled: Any = None, seed: int = 0) -> 
 
 def _approach(nearest: Tensor, pool: Tensor, centre: Tensor) -> None:
     """Lower the squared distances to the nearest centre by one more centre."""
-    centre = centre.double()
     for block in _inputs.blocks(*pool.shape):
         apart = (pool[block].double() - centre).square().sum(1)
         nearest[block] = torch.minimum(nearest[block], apart)

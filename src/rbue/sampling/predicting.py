@@ -224,7 +224,7 @@ def warm_up(model: nn.Module, x: Any, samples: int = 100, **settings: Any) -> No
 def _temperature(given: float | Temperature | bool, kept: float, task: Task) -> float:
     """What to scale by: the kept temperature, none, or another."""
     if isinstance(given, bool):
-        return kept if given and task.of_classes else 1.0
+        return kept if given else 1.0
     if not task.of_classes:
         raise InvalidInput(f"a temperature is for classes, and outputs={task.name!r} has none; leave it out.")
     return float((given if isinstance(given, Temperature) else Temperature(given)).value)

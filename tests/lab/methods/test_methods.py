@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -51,6 +51,7 @@ def test_specs_have_one_canonical_form(spec, canonical):
     assert isinstance(method, methods.Method)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1))
 def test_every_q_survives_the_round_trip(q):
     assert methods.parse(methods.spec_of(methods.parse(f"mc-droprelu:{q}"))).q == q
