@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from torch import Tensor
 
-from rbue import random_stream
-from rbue.activations import RandomSlope, RReLU
-from rbue.kernels import native
+if TYPE_CHECKING:  # imported where tests run: the process that hands them out to others can do without
+    import torch
+    from torch import Tensor
+
+    from rbue.activations import RandomSlope
+
+
+def pytest_configure():
+    gc.disable()  # little of what is imported and collected can be freed
 
 
 def pytest_collection_finish():
     """What was imported stays: a full collection, of which tracing makes many, need not look at all of it again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
@@ -26,6 +32,7 @@ def pytest_sessionfinish():
 @pytest.fixture
 def make_keys():
     """Keys of independent draws for an odd number of rows; for an even one balanced, with a third lane of turns."""
+    import torch
 
     def make(rows: int, seed: int = 0, balanced: bool | None = None) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -37,6 +44,8 @@ def make_keys():
 
 @pytest.fixture
 def make_x():
+    import torch
+
     def make(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
@@ -47,6 +56,10 @@ def make_x():
 @pytest.fixture
 def formula():
     """The reference applied to ``x`` row by row, without any layout."""
+    import torch
+
+    from rbue import random_stream
+    from rbue.activations import RReLU
 
     def apply(x: Tensor, activation: RandomSlope, keys: Tensor, cap: float | None = None) -> Tensor:
         rows = x.reshape(keys.shape[1], -1)
@@ -65,6 +78,8 @@ def formula():
 @pytest.fixture(params=["compiled", "torch operations"])
 def cpu_form(request, monkeypatch):
     """Both forms of the activations on a CPU."""
+    from rbue.kernels import native
+
     if request.param == "torch operations":
         monkeypatch.setattr(native, "library", lambda: None)
     elif native.library() is None:
