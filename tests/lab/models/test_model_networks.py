@@ -159,7 +159,7 @@ def test_small_cnn_learns_the_digits():
     x, y = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(bunch.target)
     torch.manual_seed(0)
     test, train = torch.randperm(len(x)).split([400, len(x) - 400])
-    network = create("small_cnn", channels=1).train()
+    network = create("small_cnn", channels=1, width=0.5).train()
     optimiser = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 8)
     for _ in range(8):
