@@ -27,6 +27,12 @@ labels = torch.zeros(6, dtype=torch.int64)
 assert 0 <= rbue.metrics.ece(found.probs, labels) <= 1
 assert rbue.calibration.Temperature.fit(found.probs, labels).value > 0
 try:
+    rbue.metrics.ECE
+except ImportError as error:
+    print(error)
+assert "ECE" in dir(rbue.metrics)
+assert not hasattr(rbue.metrics, "nothing")
+try:
     rbue.predict(net, x, samples=2, progress=True)
 except rbue.RbueError as error:
     print(error)
@@ -48,6 +54,7 @@ def alone(path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_the_library_needs_torch_numpy_and_safetensors_alone(tmp_path):
     done = alone(ROOT / "src", tmp_path)
     assert "pip install rich" in done.stdout, done.stderr
+    assert "rbue.metrics.ECE needs torchmetrics" in done.stdout
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (
         "rbue: the command needs the package typer; run pip install 'rbue[lab]'."
@@ -67,7 +74,8 @@ def test_a_wheel_elsewhere_has_its_c_source_and_uses_it(tmp_path):
 
 
 OLD = """
-import warnings
+import sys, warnings
+sys.modules["matplotlib"] = None  # not installed
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     from rbue.models import create
@@ -79,11 +87,14 @@ assert corrupt is rbue.lab.corruptions.corrupt
 assert rbue.lab.models.create is create and rbue.lab.models.__spec__.name == "rbue.lab.models"
 for one in seen:
     print(one.category.__name__, one.message, one.filename)
+from rbue.lab.report import page, run_report
+print(page.Page("a", []).html())
 """
 
 
-def test_old_addresses_work_with_a_warning():
+def test_old_addresses_work_with_a_warning_and_reports_without_matplotlib():
     done = subprocess.run([sys.executable, "-c", OLD], text=True, capture_output=True, check=True)
     lines = done.stdout.splitlines()
     assert any("FutureWarning rbue.models is now rbue.lab.models" in line and "<string>" in line for line in lines)
     assert any("rbue.data.corruptions is now rbue.lab.corruptions" in line for line in lines)
+    assert "<!doctype html>" in lines
