@@ -23,6 +23,7 @@ def pytest_collection_finish():
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # tracing and drawing make many objects; to look for cycles took 4 % of the time
 
 
 def pytest_sessionfinish():

@@ -48,7 +48,7 @@ def check_answers(method, run, result, as_json, tmp_path):
     assert result["accuracy"] > CHANCE + MARGIN
     image = tmp_path / "image.png"
     Image.fromarray(np.asarray(data.load("cifar10", "test").images[3])).save(image)
-    (answer,) = as_json("predict", run, image, "--samples", 20)["predictions"]
+    (answer,) = as_json("predict", run, image, "--samples", 6)["predictions"]
     assert abs(sum(answer["probabilities"].values()) - 1) < 1e-5
     if method == "single":
         assert result["mutual_information"] == pytest.approx(0, abs=1e-6)
@@ -62,20 +62,20 @@ def check_answers(method, run, result, as_json, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_from_files_to_answers(method, made_on_the_spot, as_json, tmp_path):
     run = as_json("train", *SETTINGS, "--method", method)["run"]
-    check_answers(method, run, as_json("evaluate", run, "--samples", 20)["result"], as_json, tmp_path)
+    check_answers(method, run, as_json("evaluate", run, "--samples", 6)["result"], as_json, tmp_path)
 
 
 def test_the_first_member_of_an_ensemble_is_the_single_network(made_on_the_spot, as_json, tmp_path):
     """And without its weights the ensemble is combined from stored probabilities."""
     single = as_json("train", *SETTINGS, "--method", "single")
-    alone = as_json("evaluate", single["run"], "--samples", 20)["result"]
+    alone = as_json("evaluate", single["run"], "--samples", 6)["result"]
     check_answers("single", single["run"], alone, as_json, tmp_path)
     ensemble = as_json("train", *SETTINGS, "--method", "deep-ensemble:2")
     first, second = ensemble["networks"]
     assert first["run"] == single["run"]
     assert (first["outcome"], second["outcome"]) == ("done already", "trained")
     as_json("evaluate", second["run"])
-    whole = as_json("evaluate", ensemble["run"], "--samples", 20, "--sample-seed", 1)["result"]
+    whole = as_json("evaluate", ensemble["run"], "--samples", 6, "--sample-seed", 1)["result"]
     assert whole["parameters"] == 2 * single["networks"][0]["parameters"]
     check_answers("deep-ensemble:2", ensemble["run"], whole, as_json, tmp_path)
     for member in ensemble["networks"]:
