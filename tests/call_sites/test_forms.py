@@ -35,6 +35,7 @@ SPELLINGS = {
     "F.relu_": Spelling(F.relu_, inplace=True),
     "torch.relu": Spelling(torch.relu),
     "torch.relu_": Spelling(torch.relu_, inplace=True),
+    **{f"torch.relu({name}=)": Spelling(lambda x, name=name: torch.relu(**{name: x})) for name in ("x", "a", "x1")},
     "Tensor.relu": Spelling(lambda x: x.relu()),
     "Tensor.relu_": Spelling(lambda x: x.relu_(), inplace=True),
     "clamp(min=0)": Spelling(lambda x: x.clamp(min=0)),

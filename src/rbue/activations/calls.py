@@ -161,8 +161,8 @@ def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> SiteCal
 
 
 def arguments_of(names: Sequence[str], args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by name."""
-    arguments = dict(kwargs)
+    """All arguments of a call by name; torch takes its input by NumPy's names, too."""
+    arguments = {"input" if name in ("x", "a", "x1") else name: value for name, value in kwargs.items()}
     for name, value in zip(names, args, strict=False):
         arguments[name] = value
     return arguments
