@@ -80,7 +80,7 @@ class Shift:
         padded[:, :, self.pixels : -self.pixels, self.pixels : -self.pixels] = x
         steps = 2 * self.pixels + 1
         # Where the window lies in the padded image: moved to the left, it shows the image moved to the right.
-        start = steps - 1 - (uniform(2) * steps).long().clamp(max=steps - 1)  # a product may be rounded up to the end
+        start = steps - 1 - (uniform(2) * steps).long()
         rows = start[:, :1] + torch.arange(height, device=x.device)
         columns = start[:, 1:] + torch.arange(width, device=x.device)
         images = torch.arange(count, device=x.device)[:, None, None]
@@ -127,7 +127,7 @@ class Augmentation:
     ) -> None:
         self.steps = tuple(augment) if isinstance(augment, (list, tuple)) else (augment,)
         for step in self.steps:
-            if not callable(step) or isinstance(step, type) or not _takes_two(step):  # Flip for Flip()
+            if isinstance(step, type) or not _takes_two(step):  # Flip for Flip()
                 raise InvalidInput(
                     f"augment must be a function of images and uniform numbers, augment(x, uniform), such as "
                     f"rbue.augment.Flip(), or a list of them, not {step!r}."
@@ -150,7 +150,7 @@ class Augmentation:
 
 
 def _takes_two(step: Augment) -> bool:
-    """Whether a function can be called with two arguments, or does not tell."""
+    """Whether it is a function that can be called with two arguments, or does not tell."""
     try:
         inspect.signature(step.forward if isinstance(step, nn.Module) else step).bind(None, None)
     except TypeError:

@@ -153,13 +153,28 @@ class OwnReLU(torch.autograd.Function):
         return gradient * (ctx.saved_tensors[0] > 0)
 
 
+class ByAutograd(OwnReLU):
+    """Its backward asks autograd, which knows the slopes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.out = ctx.x.clamp(min=0)
+        return ctx.out.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.autograd.grad(ctx.out, ctx.x, gradient)
+
+
 class WithOwnReLU(nn.Module):
-    def __init__(self):
+    def __init__(self, function=OwnReLU):
         super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.first, self.last, self.function = nn.Linear(6, 8), nn.Linear(8, 2), function
 
     def forward(self, x):
-        return self.last(OwnReLU.apply(self.first(x)))
+        return self.last(self.function.apply(self.first(x)))
 
 
 def test_a_relu_whose_backward_is_the_users_is_warned_of_once_and_only_in_training():
@@ -171,6 +186,7 @@ def test_a_relu_whose_backward_is_the_users_is_warned_of_once_and_only_in_traini
     with pytest.warns(RbueWarning, match=r"the ReLU at .* is random, but the gradients of OwnReLU around it are not"):
         network(x)
     network(x)
+    rbue.convert(WithOwnReLU(ByAutograd), rbue.DropReLU(0.5), example=x)(x).sum().backward()
 
 
 class Checkpointed(nn.Module):

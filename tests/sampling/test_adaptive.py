@@ -10,6 +10,7 @@ import rbue
 from rbue.errors import InvalidInput
 from rbue.prediction import RegressionStatistics, RunningStatistics
 from rbue.sampling.adaptive import student_quantile
+from rbue.sampling.collect import SampleProgress
 
 
 def simulate(draw, rule, limit, images=600):
@@ -200,3 +201,12 @@ def test_an_interval_has_the_quantile_of_one_degree_less_than_samples():
     for factor in (0.999, 1.001):
         settled = rbue.Adaptive(half_width * factor).settled(statistics, torch.arange(1), looks=1)
         assert settled.tolist() == [factor > 1]
+
+
+def test_a_progress_bar_jumps_over_samples_that_are_not_needed(monkeypatch):
+    net, x = build("residual", batch=6)
+    rbue.convert(net, rbue.DropReLU(0.8), example=x)
+    advanced = []
+    monkeypatch.setattr(SampleProgress, "advance", lambda self, drawn: advanced.append(drawn))
+    found = rbue.predict(net, x, samples=32, adaptive=rbue.Adaptive(tolerance=0.02, first=4), progress=True)
+    assert found.samples_used.sum() < 6 * 32 == sum(advanced)

@@ -106,7 +106,9 @@ def test_a_shift_moves_by_whole_pixels(u, down, right):
 
 def test_a_crop_is_a_window_enlarged():
     x = images(2)
-    torch.testing.assert_close(Crop(1.0)(x, lambda n: torch.full((2, n), 0.3)), x)
+    for images_ in (x, x.double()):
+        same = Crop(1.0)(images_, lambda n: torch.full((2, n), 0.3))
+        torch.testing.assert_close(same, images_, atol=1e-5, rtol=1e-5)
     corner = Crop(0.5)(x, lambda n: torch.tensor([[0.0, 0.0, 1.0]] * 2))  # the smallest window, left and at the bottom
     window = torch.nn.functional.interpolate(x[:, :, 4:, :4], scale_factor=2, mode="bilinear", align_corners=False)
     torch.testing.assert_close(corner[:, :, 1:, :-1], window[:, :, 1:, :-1])  # the other edges see pixels outside
@@ -149,7 +151,7 @@ def test_adaptive_stopping_does_not_count_on_the_balance():
     [
         ("flip", "augment must be a function of images .* not 'flip'"),
         ([Flip(), 3], "augment must be a function of images .* not 3"),
-        (Flip, "augment must be a function of images .* not <class 'rbue.augment.Flip'>"),
+        (Shift, "augment must be a function of images .* not <class 'rbue.augment.Shift'>"),
         (
             lambda x: x.flip(3),
             r"augment must be a function of images and uniform numbers, augment\(x, uniform\), .* not <",
@@ -172,8 +174,10 @@ def test_what_is_no_augmentation_is_refused(augment, message):
     [
         (lambda: Shift(0), "pixels is 0"),
         (lambda: Crop(1.5), r"smallest .* must lie in \(0, 1\], not 1\.5"),
+        (lambda: Crop(0), r"smallest .* must lie in \(0, 1\], not 0"),
         (lambda: Crop("most"), r"smallest .* must lie in \(0, 1\], not 'most'"),
-        (lambda: Flip()(torch.zeros(3, 4), None), r"Flip needs images of shape \(B, C, H, W\), not \(3, 4\)"),
+        (lambda: Shift(4)(torch.zeros(1, 1, 4, 5), None), "a shift by 4 pixels moves images of 4x5 out of sight"),
+        *((lambda step=step: step(torch.zeros(3, 4), None), r"needs images .*, not \(3, 4\)") for step in EVERY),
     ],
 )
 def test_bad_settings_are_named(make, message):

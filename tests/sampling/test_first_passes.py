@@ -19,6 +19,7 @@ from rbue.kernels import triton_support
 from rbue.lab import models
 from rbue.lab.models.resnet18 import ResNet18
 from rbue.sampling.passes import PassRunner
+from rbue.sampling.stacking import StackedPasses
 
 
 def converted(device="cpu"):
@@ -84,6 +85,27 @@ def test_the_first_samples_of_one_image_are_drawn_while_the_plan_is_made(name, w
     other = copy.deepcopy(net)
     assert passes_of(other, x, samples=8, **settings) - passes_of(other, x, samples=8, **settings) == 1
     assert passes_of(copy.deepcopy(net), x, samples=8, memory=1) > 2 + 1  # what does not fit is not tried
+
+
+@pytest.mark.parametrize(
+    ("dtype", "augment", "images", "runs"),
+    [
+        (torch.float32, None, 1, True),
+        (torch.bfloat16, None, 1, False),
+        (torch.float32, rbue.augment.Flip(), 1, False),
+        (torch.float32, None, 2, False),
+    ],
+    ids=str,
+)
+def test_first_samples_are_drawn_early_for_one_plain_image_in_full_precision(dtype, augment, images, runs):
+    net, x = (
+        nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten()).to(dtype),
+        torch.randn(images, 1, 2, 2).to(dtype),
+    )
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    numbers = torch.arange(8, dtype=torch.int32)
+    passes = StackedPasses(net, x, 0, augment=augment, first=(numbers, numbers[:images]))
+    assert (passes.first is not None) is runs
 
 
 def test_no_more_than_some_plans_are_kept_and_the_last_ones_are():

@@ -115,6 +115,26 @@ def test_another_layer_and_maps_averaged_over_pixels():
     torch.testing.assert_close(found.features, maps[0].mean((2, 3)), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(5, 6), (5, 4, 6)], ids=["changed in place", "tokens"])
+def test_the_input_of_a_module_that_is_not_linear(shape):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(3)), torch.randn(shape)
+    net(x)
+    rbue.convert(net, rbue.DropReLU(0.8), example=x)
+    found = rbue.predict(net, x, samples=4, draws="independent", keep="features:1").features
+    _, features = one_by_one(net, x, 4, "1")
+    torch.testing.assert_close(found, features.mean(0) if x.dim() == 2 else features.mean((0, 2)), atol=1e-6, rtol=1e-5)
+
+
+def test_features_are_as_short_as_the_scores_and_of_one_pass():
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.Identity(), nn.Linear(8, 3)), torch.randn(5, 6)
+    with Keeping("features:0", task_of(None)).beside_scores([net]), torch.autocast("cpu", torch.bfloat16):
+        assert net(x).dtype is torch.bfloat16  # or a plan would ask for more than the classifier can hold
+        net[0] = nn.Linear(6, 8)
+        with pytest.raises(InvalidInput, match="the module '0' was not called"):
+            net(x)
+
+
 class TwoHeads(nn.Module):
     """The head that answers is neither the last module nor the last linear layer in the list of modules."""
 
@@ -200,8 +220,13 @@ def test_no_hook_is_left_and_other_threads_see_none():
         thread.join()
         yield x
 
-    rbue.predict(net, images(), samples=3, keep=BOTH)
+    features = rbue.predict(net, images(), samples=3, keep=BOTH).features
     assert seen == [expected]
+    this = threading.get_ident()
+    hook = net.head.register_forward_hook(lambda *_: [*images()].clear() if threading.get_ident() == this else None)
+    found = rbue.predict(net, x, samples=3, keep=BOTH).features  # another thread calls the network within each pass
+    hook.remove()
+    torch.testing.assert_close(found, features)
     with pytest.raises(InvalidInput):
         rbue.predict(net, x * torch.nan, samples=3, keep=BOTH)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
@@ -240,6 +265,9 @@ def test_errors_are_one_sentence_with_the_way_out():
         rbue.predict(net, x, samples=2, outputs="values", keep="features")
     with pytest.raises(InvalidInput, match="outputs='probs' has no logits"):
         rbue.predict(net, x, samples=2, outputs="probs", keep=BOTH)
+    times, images = converted("time-first")
+    with pytest.raises(InvalidInput, match=r"the module 'first' was given the shape \(7, .* rows; the input"):
+        rbue.predict(times, images, samples=2, keep="features:first")
     pixels, images = converted("per-pixel")
     with pytest.raises(InvalidInput, match=r"one class an image, but the network returned \(B, 4, 6, 6\)"):
         rbue.predict(pixels, images, samples=2, keep="logits")

@@ -83,6 +83,12 @@ def test_samples_count_unless_they_are_pooled_as_they_are_made(monkeypatch, pool
     assert counted is isinstance(pool, nn.AdaptiveMaxPool2d)
 
 
+def test_samples_that_see_other_images_share_no_cost():
+    model = rbue.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()), rbue.DropReLU(0.9))
+    plain, augmented = (StackedPasses(model, images(2), 0, augment=one) for one in (None, rbue.augment.Flip()))
+    assert plain._cost(2, 3) < plain._cost(6, 1) == augmented._cost(2, 3)
+
+
 def test_shared_memory_counts_once_and_until_the_last_owner_is_gone():
     live = LiveRows()
     x = torch.zeros(4, 10)

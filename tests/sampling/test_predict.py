@@ -510,11 +510,12 @@ def test_out_of_memory_makes_smaller_passes_and_loses_nothing(monkeypatch):
     network, x = build("residual", batch=9)
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
     expected = rbue.predict(network, x, samples=8, return_samples=True)
-    rows = []
+    rows, failed = [], []
     original = PassRunner.run
 
     def cramped(self, x, samples, *rest, **keywords):
         if len(x) * len(samples) > 10:
+            failed.append(len(x) * len(samples))
             raise torch.OutOfMemoryError("no memory left")
         rows.append(len(x) * len(samples))
         return original(self, x, samples, *rest, **keywords)
@@ -524,6 +525,7 @@ def test_out_of_memory_makes_smaller_passes_and_loses_nothing(monkeypatch):
     torch.testing.assert_close(found.samples, expected.samples, rtol=0, atol=OUTPUT_TOLERANCE)
     assert found.samples_used.tolist() == [8] * 9
     assert max(rows) <= 10
+    assert len(failed) < 4  # a half of what was too much each time, however large the budget was
 
 
 @pytest.mark.parametrize("images", [1, 4])
@@ -538,6 +540,18 @@ def test_out_of_memory_for_a_single_row_is_reported(monkeypatch, images):
     monkeypatch.setattr(PassRunner, "run", full)
     with pytest.raises(torch.OutOfMemoryError):
         rbue.predict(network, x, samples=2)
+
+
+def test_samples_that_fail_are_not_tried_again_beside_a_copy():
+    """Of the image, which is for a batch of one: it would take twice the memory."""
+    network, x = build("residual", batch=1)
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    runner = StackedPasses(network, x, 0).runner
+    calls, numbers = [], torch.arange(2, dtype=torch.int32)
+    for samples in (1, 2):
+        with pytest.raises(ZeroDivisionError):
+            runner.run(x, numbers[:samples], numbers[:1], True, model=lambda x: calls.append(len(x)) or 1 / 0)
+    assert calls == [1, 2, 1]
 
 
 def test_memory_of_the_machine_may_be_short_too():

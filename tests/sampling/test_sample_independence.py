@@ -324,6 +324,19 @@ def test_what_is_learned_later_leaves_a_head_of_zeros_one_that_says_nothing():
         assert_drawn_as_one_by_one(net, x, 6)
 
 
+class SometimesOfWeights(TwoLayers):
+    def forward(self, x):
+        if x.abs().max() > 100:
+            F.relu(x.new_ones(7, 1))
+        return self.head(F.relu(self.first(x)))
+
+
+def test_an_image_without_others_is_not_said_to_depend_on_them():
+    net, x = SometimesOfWeights(), torch.randn(1, 8)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    rbue.predict(net, [x, 1000 * x], samples=5, augment=lambda x, uniform: x)
+
+
 @pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
 def test_outputs_that_are_no_numbers_say_nothing_about_others():
     torch.manual_seed(0)

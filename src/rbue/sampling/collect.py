@@ -85,7 +85,7 @@ class _Drawing:
         numbers = torch.arange(self.done, target, dtype=torch.int32, device=self.x.device)
         for batch, stack, out in self.stream(self.x[active], numbers, self.images[active]):
             out = self.beside.take(active[batch], out)
-            if self.task.remedy and batch.start == 0 and self.done + stack.start == 0:
+            if self.task.remedy and self.looks_like_probs is None:
                 self.looks_like_probs = looks_like_probs(out)
             drawn = self.task.sampled(out)
             self.statistics.add(active[batch], drawn)

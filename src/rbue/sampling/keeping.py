@@ -38,7 +38,7 @@ class Keeping:
     """
 
     def __init__(self, keep: str | Sequence[str], task: Task) -> None:
-        names = [keep] if isinstance(keep, str) else list(keep) if isinstance(keep, (tuple, list, set)) else [keep]
+        names = list(keep) if isinstance(keep, (tuple, list, set)) else [keep]
         self.logits = self.features = False
         self.layer, self.width = "", 0
         for name in names:

@@ -151,9 +151,7 @@ class StackedPasses:
                 numbers = _filled(images[batch], fill)
                 how = {"fuse": self.plan.fuse, "augment": self.augment}
                 out = self.runner.run(rows, samples[stack], numbers, self.shares, **how)
-            except NotFoldable:
-                if piece.samples == 1:
-                    raise
+            except NotFoldable:  # of several samples alone
                 if len(x) > 1:
                     self._note_batch_dependence()
                 work += piece.one_by_one()
