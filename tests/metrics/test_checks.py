@@ -121,6 +121,7 @@ def test_one_sample_has_no_pair(call):
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (4,), (2, 2, 2)])
 def test_bad_matrices(call, shape):
     refuses(str(shape), call, torch.zeros(shape))
+    refuses("is a list", call, [[0.0, 1.0], [1.0, 0.0]])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_half_precision_may_miss_one_by_a_few_units_and_no_more(dtype):
 def test_a_probability_above_one_by_rounding_is_in_the_last_bin():
     probs = torch.tensor([[1.00001, 0.0]])
     assert metrics.reliability(probs, torch.tensor([0]), bins=4).counts.tolist() == [0, 0, 0, 1]
-    assert metrics.entropy(probs).item() == 0.0
+    assert metrics.entropy(probs).item() == metrics.expected_entropy(probs[None]).item() == 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
@@ -197,8 +198,15 @@ def test_numpy_integers_are_whole_numbers():
     assert metrics.ece(PROBS, LABELS, bins=np.int64(30)) == metrics.ece(PROBS, LABELS)
 
 
-def test_inputs_are_left_as_they_were():
-    probs, labels, samples = PROBS.clone(), LABELS.clone(), SAMPLES.clone()
+def test_scores_may_have_any_shape():
+    scores, flags = torch.tensor([[0.9, 0.4], [0.6, 0.1]]), torch.tensor([[True, False], [True, False]])
+    for call in SCORED:
+        torch.testing.assert_close(call(scores, flags), call(scores.flatten(), flags.flatten()))
+
+
+@pytest.mark.filterwarnings("error")
+def test_inputs_are_left_as_they_were_and_may_need_gradients():
+    probs, labels, samples = PROBS.clone().requires_grad_(), LABELS.clone(), SAMPLES.clone().requires_grad_()
     for call in LABELLED:
         call(probs, labels)
     for call in SAMPLED:
@@ -211,3 +219,5 @@ def test_inputs_are_left_as_they_were():
 @pytest.mark.parametrize("metric", [metrics.Accuracy, metrics.ECE, metrics.NLL])
 def test_streaming_metrics_refuse_what_the_functions_refuse(metric):
     refuses("is a list", metric().update, [[0.7, 0.3]], LABELS)
+    refuses("is a list", metrics.JSD(num_samples=2).update, [[[0.7, 0.3]]])
+    refuses("has shape ()", metrics.JSD(num_samples=2).update, torch.tensor(0.5))

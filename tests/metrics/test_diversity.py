@@ -17,6 +17,7 @@ def test_jsd_equals_scipy(make_samples):
         for j in range(4):
             expected = (jensenshannon(samples[i].numpy(), samples[j].numpy(), axis=1) ** 2).mean()
             assert matrix[i, j].item() == pytest.approx(expected, abs=1e-12)
+    assert torch.equal(jsd(samples.float()), jsd(samples.float().double()))
 
 
 def test_jsd_handles_zero_probabilities():

@@ -90,6 +90,8 @@ def test_samples_may_come_in_batches(fair):
 def test_the_ends_of_an_interval_belong_to_it_and_maps_have_quantiles():
     one = torch.ones(2, 3)
     assert metrics.interval_coverage(one, one, one).item() == 1
+    assert metrics.quantile_calibration_error(one[:, None], torch.tensor([0.75]), one).item() == 0.25
+    assert metrics.gaussian_nll(one, one, one).dtype is torch.float64
     quantiles = torch.stack([one * 0, one * 2], 1)  # (2, 2, 3)
     assert metrics.quantile_calibration_error(quantiles, torch.tensor([0.25, 0.75]), one).item() == 0.25
 
@@ -103,10 +105,13 @@ def bad():
         (metrics.gaussian_nll, (one, one, one.long()), "targets has dtype torch.int64"),
         (metrics.gaussian_nll, (one, one, one * float("nan")), "targets holds 3 NaN"),
         (metrics.gaussian_nll, (one, one, one * float("inf")), "targets holds inf"),
+        (metrics.gaussian_nll, (one[:0], one[:0], one[:0]), r"mean has shape \(0,\), that is nothing"),
+        (metrics.gaussian_nll, (one, one, one.to("meta")), "mean is on cpu and targets on meta"),
+        (metrics.sample_crps, (one.expand(2, 3) * float("nan"), one), "samples holds 6 NaN"),
         (metrics.gaussian_crps, (one, -one, one), "std holds -1"),
         (metrics.sample_crps, (one[None], one), "holds 1 sample, and the fair score compares pairs"),
         (metrics.sample_crps, (torch.ones(4, 2), one), r"samples has shape \(4, 2\) for 3 targets"),
-        (metrics.interval_coverage, (one, 0 * one, one), "lower is 1 where upper is 0"),
+        (metrics.interval_coverage, (one, torch.tensor([1.0, 0, 1]), one), "lower is 1 where upper is 0"),
         (
             metrics.quantile_calibration_error,
             (one[:, None], 2 * levels, one),

@@ -72,5 +72,16 @@ def test_errors():
         coverage_by_size(sets, labels, edges=[1, 1])
     with pytest.raises(InvalidInput, match="holds 5 of 3 trials"):
         binomial_interval(torch.tensor(5), torch.tensor(3))
-    with pytest.raises(InvalidInput, match="confidence is 1"):
-        binomial_interval(torch.tensor(1), torch.tensor(3), confidence=1)
+    for confidence in (0, 1):
+        with pytest.raises(InvalidInput, match=f"confidence is {confidence}"):
+            binomial_interval(torch.tensor(1), torch.tensor(3), confidence=confidence)
+    for trials in (3, torch.tensor([3])):
+        for given in ((torch.tensor(1), trials), (trials, torch.tensor(1))):
+            with pytest.raises(InvalidInput, match="successes and trials differ in kind or shape"):
+                binomial_interval(*given)
+    for edges in ([-1, 1], [0, 2]):
+        with pytest.raises(InvalidInput, match="give rising sizes from 0 to 1"):
+            coverage_by_size(sets, labels, edges=edges)
+    for wrong, said in ((sets.tolist(), "list"), (sets[0], r"\(2,\)"), (sets[:0], r"\(0, 2\)")):
+        with pytest.raises(InvalidInput, match=f"sets is .*{said}; give booleans"):
+            set_size(wrong)

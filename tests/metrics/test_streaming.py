@@ -159,6 +159,11 @@ def test_a_collection_does_not_merge_what_only_starts_out_equal(make_samples):
     torch.testing.assert_close(pairs.compute()["Disagreement"], metrics.disagreement(both))
     torch.testing.assert_close(pairs.compute()["JSD"], metrics.jsd(both))
 
+    fair = MetricCollection({"fair": metrics.SampleCRPS(), "not": metrics.SampleCRPS(fair=False)})
+    for samples in (torch.zeros(2, 1), torch.tensor([[0.0], [2.0]])):  # both 0 at first
+        fair.update(samples, samples.mean(0))
+    assert {name: value.item() for name, value in fair.compute().items()} == {"fair": 0, "not": 0.25}
+
 
 def test_a_collection_shares_what_is_the_same(make_batch):
     collection = MetricCollection([metrics.ECE(), metrics.MCE()])

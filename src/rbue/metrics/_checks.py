@@ -167,7 +167,7 @@ def _same_device(first: Tensor, second: Tensor, first_name: str, second_name: st
 
 
 def _no_nan(value: Tensor, name: str) -> None:
-    wrong = value.detach().isnan()
+    wrong = value.isnan()
     if bool(wrong.any()):
         place = tuple(wrong.nonzero()[0].tolist())
         raise InvalidInput(f"{name} holds {int(wrong.sum())} NaN, the first at {place}; give real numbers.")
@@ -175,7 +175,7 @@ def _no_nan(value: Tensor, name: str) -> None:
 
 def _finite(value: Tensor, name: str) -> None:
     _no_nan(value, name)
-    wrong = value.detach().isinf()
+    wrong = value.isinf()
     if bool(wrong.any()):
         place = tuple(wrong.nonzero()[0].tolist())
         raise InvalidInput(f"{name} holds {value[place].item()} at {place}; give finite values.")

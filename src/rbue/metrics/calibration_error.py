@@ -157,5 +157,5 @@ def equal_mass_error(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
     """``adaptive_ece`` from confidences and right-or-wrong flags."""
     whole_number(bins, "bins")
     confidence, accuracy = descending_with_tied_means(confidence, correct)
-    runs = (confidence.double() - accuracy).tensor_split(bins)
+    runs = (confidence - accuracy).tensor_split(bins)
     return torch.stack([run.sum().abs() for run in runs]).sum() / len(confidence)

@@ -195,5 +195,5 @@ def counts_above(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     order = scores.argsort(descending=True)
     _, size = torch.unique_consecutive(scores[order], return_counts=True)
     flagged = size.cumsum(0)
-    true_positives = positive[order].long().cumsum(0)[flagged - 1]
+    true_positives = positive[order].cumsum(0)[flagged - 1]
     return true_positives, flagged - true_positives

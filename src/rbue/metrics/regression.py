@@ -106,7 +106,7 @@ def quantile_calibration_error(quantiles: Tensor, levels: Tensor, targets: Tenso
         0.5
     """
     below, numbers = below_quantiles(quantiles, levels, targets)
-    return (below / numbers - levels.double()).abs().mean()
+    return (below / numbers - levels).abs().mean()
 
 
 def normal_log_losses(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def below_quantiles(quantiles: Tensor, levels: Tensor, targets: Tensor) -> tuple
             f"quantiles has shape {tuple(quantiles.shape)} for {len(levels)} levels; give (B, {len(levels)}, ...)."
         )
     _, targets = _checks.numbers({"quantiles[:, 0]": quantiles[:, 0], "targets": targets})
-    rows = quantiles.double().movedim(1, 0).reshape(len(levels), -1)
+    rows = quantiles.movedim(1, 0).reshape(len(levels), -1)
     return (targets <= rows).sum(1).double(), targets.numel()
 
 
