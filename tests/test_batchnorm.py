@@ -185,6 +185,38 @@ def test_layers_that_no_pass_reaches_keep_theirs():
     assert {name.partition(".")[0] for name in before} == {"body", "head"}
 
 
+def test_a_layer_by_itself_has_its_own_names():
+    assert set(rbue.update_bn(nn.BatchNorm1d(2), torch.randn(4, 2))) < set(nn.BatchNorm1d(2).state_dict())
+
+
+def test_a_layer_that_is_not_there_is_named():
+    with pytest.raises(InvalidInput, match="layers names '7', but the network has no BatchNorm layer there"):
+        rbue.update_bn(converted(), X, layers=["1", "7"])
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return self.norm(F.relu(x) if y is None else F.relu(x) + y)
+
+
+def test_a_loader_may_yield_several_inputs_as_the_example_has_them():
+    x = torch.ones(4, 2)
+    network = rbue.convert(Sum(), rbue.DropReLU(Q), example=(x, x))
+    rbue.update_bn(network, [(x, 2 * x, torch.zeros(4))])
+    assert network.norm.running_mean.tolist() == [3, 3]
+
+
+def test_an_error_of_the_network_is_its_own():
+    network = nn.Sequential(nn.BatchNorm2d(3), nn.Unflatten(1, (2, 2)))
+    with pytest.raises(Exception, match="unflatten") as caught:
+        rbue.update_bn(network, X)
+    assert not isinstance(caught.value, InvalidInput)
+
+
 def test_a_network_without_statistics_is_left_alone():
     def unread():
         raise AssertionError
@@ -206,10 +238,11 @@ def broken():
         ([{"image": X}], InvalidInput, "the entry 'image', which Sequential does not take; it takes input"),
         (["image"], InvalidInput, "must yield tensors"),
         ([X[:20], X[:0]], InvalidInput, "at least one image"),
+        (X[:0], InvalidInput, "at least one image"),
         (X.double(), RuntimeError, "type"),
         ([X[:20], X[20:] / 0], InvalidInput, "BatchNorm at 1 came out as NaN or infinity, so they stay as they were"),
     ],
-    ids=["stopped", "empty", "dicts", "words", "no image", "another type", "NaN"],
+    ids=["stopped", "empty", "dicts", "words", "no image", "no image at all", "another type", "NaN"],
 )
 def test_what_fails_leaves_everything_as_it_was(given, error, said):
     network = converted()
@@ -234,6 +267,11 @@ def test_one_image_alone_joins_the_batch_before_it():
     rbue.update_bn(network, X[:65])
     for one, other in zip(found, statistics(network), strict=True):
         torch.testing.assert_close(one, other)
+    sizes = []
+    network = nn.Sequential(nn.BatchNorm2d(3))
+    network[0].register_forward_hook(lambda _, inputs, out: sizes.append(len(inputs[0])))
+    rbue.update_bn(network, [*X[:2].split(1), X[:4], X[:1, :, :5]])  # not two alone, nor one of another shape
+    assert sizes == [1, 1, 4, 1]
 
 
 @pytest.mark.parametrize("size", [0, 2.5, True])

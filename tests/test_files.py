@@ -107,6 +107,25 @@ def test_what_a_process_elsewhere_is_writing_stays(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_this_process_is_about_to_lock_stays(tmp_path, monkeypatch):
+    path, usual = tmp_path / "new" / "folder" / "file", files._try_flock
+
+    def late(file):
+        monkeypatch.setattr(files, "_try_flock", usual)
+        files._remove_orphans(path)  # as another thread may do now
+        return usual(file)
+
+    monkeypatch.setattr(files, "_try_flock", late)
+    write_bytes(path, b"mine")
+    assert [one.read_bytes() for one in path.parent.iterdir()] == [b"mine"]
+
+
+def test_files_are_written_where_there_are_no_locks(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "fcntl", None)
+    write_bytes(tmp_path / "file", b"mine")
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("file", b"mine")]
+
+
 def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
     path, attempts = tmp_path / "file", []
     path.write_text("old")

@@ -68,9 +68,11 @@ class TestBits:
         assert outs.equal(functional.drop_relu(x, 0.5, seed=1, image=image))
 
     def test_a_single_number_means_one_image_without_a_batch(self):
-        batch = functional.drop_relu(negative(4, 3, 5, 5), 0.5, seed=1)
-        for image in (2, torch.tensor(2)):
-            assert functional.drop_relu(negative(3, 5, 5), 0.5, seed=1, image=image).equal(batch[2])
+        for mask in ("element", "channel"):
+            batch = functional.drop_relu(negative(4, 3, 5, 5), 0.5, mask=mask, seed=1)
+            for image in (2, torch.tensor(2)):
+                found = functional.drop_relu(negative(3, 5, 5), 0.5, mask=mask, seed=1, image=image)
+                assert found.equal(batch[2])
 
     @pytest.mark.parametrize("image", [None, 0])
     def test_a_scalar_is_one_element_of_image_0(self, image):
@@ -141,6 +143,7 @@ X = torch.ones(4, 3)
         ({"image": torch.arange(3)}, r"number the 4 rows of x, but its shape is \(3,\)"),
         ({"image": torch.zeros(4, 1, dtype=torch.int64)}, r"its shape is \(4, 1\)"),
         ({"image": torch.ones(4)}, "image must hold integers, not torch.float32"),
+        ({"image": torch.ones(4).bool()}, "image must hold integers, not torch.bool"),
         ({"image": torch.arange(4, device="meta")}, "image is on meta but x is on cpu"),
         ({"sample": torch.arange(3)}, r"sample must be one number or number the 4 rows of x, but .* \(3,\)"),
         ({"sample": 1.5}, "sample must be an integer or a tensor of integers, not 1.5"),

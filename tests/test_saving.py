@@ -115,10 +115,11 @@ def test_saving_leaves_the_network_as_it_was_and_loading_replaces_a_conversion(t
     rbue.save(net, tmp_path / "net")
     rbue.save(net, tmp_path / "net")  # over the first
     assert net.training
+    assert not net._forward_hooks
     assert all(value.equal(before[name]) for name, value in net.state_dict().items())
     assert list(tmp_path.iterdir()) == [tmp_path / "net"]
     other = rbue.set_temperature(converted := rbue.convert(Net(), rbue.RReLU()), 3.0) or converted
-    summary = rbue.conversion(rbue.load(tmp_path / "net", other))
+    summary = rbue.conversion(rbue.load(tmp_path / "net", other, activation=rbue.DropReLU(0.8)))
     assert (summary.activation, len(summary.random), summary.temperature) == (rbue.DropReLU(0.8), 1, 1.0)
     assert not rbue.conversion(rbue.revert(other))
 
@@ -260,6 +261,32 @@ def test_weights_that_one_memory_cannot_hold_are_refused(tmp_path: Path) -> None
     assert rbue.load(tmp_path / "net", untied())
 
 
+class Views(nn.Sequential):
+    """A buffer, a part of it, one that is not contiguous, and an output with two scores that are no classes."""
+
+    def __init__(self, last: nn.Module, first: nn.Module) -> None:
+        super().__init__(first, nn.ReLU(), last)
+        whole = torch.rand(2, 3)
+        self.register_buffer("whole", whole)
+        self.register_buffer("part", whole[0])
+        self.register_buffer("turned", torch.rand(2, 3).T)
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+@pytest.mark.parametrize("last", [nn.Linear(4, 1), nn.Flatten(0), nn.Unflatten(1, (4, 1)), Twice()], ids=repr)
+def test_views_and_names_of_classes_come_back_whatever_the_output_is(last: nn.Module, tmp_path: Path) -> None:
+    net = rbue.convert(Views(last, nn.Linear(4, 4)), rbue.DropReLU(0.9), example=torch.zeros(2, 4))
+    rbue.save(net, tmp_path / "net", classes=["no", "yes"])
+    again = rbue.load(tmp_path / "net", Views(last, nn.LazyLinear(4)))
+    assert all(value.equal(net.state_dict()[name]) for name, value in again.state_dict().items())
+    rbue.save(again, tmp_path / "net")
+    assert rbue.conversion(rbue.load(tmp_path / "net", Views(last, nn.Linear(4, 4)))).classes == ("no", "yes")
+
+
 def cut_off(saved: Path, path: Path) -> None:
     path.write_bytes(saved.read_bytes()[:-7])
 
@@ -276,6 +303,8 @@ FILES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "text": (lambda saved, path: path.write_text("weights"), "is cut off or no safetensors file"),
     "flipped bit": (flipped, "it is damaged: it does not have the checksum"),
     "plain safetensors": (lambda saved, path: save_file({"a": torch.ones(1)}, path), "rbue.save did not write it"),
+    "other description": (lambda s, path: save_file({}, path, {"rbue": "1"}), "rbue.save did not write it"),
+    "no format": (lambda saved, path: with_note(saved, path, format=None), "has format None"),
     "newer": (lambda saved, path: with_note(saved, path, format=2, rbue="9.1"), "format 2, by rbue 9.1.*update rbue"),
     "newer setting": (
         lambda saved, path: with_note(saved, path, activation={"class": "DropReLU", "settings": {"colour": 1}}),
@@ -314,6 +343,8 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         (Net(), "Net is not converted"),
         (net, r"0\._extra_state in the state dict is a dict"),
         (rbue.convert(Net(), rbue.DropReLU()).to("meta"), "one in the state dict has no content"),
+        (rbue.convert(nn.Sequential(nn.LazyLinear(2), nn.ReLU()), rbue.DropReLU()), "0.weight .* has no content yet"),
+        (rbue.convert(nn.Sequential(nn.ReLU(), net), rbue.DropReLU()), "has a converted network inside at '1'"),
     ):
         with pytest.raises(rbue.RbueError, match=message):
             rbue.save(model, tmp_path / "net")
@@ -357,10 +388,14 @@ def noted(file: Path, **changed: Any) -> Path:
         {"temperature": float("nan")},
         {"temperature": 0},
         {"temperature": -1.0},
+        {"temperature": float("inf")},
         {"example": {"shape": [1 << 20, 1 << 20], "dtype": "float32"}},
         {"example": {"shape": [-1], "dtype": "float32"}},
         {"example": {"shape": [2] * 100, "dtype": "float32"}},
+        {"example": {"shape": [1], "dtype": "nn"}},
         {"sites": [["1", 0.5, "F.relu", []]]},
+        {"sites": [[1, 0, "F.relu", []]]},
+        {"sites": [["1", 0, 2, []]]},
     ],
     ids=str,
 )

@@ -261,6 +261,25 @@ def test_only_layers_behind_a_random_site_are_estimated_again(network, validatio
     for where, layers in expected.items():
         rbue.convert(network, rbue.DropReLU(0.5), where=where, example=x)
         assert layers_that_vary(network, x) == layers
+    assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+class Reused(nn.Module):
+    """A layer for maps of two sizes, whose input is changed at random afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+
+    def forward(self, x):
+        small = self.norm(x[..., :2])
+        return self.norm(x).mean() + small.mean() + nn.functional.relu_(x).mean((1, 2, 3))
+
+
+def test_what_a_layer_saw_is_what_counts():
+    network, x = Reused(), as_batch(torch.randn(8, 1, 4, 4))
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    assert layers_that_vary(network, x) == ()
 
 
 def test_placements_may_be_indices_and_lists(network, validation):

@@ -77,7 +77,7 @@ def update_bn(
             with torch.no_grad(), evaluating(network), _cumulative(seen):
                 _pass_all(network, _pieces(x, size, network), state)
             for path, layer in wanted.items():
-                if seen[layer] and not all(bool(value.isfinite().all()) for _, value in _statistics(layer)):
+                if not all(bool(value.isfinite().all()) for _, value in _statistics(layer)):
                     raise InvalidInput(
                         f"the statistics of BatchNorm at {path or '(root)'} came out as NaN or infinity, so they stay "
                         "as they were; clean the input."
@@ -97,7 +97,7 @@ def layers_that_vary(network: nn.Module, example: Batch) -> tuple[str, ...]:
     hooks = [
         layer.register_forward_pre_hook(lambda _, args, path=path: seen.setdefault(path, []).append(args[0].clone()))
         for path, layer in network.named_modules()
-        if isinstance(layer, _LAYERS) and layer.running_mean is not None
+        if isinstance(layer, _LAYERS)
     ]
     try:
         with torch.no_grad(), evaluating(network):

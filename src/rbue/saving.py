@@ -312,7 +312,7 @@ def _activation(file: Path, name: str, settings: dict[str, Any], given: Randomne
             f"{file} was saved with {words}, a class of your own, and nothing is imported because a file says so; give "
             "load(..., activation=...) with an object of it."
         )
-    elif isinstance(given, Randomness) and _described(given) == (name, settings):
+    elif _described(given) == (name, settings):
         return given
     raise InvalidInput(f"{file} was saved with {words}, and activation is {given!r}; give the same one.")
 
@@ -407,10 +407,7 @@ def _to_json(value: Any) -> dict[str, Any]:
 def _from_json(value: Mapping[str, Any]) -> Any:
     """What :func:`_to_json` was given, on the meta device."""
     if "shape" in value:
-        dtype = getattr(torch, value["dtype"])
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(value["dtype"])
-        found = torch.empty(value["shape"], dtype=dtype, device="meta")
+        found = torch.empty(value["shape"], dtype=getattr(torch, value["dtype"]), device="meta")
         if found.numel() > _LARGEST:
             raise ValueError(f"an example of shape {value['shape']}")
         return found
