@@ -13,6 +13,7 @@ import pytest
 
 from rbue import locks
 from rbue.errors import RbueError, RbueWarning
+from rbue.files import DiskFull
 from rbue.locks import InUse, locked
 
 HOLD = """
@@ -195,11 +196,12 @@ def test_that_it_is_waited_for_is_said(path, monkeypatch):
     monkeypatch.setattr(locks, "_TOLD", 0.0)
     with (
         locked(path),
-        pytest.warns(RbueWarning, match=rf"by process {os.getpid()} on .* It is waited for, for 0 s at most"),
+        pytest.warns(RbueWarning, match=rf"by process {os.getpid()} on .* It is waited for, for 0 s at most") as said,
         pytest.raises(InUse),
         locked(path, wait=0.1),
     ):
         pass
+    assert len(said) == 1
 
 
 def test_a_removed_folder_is_noticed_and_its_successor_left_alone(path):
@@ -226,10 +228,34 @@ def test_a_lock_needs_no_room(path, monkeypatch):
             pass
 
 
+def test_that_it_cannot_be_signed_is_said(path, monkeypatch):
+    def broken(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "write", broken)
+    with pytest.raises(RbueError, match=r"could not be written \(Input/output error\)"), locked(path):
+        pass
+
+
+def test_room_for_a_lock_is_waited_for(path, monkeypatch):
+    usual, attempts = os.open, []
+
+    def at_first_full(file, *more, **settings):
+        attempts.append(file)
+        return full() if len(attempts) < 3 else usual(file, *more, **settings)
+
+    monkeypatch.setattr(os, "open", at_first_full)
+    monkeypatch.setattr(locks, "PAUSE", 0.0)
+    with pytest.raises(DiskFull), locked(path):
+        pass
+    with pytest.warns(RbueWarning, match="make room: it is tried for 60 s"), locked(path, wait=60):
+        assert path.exists()
+
+
 def test_where_nothing_can_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with (
         pytest.raises(RbueError, match=r"file could not be written \(.*\); nothing was changed"),
-        locked(tmp_path / "file" / ".lock"),
+        locked(tmp_path / "file" / ".lock", wait=60),
     ):
         pass

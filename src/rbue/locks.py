@@ -148,7 +148,7 @@ def _obstacle(path: Path, file: int, is_new: bool) -> str | None:
             path.unlink(missing_ok=True)  # the next attempt makes it anew
             return None
         return f"{holder.in_words()}; wait until that has ended, or remove {path} if it has"
-    if not is_new and holder.host not in ("", _host()):
+    if holder.host not in ("", _host()):
         # Some file systems grant a lock to one process of each host.
         warn(f"{path.parent} was left by {holder.in_words()}, which did not end it; if it still runs there, stop it.")
     return None
