@@ -162,6 +162,27 @@ def test_several_loaders_are_numbered_apart(lit, trainer):
 
 
 @pytest.mark.slow
+def test_two_callbacks_do_not_sample_each_other(lit, trainer):
+    module = lit()
+    few, many = lit.Sampling(3, names="few_{metric}"), lit.Sampling(SAMPLES, names="many_{metric}")
+    found = trainer(few, many).validate(module, loader(), verbose=False)[0]
+    for name, samples in (("few_nll", 3), ("many_nll", SAMPLES), ("own_loss", SAMPLES)):
+        expected = rbue.metrics.nll(rbue.predict(module.net, X, samples=samples).probs, Y).item()
+        assert found[name] == pytest.approx(expected, rel=1e-5)
+    answers = trainer(few, many).predict(module, loader())
+    expected = rbue.predict(module.net, X, samples=SAMPLES)
+    assert torch.allclose(torch.cat([one.probs for one in answers]), expected.probs, atol=1e-6)
+    assert "predict_step" not in vars(module)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["score", "{stage}", "{loss}", "{stage", "{}_{metric}"])
+def test_names_that_do_not_tell_scores_apart(lit, names):
+    with pytest.raises(InvalidInput, match=r"give a text with \{metric\} in it"):
+        lit.Sampling(names=names)
+
+
+@pytest.mark.slow
 def test_names_metrics_and_settings(lit, trainer):
     torchmetrics = pytest.importorskip("torchmetrics")
     module = lit()

@@ -126,7 +126,7 @@ def test_a_module_of_ones_own():
         (RbueClassifier("resnet"), NAMES, "torch.nn.Module.*but is .resnet"),
         (RbueClassifier(epochs=0), NAMES, "epochs is 0"),
         (RbueClassifier(samples=0), NAMES, "samples is 0"),
-        (RbueClassifier(), np.zeros(60), "one class"),
+        (RbueClassifier(), np.array(["yes"] * 60), "y has one class, 'yes'; "),
         (RbueClassifier(Own(), activation=rbue.DropActivation(0.8)), Y > 100, r"\(30, 3\) for 30 rows of 2 classes"),
         (RbueClassifier(Own(), activation=rbue.DropActivation(0.8)), np.arange(60) % 4, "rows of 4 classes"),
         (RbueRegressor(outputs="quantiles"), Y, "'gaussian' or 'values', not 'quantiles'"),

@@ -106,6 +106,42 @@ def test_tokens_without_a_label_do_not_count():
     assert found.metrics["test_loss"] == found.metrics["test_nll"]
 
 
+class OneForCausalLM(Tokens):
+    pass
+
+
+@pytest.mark.parametrize(("kind", "later"), [(Tokens, 0), (OneForCausalLM, 1)])
+@pytest.mark.parametrize("outputs", [None, "tokens"])
+def test_labels_of_a_causal_language_model_come_one_place_later(kind, later, outputs):
+    net, labels = converted(kind), torch.arange(55).reshape(11, 5) % 3
+    trainer = SampledStandIn(net, 4, samples=SAMPLES, seed=SEED, outputs=outputs)
+    found = trainer.evaluation_loop(data(labels), "")
+    probs = rbue.predict(net, X, samples=SAMPLES, seed=SEED, outputs="tokens").probs
+    assert np.allclose(np.exp(found.predictions), probs.movedim(1, -1), atol=1e-6)
+    probs, truth = probs[..., : 5 - later], labels[:, later:]
+    assert found.metrics["eval_loss"] == pytest.approx(rbue.metrics.nll(probs, truth).item(), rel=1e-5)
+    assert found.metrics["eval_accuracy"] == rbue.metrics.accuracy(probs, truth).item()
+    trainer._seen = 0
+    loss, _, _ = trainer.prediction_step(net, {"x": X, "labels": labels}, True)
+    assert loss.item() == pytest.approx(found.metrics["eval_nll"], rel=1e-5)
+
+
+def test_predictions_that_became_something_else_are_not_scored():
+    class Probabilities(StandIn):  # preprocess_logits_for_metrics
+        def evaluation_loop(self, *args):
+            found = super().evaluation_loop(*args)
+            found.predictions = np.exp(found.predictions)
+            return found
+
+    class SampledProbabilities(Sampled, Probabilities):
+        pass
+
+    net = converted(Classes)
+    nll = rbue.metrics.nll(rbue.predict(net, X, samples=SAMPLES, seed=SEED).probs, LABELS).item()
+    found = SampledProbabilities(net, 11, samples=SAMPLES, seed=SEED).evaluation_loop(data(LABELS), "")
+    assert found.metrics == {"eval_loss": pytest.approx(nll)}
+
+
 def test_processes_number_their_batches_apart():
     net = converted(Classes)
     expected = rbue.predict(net, X[:8], samples=SAMPLES).probs

@@ -97,6 +97,14 @@ def test_a_request_chooses_its_samples(client):
     assert before < engine.calls[-1][2].deadline - 0.9 < time.monotonic()
 
 
+def test_the_usual_samples_may_be_asked_for_whatever_the_limit(client):
+    ask = client(max_samples=3).post
+    for samples, status in ((4, 200), (5, 422)):  # 4 are drawn for a request that does not say
+        answer = ask("/predict", params={"samples": samples}, files=files(picture()))
+        assert answer.status_code == status
+    assert "at most 4" in answer.json()["error"]
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -151,6 +159,7 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(strict, content, says):
         ({"content": b"", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
         ({"content": bytes(60_001), "headers": {"content-type": "image/png"}}, 413, "60,000 bytes"),
         ({"params": {"sample": 3}, "files": files(picture())}, 422, "did you mean 'samples'"),
+        ({"params": {"seed": [3, 4]}, "files": files(picture())}, 422, "seed is given more than once"),
         ({"params": {"samples": "many"}, "files": files(picture())}, 422, "samples is 'many'"),
         ({"params": {"samples": 101}, "files": files(picture())}, 422, "at most 100"),
         ({"params": {"spread": 1, "budget_ms": 5}, "files": files(picture())}, 422, "spread needs"),

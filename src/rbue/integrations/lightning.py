@@ -56,6 +56,8 @@ class Sampling(Callback):
         **settings: passed on to :func:`rbue.predict`, such as ``draws``, ``outputs`` or ``adaptive``.
     """
 
+    _busy = False  # of all of them: a pass of one is not to be sampled by another
+
     def __init__(
         self,
         samples: int = 30,
@@ -71,8 +73,15 @@ class Sampling(Callback):
         self._usual = metrics is None
         self.metrics = rbue_metrics.collection() if metrics is None else metrics
         self.names = names
+        try:
+            unlike = len({names.format(stage="val", metric=one) for one in self.metrics}) == len(self.metrics)
+        except (LookupError, ValueError):
+            unlike = False
+        if not unlike:
+            raise InvalidInput(
+                f"names is {names!r}; give a text with {{metric}} in it, such as '{{stage}}/{{metric}}'."
+            )
         self._at_end: list[Callable[[], object]] = []
-        self._sampling = False
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Sample from here on."""
@@ -140,7 +149,7 @@ class Sampling(Callback):
                 return self._calls[0]
 
             pl_module.predict_step = predict_step
-            self._at_end.append(lambda: delattr(pl_module, "predict_step"))
+            self._at_end.append(lambda: pl_module.__dict__.pop("predict_step", None))
 
     on_predict_batch_start = on_validation_batch_start
 
@@ -194,7 +203,7 @@ class Sampling(Callback):
 
     def _in_place_of_one_pass(self, network: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
         """The hook of the network's calls in a step: what all samples say, where one pass returned a tensor."""
-        if self._sampling or torch.compiler.is_compiling() or not isinstance(output, Tensor):
+        if Sampling._busy or torch.compiler.is_compiling() or not isinstance(output, Tensor):
             return None
         prediction = self._predict(Batch(args, kwargs))
         self._calls.append(prediction)
@@ -214,13 +223,13 @@ class Sampling(Callback):
         # processes there are.
         place = torch.arange(self._seen[self._loader], self._seen[self._loader] + len(inputs))
         index = self._trainer.global_rank + self._trainer.world_size * place
-        self._sampling = True
+        Sampling._busy = True
         try:
             with self._trainer.precision_plugin.forward_context():
                 found: AnyPrediction = predict(self._net, inputs, index=index, **self.settings)
                 return found
         finally:
-            self._sampling = False
+            Sampling._busy = False
 
 
 def _targets(batch: Any) -> Tensor:

@@ -154,7 +154,9 @@ class RbueClassifier(ClassifierMixin, _Estimator):
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise InvalidInput(f"y has one class, {self.classes_[0]!r}; a classifier needs two classes or more.")
+            raise InvalidInput(
+                f"y has one class, {self.classes_.tolist()[0]!r}; a classifier needs two classes or more."
+            )
         self._train(X, labels, len(self.classes_), partial(_entropy, classes=len(self.classes_)))
         return self
 

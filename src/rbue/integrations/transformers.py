@@ -35,6 +35,9 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """The usual loss of each kind of outputs, of a prediction in the form of outputs."""
 
+_NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")
+"""How models end whose label at a place is what they predict before it."""
+
 
 class Sampled:
     """Makes ``evaluate`` and ``predict`` of a ``transformers.Trainer`` those of :func:`rbue.predict`.
@@ -42,7 +45,8 @@ class Sampled:
     ``class SampledTrainer(Sampled, Trainer): pass``, with a converted model. ``trainer.predict(data).predictions`` are
     the logarithms of the mean probabilities: their argmax is the label, their softmax the probabilities, and
     ``compute_metrics`` gets them too. ``eval_loss`` is the negative log-likelihood of the mean; ``eval_nll``,
-    ``eval_ece`` and ``eval_accuracy`` stand beside it, so ``metric_for_best_model="nll"`` works. Training is as ever.
+    ``eval_ece`` and ``eval_accuracy`` stand beside it, so ``metric_for_best_model="nll"`` works. Those of a causal
+    language model are about the next token. Training is as ever.
 
     The examples of a data set are numbered from 0, so two evaluations are equal, whatever the batch size.
 
@@ -70,7 +74,7 @@ class Sampled:
             raise InvalidInput(f"outputs must be one of {', '.join(map(repr, _LOSSES))}, not {outputs!r}.")
         self._given_outputs = self._outputs = outputs
         self._settings: dict[str, Any] = {"samples": whole_number(samples, "samples"), "seed": seed, "draws": draws}
-        self._seen = 0
+        self._seen, self._shift = 0, 0
 
     def evaluation_loop(
         self,
@@ -108,7 +112,8 @@ class Sampled:
             index = torch.arange(first, first + rows)
             prediction = predict(model, given, index=index, outputs=self._outputs, **self._settings)
         scores = as_outputs(prediction)
-        loss = None if labels is None else _LOSSES[self._outputs](scores, labels)
+        self._shift = int(plain_class(innermost(model)).__name__.endswith(_NEXT_TOKEN))
+        loss = None if labels is None else _LOSSES[self._outputs](*_aligned(scores, labels, self._shift))
         return (loss, None, None) if prediction_loss_only else (loss, scores, labels)
 
     def _scores(self, predictions: Any, labels: Any) -> dict[str, float]:
@@ -116,9 +121,18 @@ class Sampled:
         arrays = isinstance(predictions, np.ndarray) and isinstance(labels, np.ndarray)
         if self._outputs not in ("logits", "tokens") or not arrays or predictions.ndim != labels.ndim + 1:
             return {}
+        predictions, labels = _aligned(predictions, labels, self._shift)
         there = labels != IGNORED
-        probs, truth = torch.from_numpy(predictions[there]).double().softmax(1), torch.from_numpy(labels[there])
+        probs, truth = torch.from_numpy(predictions[there]).double().exp(), torch.from_numpy(labels[there])
+        if ((probs.sum(1) - 1).abs() > 0.01).any():  # preprocess_logits_for_metrics has made something else of them
+            return {}
+        probs /= probs.sum(1, keepdim=True)
         return {name: getattr(metrics, name)(probs, truth).item() for name in ("accuracy", "nll", "ece")}
+
+
+def _aligned(scores: Any, labels: Any, shift: int) -> tuple[Any, Any]:
+    """Scores and the labels they are about, where labels come ``shift`` places later."""
+    return (scores[:, : scores.shape[1] - shift], labels[:, shift:]) if shift else (scores, labels)
 
 
 def _kind_of(model: Any, labels: Tensor | None) -> str:
@@ -131,6 +145,8 @@ def _kind_of(model: Any, labels: Tensor | None) -> str:
         return known[problem]
     if getattr(config, "num_labels", None) == 1:
         return "values"
-    if plain_class(network).__name__.endswith("ForTokenClassification"):
+    if plain_class(network).__name__.endswith(("ForTokenClassification", "ForMaskedLM", *_NEXT_TOKEN)):
         return "tokens"
-    return "multilabel" if labels is not None and labels.is_floating_point() else "logits"
+    if labels is not None and labels.is_floating_point():
+        return "multilabel"
+    return "tokens" if labels is not None and labels.dim() == 2 and labels.shape[1] > 1 else "logits"

@@ -194,6 +194,8 @@ def _refuse_unknown(request: Request, known: Sequence[str]) -> None:
     for name in request.query_params:
         if name not in known:
             raise InvalidInput(f"there is no setting {name[:40]!r}{did_you_mean(name[:40], known)}.")
+        if len(request.query_params.getlist(name)) > 1:
+            raise InvalidInput(f"{name} is given more than once; give it once.")
 
 
 def _fault(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -161,8 +161,9 @@ class Service:
             raise InvalidInput("the file that is served gives no samples, so spread has to be 0.")
         if spread and (tolerance is not None or budget_ms is not None):
             raise InvalidInput("spread needs all samples of an image; leave out tolerance and budget_ms.")
-        if samples is not None and samples > settings.max_samples:
-            raise InvalidInput(f"samples is {samples}; this server draws at most {settings.max_samples}.")
+        most = max(settings.max_samples, engine.samples)
+        if samples is not None and samples > most:
+            raise InvalidInput(f"samples is {samples}; this server draws at most {most}.")
         deadline = None if budget_ms is None else time.monotonic() + budget_ms / 1000
         return Sampling(
             engine.samples if samples is None else samples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -148,6 +149,18 @@ def test_files_that_are_not_there_or_no_parquet_or_another_one_by_now(tmp_path):
     pq.write_table(pyarrow.table({"image": column("encoded")[1:]}), path)
     with pytest.raises(RbueError, match="has changed since it was listed"):
         images(tmp_path / "listing")
+
+
+def test_a_list_for_which_there_is_no_room_is_named(tmp_path, monkeypatch):
+    Image.new("L", (4, 4)).save(tmp_path / "one.png")
+
+    def full(self, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(RbueError, match=r"list\.jsonl could not be written \(No space left on device\)\.$"):
+        write_listing([tmp_path / "one.png"], tmp_path / "list.jsonl")
+    assert not list(tmp_path.glob("list*"))
 
 
 def test_what_is_named_twice_is_listed_once_in_the_order_of_sorted_paths(tmp_path, monkeypatch):

@@ -153,6 +153,20 @@ def test_probabilities_of_a_measurement_that_was_stopped_before_its_result(root,
         answers.TestImages().answers(record)
 
 
+def test_a_run_that_is_measured_meanwhile(root, monkeypatch):
+    run, load = config("mc-droprelu:0.9"), data.load
+
+    def measured_first(*args):
+        monkeypatch.setattr(data, "load", load)
+        evaluate_run(run, root, CPU, samples=7)
+        return load(*args)
+
+    monkeypatch.setattr(data, "load", measured_first)
+    key, entry = calibrate_run(run, root)
+    assert (key, entry["samples"]) == ("samples=7,seed=0", 7)
+    assert entry["probs"]["sha256"] == RunFolder.of(run, root).read("results")[key]["probs_sha256"]
+
+
 def test_what_is_refused(root):
     run = config("mc-droprelu:0.9")
     folder = RunFolder.of(run, root)

@@ -15,7 +15,7 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.lab import data
 from rbue.lab.methods import parse
 from rbue.lab.runs import folders, training
-from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, read_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, probs_of, read_probs, write_probs
 from rbue.lab.runs.training import missing_networks, train_run, training_images
 from rbue.lab.training import Recipe, recipe_for
 from rbue.locks import InUse
@@ -149,6 +149,20 @@ def test_damaged_probabilities_are_named(tmp_path, content, said):
         np.save(path, content)
     with pytest.raises(RbueError, match=rf"probs\.npy .*{said}.*; remove it to have it made again\.$"):
         read_probs(path)
+
+
+def test_probabilities_that_are_checked_are_those_that_are_given(tmp_path, monkeypatch):
+    path, probs = tmp_path / "probs.npy", np.array([[0.25, 0.75]], np.float32)
+    result = {"probs_sha256": write_probs(path, probs)}
+    checksum = files.checksum
+
+    def replaced_meanwhile(content):
+        path.write_bytes(folders.probs_bytes(probs[:, ::-1]))
+        return checksum(content)
+
+    monkeypatch.setattr(folders, "checksum", replaced_meanwhile)
+    assert probs_of(path, result).tolist() == [[0.25, 0.75]]
+    assert probs_of(path, result) is None
 
 
 def test_settings_that_cannot_be_read_are_written_anew_by_the_next_training(tmp_path):

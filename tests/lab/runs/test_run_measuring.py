@@ -234,6 +234,24 @@ def test_an_ensemble_joins_stored_probabilities_and_weights(own, was_measured):
     assert len(RunFolder.of(here, own).read("results")) == 1
 
 
+def test_answers_of_a_member_that_is_measured_meanwhile_are_those_that_were_checked(own, monkeypatch):
+    whole = config("deep-ensemble:2")
+    published, here = (RunFolder.of(member, own) for member in whole.members())
+    evaluate_run(whole.members()[0], own, CPU)
+    take_weights(published)
+    before, measured = read_probs(published.probs), measuring._measured
+
+    def slowly(config, *args):
+        if config == whole.members()[1]:
+            write_probs(published.probs, before[::-1])
+        return measured(config, *args)
+
+    monkeypatch.setattr(measuring, "_measured", slowly)
+    evaluate_run(whole, own, CPU)
+    mean = (before + read_probs(here.probs)) / 2
+    assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(mean, abs=1e-3)
+
+
 def test_augmented_passes_of_members_are_combined_if_they_are_those_asked_for(own):
     whole = config("deep-ensemble:2")
     asked = {"samples": 6, "draws": "balanced", "augment": "flip,shift:1"}

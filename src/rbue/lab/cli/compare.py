@@ -283,14 +283,15 @@ def read_marks(records: Sequence[Record], methods: int) -> Marks:
 def held_out_marks(found: Mapping[str, Sequence[Row]], config: RunConfig, methods: int) -> Marks:
     """The same of the results of each method on the images that were held out."""
     from rbue.lab.report.chance import resample, verdict
-    from rbue.lab.runs.folders import RunFolder, belong_to, read_probs
+    from rbue.lab.runs.folders import RunFolder, probs_of
     from rbue.lab.runs.measuring import images_of
 
     answers = {}
     for method, results in found.items():
         files = [RunFolder(Path(one["run"])).validation_probs for one in results]
-        if all(file.exists() and belong_to(file, one) for file, one in zip(files, results, strict=True)):
-            answers[method] = [read_probs(file).astype(float) for file in files]
+        stored = [probs_of(file, one) if file.exists() else None for file, one in zip(files, results, strict=True)]
+        if all(one is not None for one in stored):
+            answers[method] = [one.astype(float) for one in stored if one is not None]
     chance = resample(answers, images_of(config, "validation").labels) if answers else {}
     return Marks(_best(chance, methods), verdict(chance) if chance else "")
 

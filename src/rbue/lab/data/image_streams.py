@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rbue.errors import InvalidInput, RbueError, reason, shown
+from rbue.files import unwritten
 from rbue.lab.data.folder import read_image
 from rbue.lab.data.image_files import NAMED, files_below, is_meant_as_image
 from rbue.lab.data.images import Bytes, ImageSet
@@ -97,8 +98,10 @@ def write_listing(inputs: Sequence[Path], file: Path, column: str | None = None)
         with partial.open("wb") as listed:
             listed.writelines(lines())
         partial.replace(file)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # of writing; what cannot be listed has a name
+            raise unwritten(file, error) from error
         raise
     listing.sha256 = digest.hexdigest()
     return listing

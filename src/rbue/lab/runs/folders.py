@@ -358,10 +358,16 @@ def belong_to(path: Path, result: Mapping[str, Any]) -> bool:
     return result.get("probs_sha256") in (None, checksum_of(path))
 
 
-def read_probs(path: Path) -> NDArray[np.float32]:
-    """Mean probabilities kept earlier, summing to one again after their rounding."""
+def probs_of(path: Path, result: Mapping[str, Any]) -> NDArray[np.float32] | None:
+    """Kept probabilities that :func:`belong_to` a measurement, or None; read once, as others may write meanwhile."""
+    content = path.read_bytes()
+    return read_probs(path, content) if result.get("probs_sha256") in (None, checksum(content)) else None
+
+
+def read_probs(path: Path, content: bytes | None = None) -> NDArray[np.float32]:
+    """Mean probabilities kept earlier, summing to one again after their rounding; of a file that was read before."""
     try:
-        stored = load_array(path)
+        stored = load_array(path if content is None else io.BytesIO(content))
     except (OSError, ValueError) as error:
         raise RbueError(f"{path} cannot be read ({reason(error)}); remove it to have it made again.") from error
     if stored.dtype.kind != "f":

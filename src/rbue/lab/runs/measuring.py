@@ -26,7 +26,7 @@ from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.augmented import augmented, parse_augment
-from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, other_stream, read_probs, write_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, other_stream, probs_of, write_probs
 from rbue.lab.runs.networks import NoWeights, explaining_memory, load_networks
 from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
@@ -372,8 +372,10 @@ def _from_members(
         return None
     if not all(folder.has_weights or folder.probs.exists() for folder in folders):
         return None
+    found = []
     for member, folder in members:
-        if not _has_answers(folder, images, passes):
+        answers = _stored_answers(folder, images, passes)
+        if answers is None:
             if not folder.has_weights:
                 raise NoWeights(
                     f"{folder.path} was last measured on other test images than {config.data} holds here, with other "
@@ -381,22 +383,27 @@ def _from_members(
                     f"measure it again for {config.method}."
                 )
             _measured(member, root, device, passes, "test", rank)
-    probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
+            answers = _stored_answers(folder, images, passes)
+            if answers is None:
+                raise RbueError(f"{folder.path} was measured otherwise meanwhile; give the same command again.")
+        found.append(answers)
+    probs = torch.from_numpy(np.stack(found)).to(device)
     if passes.augment:
         return of_samples(probs[:1]), of_samples(probs)
     return of_samples(probs), of_samples(probs[: passes.samples])
 
 
-def _has_answers(folder: RunFolder, images: data.ImageSet, passes: Passes) -> bool:
-    """Whether the probabilities stored in a folder are those of its last measurement, on these images.
+def _stored_answers(folder: RunFolder, images: data.ImageSet, passes: Passes) -> NDArray[np.float32] | None:
+    """The probabilities stored in a folder if they are those of its last measurement, on these images.
 
     Augmented passes have to be the ones asked for; others, one pass of a plain network, are what they are.
     """
     if not folder.probs.exists():
-        return False
+        return None
     results = folder.entries("results")
     key, last = list(results.items())[-1] if results else ("", {})
     other_passes = key != passes.key if passes.augment else "augment" in last
-    if other_passes or other_images(last, images) or not belong_to(folder.probs, last):
-        return False
-    return read_probs(folder.probs).shape == (len(images), len(images.classes))
+    if other_passes or other_images(last, images):
+        return None
+    found = probs_of(folder.probs, last)
+    return found if found is not None and found.shape == (len(images), len(images.classes)) else None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rbue import random_stream
 from rbue.decisions.conformal import LAC
 from rbue.errors import InvalidInput
-from rbue.lab.runs.folders import RunFolder, belong_to, other_stream, read_probs, result_key
+from rbue.lab.runs.folders import RunFolder, other_stream, probs_of, result_key
 from rbue.lab.runs.loading import TrainedRun, load_run
 from rbue.lab.runs.measuring import images_of, predict_images
 from rbue.lab.runs.passes import Passes, best_draws
@@ -101,9 +101,8 @@ class RunEngine(Engine):
         entry = known[key]
         if other_stream(config, entry) or entry["data"]["sha256"] != checksums:
             return None
-        if not belong_to(folder.validation_probs, entry):
-            return None
-        return torch.from_numpy(read_probs(folder.validation_probs))
+        probs = probs_of(folder.validation_probs, entry)
+        return None if probs is None else torch.from_numpy(probs)
 
 
 def fitted(probs: object, labels: object, coverage: float) -> Conformal:

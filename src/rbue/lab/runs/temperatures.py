@@ -45,12 +45,14 @@ def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
         raise RbueError(
             f"{folder.probs} is not there; `rbue evaluate {folder.path}` makes it again where the weights are."
         )
-    checksum = checksum_of(folder.probs)
     known = folder.entries(FILE)
-    if _made_from(known.get(key)) == checksum:
+    if _made_from(known.get(key)) == checksum_of(folder.probs):
         return key, known[key]
     images = data.load(config.data, "test")
-    probs, labels = _matching(folder, result, images)
+    with folder.locked():  # a measurement writes two files
+        key, result = _last_result(folder)
+        checksum = checksum_of(folder.probs)
+        probs, labels = _matching(folder, result, images)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RbueWarning)  # a temperature at a bound says the same, and is kept
         scaled = cross_fitted(probs, labels, FOLDS, FOLD_SEED)
