@@ -197,9 +197,10 @@ def test_probabilities_taken_for_logits_are_mentioned(root):
         predict_images_at(run, networks, images, [], Passes(1), CPU, keep=0)
 
 
-def test_an_ensemble_has_no_curve_of_samples(own):
+def test_an_ensemble_has_no_curve_of_samples_and_all_members_are_compared(own, monkeypatch):
+    monkeypatch.setattr(measuring, "DIVERSITY_SAMPLES", 1)
     result = evaluate_run(config("deep-ensemble:2"), own, CPU, samples=100)
-    assert (result["by_samples"], result["samples"]) == ([], 2)
+    assert (result["by_samples"], result["samples"], len(result["jsd"])) == ([], 2, 2)
 
 
 @pytest.fixture
@@ -234,10 +235,20 @@ def test_an_ensemble_joins_stored_probabilities_and_weights(own, was_measured):
     assert len(RunFolder.of(here, own).read("results")) == 1
 
 
-def test_augmented_passes_of_members_are_combined_if_they_are_those_asked_for(own):
-    whole = config("deep-ensemble:2")
-    asked = {"samples": 6, "draws": "balanced", "augment": "flip,shift:1"}
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [
+        ("deep-ensemble:2", {"samples": 6, "draws": "balanced", "augment": "flip,shift:1"}),
+        ("deep-ensemble:2[mc-droprelu:0.8]", {"samples": 6, "seed": 3}),
+    ],
+    ids=["augmented", "random"],
+)
+def test_passes_of_members_are_combined_if_they_are_those_asked_for(own, method, asked):
+    whole = config(method)
     one, other = (RunFolder.of(member, own) for member in whole.members())
+    if not other.path.exists():
+        shutil.copytree(one.path, other.path)
+        (other.path / "config.json").unlink()
     for member in whole.members():
         evaluate_run(member, own, CPU, **asked)
     take_weights(one)
@@ -246,8 +257,13 @@ def test_augmented_passes_of_members_are_combined_if_they_are_those_asked_for(ow
     mean = (read_probs(one.probs) + read_probs(other.probs)) / 2
     assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(mean, abs=1e-3)
     for other_passes in ({**asked, "samples": 7}, {}):
-        with pytest.raises(NoWeights, match=r"single-seed0-.* with other passes than samples="):
+        with pytest.raises(NoWeights, match=rf"{one.path.name}.* with other passes than samples="):
             evaluate_run(whole, own, CPU, **other_passes)
+    if "augment" not in asked:
+        one.write("results", {key: {**each, "stream_version": 0} for key, each in one.read("results").items()})
+        shutil.rmtree(RunFolder.of(whole, own).path)
+        with pytest.raises(NoWeights, match=one.path.name):
+            evaluate_run(whole, own, CPU, **asked)
 
 
 def measured_elsewhere(folder, **sha256):

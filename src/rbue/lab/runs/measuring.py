@@ -330,7 +330,7 @@ def _measured(
         "parameters": sum(entry["parameters"] for entry in training),
         "training_seconds": sum(entry["seconds"] for entry in training),
         **costs,
-        "samples": int(prediction.samples_used[0]) * (passes.samples if stored and passes.augment else 1),
+        "samples": int(prediction.samples_used[0]) * (passes.count(config.members()[0]) if stored else 1),
         "by_samples": curve,
         "combined_from": "networks" if stored is None else "stored probabilities",
         "seed": passes.seed,
@@ -357,11 +357,12 @@ def _from_members(
 ) -> tuple[Prediction, Prediction] | None:
     """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
 
-    Members whose weights are here are measured first, which stores theirs. Augmented passes are those of each member.
+    Members whose weights are here are measured first, which stores theirs. Random and augmented passes are those of
+    each member.
 
     Returns:
-        Members to compare, and the prediction: of as many members as samples are asked for. Of augmented passes only
-        the means are stored: there is no pair to compare.
+        Members to compare, and the prediction: of as many members as samples are asked for. Of random and augmented
+        passes only the means are stored: there is no pair to compare.
 
     Raises:
         NoWeights: a member was measured on other images or with other passes, and its weights are elsewhere.
@@ -373,7 +374,7 @@ def _from_members(
     if not all(folder.has_weights or folder.probs.exists() for folder in folders):
         return None
     for member, folder in members:
-        if not _has_answers(folder, images, passes):
+        if not _has_answers(member, folder, images, passes):
             if not folder.has_weights:
                 raise NoWeights(
                     f"{folder.path} was last measured on other test images than {config.data} holds here, with other "
@@ -382,21 +383,26 @@ def _from_members(
                 )
             _measured(member, root, device, passes, "test", rank)
     probs = torch.from_numpy(np.stack([read_probs(folder.probs) for folder in folders])).to(device)
-    if passes.augment:
+    if _makes_passes(members[0][0], passes):
         return of_samples(probs[:1]), of_samples(probs)
     return of_samples(probs), of_samples(probs[: passes.samples])
 
 
-def _has_answers(folder: RunFolder, images: data.ImageSet, passes: Passes) -> bool:
+def _makes_passes(member: RunConfig, passes: Passes) -> bool:
+    """Whether a member answers by the passes asked for, and not always by the one of a plain network."""
+    return passes.limit(member) != 1
+
+
+def _has_answers(member: RunConfig, folder: RunFolder, images: data.ImageSet, passes: Passes) -> bool:
     """Whether the probabilities stored in a folder are those of its last measurement, on these images.
 
-    Augmented passes have to be the ones asked for; others, one pass of a plain network, are what they are.
+    Random and augmented passes have to be the ones asked for; one pass of a plain network is what it is.
     """
     if not folder.probs.exists():
         return False
     results = folder.entries("results")
     key, last = list(results.items())[-1] if results else ("", {})
-    other_passes = key != passes.key if passes.augment else "augment" in last
-    if other_passes or other_images(last, images) or not belong_to(folder.probs, last):
+    other_passes = key != passes.key if _makes_passes(member, passes) else "augment" in last
+    if other_passes or other_stream(member, last) or other_images(last, images) or not belong_to(folder.probs, last):
         return False
     return read_probs(folder.probs).shape == (len(images), len(images.classes))
