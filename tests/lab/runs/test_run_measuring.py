@@ -148,6 +148,19 @@ def test_another_seed_draws_other_samples(root, method):
     assert not torch.allclose(first, other, atol=1e-3)
 
 
+def test_augmented_passes_have_their_seed_and_draws_and_black_borders(root):
+    run, images = config("single"), data.load("digits", "test").take(np.arange(64), "test", None)
+    networks, seen = load_networks(run, root, CPU), []
+    networks[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    asked = [
+        Passes(2, seed, draws=draws, augment="shift:2") for seed, draws in ((0, DRAWS[0]), (1, DRAWS[0]), (0, DRAWS[1]))
+    ]
+    first, other, balanced = (predict_images(run, networks, images, passes, CPU).probs for passes in asked)
+    assert not torch.allclose(first, other)
+    assert not torch.allclose(first, balanced)
+    assert not any((x == 0).any() for x in seen), "0 is the mean colour, which no pixel has"
+
+
 def test_every_number_is_the_measure_it_is_called():
     numbers = torch.Generator().manual_seed(0)
     samples = torch.randn(3, 50, 5, generator=numbers, dtype=torch.float64).mul(2).softmax(2)
