@@ -136,8 +136,8 @@ def _claims() -> list[str]:
     alone = sum(one.measured.holds is not None and one.measured.fewest_runs == 1 for one in judged)
     return [
         f"Of {len(judged)} sentences of the paper that can be checked, {here[True]} hold here, {here[False]} do not, "
-        f"and {here[None]} lack numbers. {alone} of these verdicts rest on one run a case. By its own tables "
-        f"{paper[True]} hold and {paper[False]} do not (`rbue paper claims --why`)."
+        f"and {here[None]} lack numbers. {alone} of these verdicts rest on a single run of some method. By its own "
+        f"tables {paper[True]} hold and {paper[False]} do not (`rbue paper claims --why`)."
     ]
 
 

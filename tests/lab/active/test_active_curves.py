@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from made_up import run, three_methods
 
-from rbue.lab.active.curves import compare
+from rbue.lab.active.curves import Curve, compare
 from rbue.lab.active.page import active_page
 
 
@@ -54,6 +54,7 @@ class TestAgainstRandom:
         assert bald.saved_at_least(random, 0.8) == pytest.approx(30 - (27.5 + 20 + 20 / 3) / 2)
         first, last = bald.gained_over_rounds(random)
         assert (first.values, last.values) == ((0, 0), (pytest.approx(0.2), pytest.approx(0.2)))
+        assert Curve("longer", "bald", (run([0.5, 0.9, 1.0]),)).gained(random).values == (pytest.approx(0.1),)
         assert group.compared_with(random) is None
         assert group.compared_with(bald) is random
 

@@ -119,7 +119,12 @@ class TestKeeping:
         assert without_time(found) == undisturbed
 
     def test_more_rounds_go_on_and_fewer_are_found_done(self, tmp_path, undisturbed, monkeypatch):
+        seeds, real = [], loop.predict_images
+        for module in (loop, picking):
+            noting = lambda *given, **more: seeds.append(given[3].seed) or real(*given, **more)  # noqa: E731
+            monkeypatch.setattr(module, "predict_images", noting)
         run_active(tiny(), 1, tmp_path, CPU)
+        assert len(set(seeds)) == 3, "test images, candidates and the next test images see random numbers of their own"
         assert without_time(run_active(tiny(), 2, tmp_path, CPU)) == undisturbed
         monkeypatch.setattr(loop, "_round", None)
         assert without_time(run_active(tiny(), 1, tmp_path, CPU)) == undisturbed[:2]
@@ -238,6 +243,11 @@ class TestPicking:
         found = self.picked("bald", "mc-droprelu:0.9", pool, many)
         fewer = np.array(sorted({*found, *range(0, 100, 7)}))
         assert self.picked("bald", "mc-droprelu:0.9", pool, fewer) == found
+
+    def test_a_core_set_looks_away_from_what_is_labelled(self, pool):
+        """Images 1000 to 1009 have labels: as candidates they would be as near to those as can be."""
+        found = self.picked("core-set", "mc-droprelu:0.9", pool, np.array([*range(1000, 1010), *range(100, 105)]))
+        assert set(found) == set(range(100, 105))
 
     def test_features_are_what_the_last_layer_sees(self, pool):
         config = RunConfig(method="deep-ensemble:2", width=0.25, recipe=RECIPE)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rbue.lab.cli import app
 from rbue.lab.paper.claims import CLAIMS, judge_all
-from rbue.lab.paper.experiments import chosen
+from rbue.lab.paper.experiments import DIVERSE, chosen
 from rbue.lab.paper.judging import Check, PaperNumbers, all_hold, compare, judge, single_runs_note
 from rbue.lab.paper.page import claims_section
 from rbue.lab.paper.results import Measured
@@ -129,6 +129,18 @@ def test_more_diversity_goes_with_a_smaller_error(verdicts):
     assert judge(BY_ID["diversity-helps"], Changed(*best, most)).measured.word == "false"
 
 
+@pytest.mark.parametrize(
+    ("errors", "word", "count"),
+    [((7, 6, 5, 4, 3, 2, 2), "true", -19), ((1, 2, 3, 4, 5, 6, 7), "false", 20), ([1] * 7, "false", 0)],
+)
+def test_pairs_that_tie_in_either_number_say_nothing(errors, word, count):
+    """Of 21 pairs the first one ties in Mean-JSD, and perhaps the last one, or all, in ECE."""
+    jsd = (1, 1, 2, 3, 4, 5, 6)
+    numbers = Everywhere(lambda method, measure: (errors if measure == "ece" else jsd)[DIVERSE.index(method)])
+    found = judge(BY_ID["diversity-helps"], numbers).measured
+    assert (found.word, found.why.rpartition(": ")[2]) == (word, f"{count} of 21")
+
+
 @pytest.mark.parametrize(("rate", "word"), [("mc-droprelu:0.8", "true"), ("mc-droprelu:0.95", "false")])
 def test_the_most_accurate_rate_may_not_be_the_best_calibrated(rate, word):
     """q=0.95 has the highest accuracy on ResNet-18 and CIFAR-10, q=0.8 the lowest."""
@@ -183,6 +195,7 @@ class UnderCorruptions(PaperNumbers):
     [
         ("shift-on-par", {}, "true"),
         ("shift-on-par", {"mc_rrelu_accuracy": 0.9, "mc_rrelu_ece": 0.01}, "true"),  # better is not behind
+        ("shift-on-par", {"mc_rrelu_accuracy": 0.7901, "mc_rrelu_ece": 0.0599}, "true"),
         ("shift-on-par", {"mc_rrelu_accuracy": 0.785}, "false"),
         ("shift-on-par", {"mc_rrelu_ece": 0.065}, "false"),
         ("shift-outperform", {}, "true"),
@@ -296,15 +309,17 @@ def test_coverage_and_single_runs_stand_with_a_verdict(tmp_path, monkeypatch):
     content = judged.as_json()["measured"]
     assert (content["verdict"], content["known"], content["cases"], content["fewest_runs"]) == ("false", 6, 24, 1)
     assert judged.as_json()["paper"]["fewest_runs"] is None
-    assert "1 verdict here rests on one run a case" in single_runs_note([judged])
+    assert str(judged.measured).endswith("(a single run of some method)")
+    assert "single run" not in str(judged.paper)
+    assert "1 verdict here rests on a single run" in single_runs_note([judged])
 
     shown = CliRunner().invoke(app, ["paper", "claims", "--runs", str(tmp_path)], env={"COLUMNS": "300"}).stdout
     assert "false, 6 of 24 cases" in shown
-    assert shown.count("on one run a case") == shown.count("not in how many it holds") == 1
+    assert shown.count("on a single run of") == shown.count("not in how many it holds") == 1
     page = claims_section([judged], "full").blocks
     text = "".join(block.html("x") for block in page)
     assert text.count("false, 6 of 24 cases") == 3
-    assert text.count("rests on one run a case") == 1
+    assert text.count("rests on a single run of") == 1
 
 
 def test_several_runs_and_sizes_are_no_single_runs(tmp_path, monkeypatch):
@@ -317,6 +332,9 @@ def test_several_runs_and_sizes_are_no_single_runs(tmp_path, monkeypatch):
     assert sizes.known > 0
     assert sizes.fewest_runs is None
     assert single_runs_note(judge_all(Measured(tmp_path, settings))) == ""
+    RunFolder.of(settings.config("cifar10", "resnet18", RATES[0], 1), tmp_path).write("results", {})
+    mixed = judge(BY_ID["best-q-resnet-densenet"], Measured(tmp_path, settings)).measured
+    assert (mixed.known, mixed.fewest_runs) == (6, 1), "two runs of q=0.95 against one of q=0.8"
 
 
 def test_corruptions_count_their_runs(tmp_path, monkeypatch):
@@ -335,7 +353,7 @@ def test_a_repetition_with_some_corruptions_does_not_count_for_the_others(tmp_pa
     assert judge(claim, Measured(tmp_path, settings)).measured.fewest_runs == 2
     folder = RunFolder.of(settings.config("tiny-imagenet", "densenet121", "mc-droprelu:0.9", 1), tmp_path)
     content = folder.read("shift")
-    folder.write("shift", {**content, "rows": content["rows"][:3]})
+    folder.write("shift", {**content, "rows": content["rows"][3:]})
     found = judge(claim, Measured(tmp_path, settings)).measured
     assert (found.known, found.fewest_runs) == (5, 1)
 
@@ -375,4 +393,9 @@ def test_nothing_measured(tmp_path):
 
 def test_a_quick_run_cannot_compare_data_sets(tmp_path):
     quick = Measured(tmp_path, Settings(quick=True))
-    assert "one data set" in judge(BY_ID["svi-larger-data"], quick).measured.why
+    said = {
+        (name, numbers is quick): "one data set" in judge(BY_ID[name], numbers).measured.why
+        for name in ("svi-larger-data", "svi-larger-model")
+        for numbers in (quick, Measured(tmp_path, Settings()))
+    }
+    assert [case for case, told in said.items() if told] == [("svi-larger-data", True)]

@@ -95,6 +95,7 @@ def test_intervals_are_those_of_a_plain_loop():
     random = np.random.default_rng(1)
     labels = random.integers(0, CLASSES, 80)
     probs = random.dirichlet(np.ones(CLASSES), 80)
+    probs[:9], labels[:9] = [[0.5, 0.3, 0.1, 0.1], *[[0.2, 0.52, 0.2, 0.08]] * 8], 0  # 0.5 is the edge of a bin
     found = resample({"one": [probs]}, labels, 4000)
     p, y = torch.from_numpy(probs), torch.from_numpy(labels)
     for name, measure in (("nll", metrics.nll), ("brier", metrics.brier), ("ece", metrics.ece)):

@@ -185,6 +185,8 @@ def test_the_best_is_marked_and_ties_share_it(table):
     accuracy, ece = COLUMNS[1:]
     assert [table.is_best(row, accuracy) for row in table.rows] == [True, False, True]
     assert [table.is_best(row, ece) for row in table.rows] == [False, False, True]
+    written = Table(COLUMNS, [{"method": name, "ece": ece} for name, ece in (("a", 0.10001), ("b", 0.1), ("c", 0.2))])
+    assert [written.is_best(row, ece) for row in written.rows] == [True, True, False], "0.1000 both"
     same = Table(COLUMNS, [{"method": "a", "ece": 0.1}, {"method": "b", "ece": 0.1}])
     assert not any(same.is_best(row, ece) for row in same.rows)
     words = Table(COLUMNS, [{"method": "a", "ece": float("nan")}, {"method": "b", "ece": 0.1}])

@@ -148,6 +148,19 @@ def test_another_seed_draws_other_samples(root, method):
     assert not torch.allclose(first, other, atol=1e-3)
 
 
+def test_augmented_passes_have_their_seed_and_draws_and_black_borders(root):
+    run, images = config("single"), data.load("digits", "test").take(np.arange(64), "test", None)
+    networks, seen = load_networks(run, root, CPU), []
+    networks[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    asked = [
+        Passes(2, seed, draws=draws, augment="shift:2") for seed, draws in ((0, DRAWS[0]), (1, DRAWS[0]), (0, DRAWS[1]))
+    ]
+    first, other, balanced = (predict_images(run, networks, images, passes, CPU).probs for passes in asked)
+    assert not torch.allclose(first, other)
+    assert not torch.allclose(first, balanced)
+    assert not any((x == 0).any() for x in seen), "0 is the mean colour, which no pixel has"
+
+
 def test_every_number_is_the_measure_it_is_called():
     numbers = torch.Generator().manual_seed(0)
     samples = torch.randn(3, 50, 5, generator=numbers, dtype=torch.float64).mul(2).softmax(2)
@@ -197,9 +210,10 @@ def test_probabilities_taken_for_logits_are_mentioned(root):
         predict_images_at(run, networks, images, [], Passes(1), CPU, keep=0)
 
 
-def test_an_ensemble_has_no_curve_of_samples(own):
+def test_an_ensemble_has_no_curve_of_samples_and_all_members_are_compared(own, monkeypatch):
+    monkeypatch.setattr(measuring, "DIVERSITY_SAMPLES", 1)
     result = evaluate_run(config("deep-ensemble:2"), own, CPU, samples=100)
-    assert (result["by_samples"], result["samples"]) == ([], 2)
+    assert (result["by_samples"], result["samples"], len(result["jsd"])) == ([], 2, 2)
 
 
 @pytest.fixture
@@ -252,10 +266,20 @@ def test_answers_of_a_member_that_is_measured_meanwhile_are_those_that_were_chec
     assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(mean, abs=1e-3)
 
 
-def test_augmented_passes_of_members_are_combined_if_they_are_those_asked_for(own):
-    whole = config("deep-ensemble:2")
-    asked = {"samples": 6, "draws": "balanced", "augment": "flip,shift:1"}
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [
+        ("deep-ensemble:2", {"samples": 6, "draws": "balanced", "augment": "flip,shift:1"}),
+        ("deep-ensemble:2[mc-droprelu:0.8]", {"samples": 6, "seed": 3}),
+    ],
+    ids=["augmented", "random"],
+)
+def test_passes_of_members_are_combined_if_they_are_those_asked_for(own, method, asked):
+    whole = config(method)
     one, other = (RunFolder.of(member, own) for member in whole.members())
+    if not other.path.exists():
+        shutil.copytree(one.path, other.path)
+        (other.path / "config.json").unlink()
     for member in whole.members():
         evaluate_run(member, own, CPU, **asked)
     take_weights(one)
@@ -264,8 +288,13 @@ def test_augmented_passes_of_members_are_combined_if_they_are_those_asked_for(ow
     mean = (read_probs(one.probs) + read_probs(other.probs)) / 2
     assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(mean, abs=1e-3)
     for other_passes in ({**asked, "samples": 7}, {}):
-        with pytest.raises(NoWeights, match=r"single-seed0-.* with other passes than samples="):
+        with pytest.raises(NoWeights, match=rf"{one.path.name}.* with other passes than samples="):
             evaluate_run(whole, own, CPU, **other_passes)
+    if "augment" not in asked:
+        one.write("results", {key: {**each, "stream_version": 0} for key, each in one.read("results").items()})
+        shutil.rmtree(RunFolder.of(whole, own).path)
+        with pytest.raises(NoWeights, match=one.path.name):
+            evaluate_run(whole, own, CPU, **asked)
 
 
 def measured_elsewhere(folder, **sha256):

@@ -259,6 +259,18 @@ def test_an_ensemble_is_the_mean_of_its_members(runs, monkeypatch):
     assert rows[0]["mutual_information"] == pytest.approx(float(direct.mutual_information.mean()), rel=5e-2, abs=1e-4)
 
 
+def test_an_ensemble_took_the_samples_of_all_its_members(runs):
+    """One of each plain member, as many as asked for of each augmented or random one."""
+    root, config = runs
+    random = replace(config, method=f"deep-ensemble:2[{config.method}]")
+    second = RunFolder.of(random.members()[1], root).path
+    shutil.copytree(RunFolder.of(config, root).path, second)
+    (second / "config.json").unlink()
+    one = {"corruptions": ["contrast"], "severities": [4]}
+    asked = (ensemble_of(config), ""), (ensemble_of(config), "flip"), (random, "")
+    assert [measure(run, root, augment=augment, **one)[0]["samples"] for run, augment in asked] == [2, 12, 12]
+
+
 def test_stored_probabilities_are_checked_once_for_a_plan_and_once_for_an_ensemble(runs, monkeypatch):
     root, config = runs
     whole, checked = ensemble_of(config), []
@@ -548,6 +560,7 @@ def test_settings_are_kept_apart(runs, predictions):
     early = measure(config, root, samples=64, adaptive=Adaptive(tolerance=0.2, first=4), **one)[0]
     assert len({row["nll"] for row in (plain, other, more, early)}) == 4
     assert 4 <= early["samples"] < 64 == more["samples"]
+    assert early["samples"] % 1, "a mean over images, not the most of any"
     assert early["samples_asked"] == "adaptive:64,0.2,0.95,4"
     assert measure(config, root, **one) == [plain]
     assert len(predictions[0]) == 4
@@ -597,8 +610,22 @@ def test_severity_zero_is_the_clean_result(runs):
     folder = RunFolder.of(whole, root)
     flipped = {"samples=2,seed=0,augment=flip": {"samples": 2, "augment": "flip"}}
     folder.write("results", {**flipped, "samples=1,seed=0": {"samples": 1}, "samples=9,seed=0": {"samples": 2}})
-    assert clean_result(whole, folder, setting) == {"samples": 2}
+    assert clean_result(whole, folder, setting) == clean_result(whole, folder, Setting(2)) == {"samples": 2}
     assert clean_result(whole, folder, Setting(1)) == {"samples": 1}
+
+
+def test_rows_near_a_setting_are_those_of_it_or_the_most_that_are_augmented_alike(tmp_path):
+    config = RunConfig(method="mc-droprelu:0.8")
+    store = ShiftStore(RunFolder.of(config, tmp_path))
+    kept = {"seed": 0, "accuracy": 0.5, "ece": 0.1, "variant": "generated", "labels_sha256": ""}
+    rows = [
+        {**Cell(name, 1)._asdict(), **kept, "samples_asked": samples, "augment": augment}
+        for samples, augment, count in ((50, "", 1), (20, "", 2), (9, "flip", 4))
+        for name in CORRUPTIONS[:count]
+    ]
+    store.folder.write("shift", {"rows": rows, "environments": {}})
+    for setting, expected in ((Setting(50), 50), (Setting(7), 20), (Setting(7, augment="flip"), 9)):
+        assert {row["samples_asked"] for row in store.near(config, setting).values()} == {expected}
 
 
 def test_a_severity_is_summed_up_by_its_mean_and_its_worst():

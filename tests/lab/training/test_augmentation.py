@@ -14,6 +14,7 @@ from rbue.lab.methods import parse
 from rbue.lab.methods.base import Method, TrainingProgress
 from rbue.lab.training import Batches, Job, Recipe, train, train_together, trainer
 from rbue.lab.training.augmentation import (
+    _affine_maps,
     add_noise,
     affine,
     augmix,
@@ -62,6 +63,10 @@ def test_cutout_comes_last_and_its_centres_are_any_pixel():
     assert {tuple(centre) for epoch in range(9) for centre in data.plan(epoch).centres.tolist()} == {
         (row, column) for row in range(8) for column in range(8)
     }
+    settings = {"batch": 20, "padding": 0, "flip": False, "seed": 0, "device": CPU, "cutout": 2}
+    oblong = Batches(np.zeros((200, 4, 2, 1), np.uint8), np.zeros(200, int), [0.4], [0.25], **settings)
+    pixels = [[row, column] for row in range(4) for column in range(2)]
+    assert torch.unique(oblong.plan(0).centres, dim=0).tolist() == pixels
     x, y = data.take(plan, EVERYTHING)
     whole, labels = plain.take(plain.plan(2), EVERYTHING)
     changed = x != whole
@@ -214,6 +219,15 @@ def test_a_shear_of_an_oblong_image_is_in_its_pixels():
     assert np.abs(found.numpy().astype(int) - image[0]).max() > 10
 
 
+def test_the_strongest_turn_shears_and_steps():
+    """30 degrees, a slope of 0.3 along rows and columns, and whole pixels of a third of the width and height."""
+    turn, *others = _affine_maps(np.arange(4, 9), np.ones(5), torch.Size((32, 23)))
+    np.testing.assert_array_equal(turn[:, :2], rotation(np.array([30.0]))[0])
+    changed = [{(i, j): map_[i, j] - np.eye(2, 3)[i, j] for i, j in np.ndindex(2, 3)} for map_ in others]
+    changed = [{place: amount for place, amount in one.items() if amount} for one in changed]
+    assert changed == [{(0, 1): 0.3}, {(1, 0): 0.3}, {(0, 2): 7}, {(1, 2): 10}]
+
+
 def test_augmix_is_a_mixture_of_chains(monkeypatch):
     """With operations that write down what they did: weights that sum to one, chains of one to three operations."""
     images = torch.full((2000, 2, 2, 1), 100, dtype=torch.uint8)
@@ -250,6 +264,8 @@ def test_augmix_changes_images_but_they_stay_themselves():
     same, whole = ((some == other).flatten(1).all(1) for other in (images, found))
     assert (same | whole).all()
     assert 0.2 < whole.float().mean() < 0.45
+    data = batches(augmix=0.3)
+    assert 0.1 < (data.plan(0).images != data.images).flatten(1).any(1).float().mean() < 0.5
 
 
 @pytest.mark.parametrize("name", ON)

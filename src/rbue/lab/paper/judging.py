@@ -126,7 +126,8 @@ class Verdict:
         return {**words, "known": self.known, "cases": self.cases, "fewest_runs": self.fewest_runs}
 
     def __str__(self) -> str:
-        return f"{self.covered_word}: {self.why}" if self.why else self.covered_word
+        said = f"{self.covered_word}: {self.why}" if self.why else self.covered_word
+        return f"{said} (a single run of some method)" if self.holds is not None and self.fewest_runs == 1 else said
 
 
 Predicate = Callable[[Numbers], Verdict]
@@ -187,14 +188,14 @@ def _here(claim: Claim, measured: Numbers) -> Verdict:
 
 
 def single_runs_note(judged: Iterable[Judged]) -> str:
-    """A sentence on the verdicts here that rest on one run a case; empty if none does."""
+    """A sentence on the verdicts here that rest on a single run of some method; empty if none does."""
     count = sum(one.measured.holds is not None and one.measured.fewest_runs == 1 for one in judged)
     if not count:
         return ""
     verdicts = "1 verdict here rests" if count == 1 else f"{count} verdicts here rest"
     return (
-        f"{verdicts} on one run a case, or on some such cases: runs with other seeds differ, and so do reruns of one "
-        "seed on a GPU, so that a small difference can turn."
+        f"{verdicts} on a single run of some method, even against a mean over several of another: runs with other "
+        "seeds differ, and so do reruns of one seed on a GPU, so that a small difference can turn."
     )
 
 

@@ -330,7 +330,7 @@ def _measured(
         "parameters": sum(entry["parameters"] for entry in training),
         "training_seconds": sum(entry["seconds"] for entry in training),
         **costs,
-        "samples": int(prediction.samples_used[0]) * (passes.samples if stored and passes.augment else 1),
+        "samples": int(prediction.samples_used[0]) * (passes.count(config.members()[0]) if stored else 1),
         "by_samples": curve,
         "combined_from": "networks" if stored is None else "stored probabilities",
         "seed": passes.seed,
@@ -357,11 +357,12 @@ def _from_members(
 ) -> tuple[Prediction, Prediction] | None:
     """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
 
-    Members whose weights are here are measured first, which stores theirs. Augmented passes are those of each member.
+    Members whose weights are here are measured first, which stores theirs. Random and augmented passes are those of
+    each member.
 
     Returns:
-        Members to compare, and the prediction: of as many members as samples are asked for. Of augmented passes only
-        the means are stored: there is no pair to compare.
+        Members to compare, and the prediction: of as many members as samples are asked for. Of random and augmented
+        passes only the means are stored: there is no pair to compare.
 
     Raises:
         NoWeights: a member was measured on other images or with other passes, and its weights are elsewhere.
@@ -374,7 +375,7 @@ def _from_members(
         return None
     found = []
     for member, folder in members:
-        answers = _stored_answers(folder, images, passes)
+        answers = _stored_answers(member, folder, images, passes)
         if answers is None:
             if not folder.has_weights:
                 raise NoWeights(
@@ -383,27 +384,34 @@ def _from_members(
                     f"measure it again for {config.method}."
                 )
             _measured(member, root, device, passes, "test", rank)
-            answers = _stored_answers(folder, images, passes)
+            answers = _stored_answers(member, folder, images, passes)
             if answers is None:
                 raise RbueError(f"{folder.path} was measured otherwise meanwhile; give the same command again.")
         found.append(answers)
     probs = torch.from_numpy(np.stack(found)).to(device)
-    if passes.augment:
+    if _makes_passes(members[0][0], passes):
         return of_samples(probs[:1]), of_samples(probs)
     return of_samples(probs), of_samples(probs[: passes.samples])
 
 
-def _stored_answers(folder: RunFolder, images: data.ImageSet, passes: Passes) -> NDArray[np.float32] | None:
+def _makes_passes(member: RunConfig, passes: Passes) -> bool:
+    """Whether a member answers by the passes asked for, and not always by the one of a plain network."""
+    return passes.limit(member) != 1
+
+
+def _stored_answers(
+    member: RunConfig, folder: RunFolder, images: data.ImageSet, passes: Passes
+) -> NDArray[np.float32] | None:
     """The probabilities stored in a folder if they are those of its last measurement, on these images.
 
-    Augmented passes have to be the ones asked for; others, one pass of a plain network, are what they are.
+    Random and augmented passes have to be the ones asked for; one pass of a plain network is what it is.
     """
     if not folder.probs.exists():
         return None
     results = folder.entries("results")
     key, last = list(results.items())[-1] if results else ("", {})
-    other_passes = key != passes.key if passes.augment else "augment" in last
-    if other_passes or other_images(last, images):
+    other_passes = key != passes.key if _makes_passes(member, passes) else "augment" in last
+    if other_passes or other_stream(member, last) or other_images(last, images):
         return None
     found = probs_of(folder.probs, last)
     return found if found is not None and found.shape == (len(images), len(images.classes)) else None

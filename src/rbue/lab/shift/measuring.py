@@ -306,7 +306,7 @@ class Group:
             **_said_of_all(rows),
             **measure(of_samples(probs), torch.from_numpy(labels).to(self.device)),
             **self.setting.facts(config),
-            "samples": float(len(stores)) * (self.setting.samples if self.setting.augment else 1),
+            "samples": sum(row["samples"] for row in rows),
             "combined_from": "stored probabilities",
         }
         with store.folder.locked():
