@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import result_tables
-from result_tables import RECIPES, ROBUST, ROOT, Study
+from result_tables import EARLY, RECIPES, ROBUST, ROOT, Study
 
 from rbue.files import read_json
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
@@ -46,7 +46,7 @@ SETTINGS = {
     "cutout": "cutout",
     "noise": "noise",
 }
-"""In words, what a trial may have otherwise than the strong recipe."""
+"""In words, what a trial may have otherwise than the recipe that the search began with."""
 
 AREA = 60.0
 """Of the point of one training, in square points."""
@@ -123,7 +123,7 @@ def table(study: Study) -> list[str]:
         title = TITLES[row.method]
         cells = [
             row.recipe,
-            f"**{title}**" if row.method == CHOSEN else title,
+            f"**{title}**" if row.method == CHOSEN and row.recipe != EARLY else title,
             str(row.trainings),
             "augmented" if row.augmented else "plain",
             str(len(row.clean)),
@@ -162,9 +162,9 @@ NAMES = {
     ("paper", "single"): ("Single", (0, 12), "center"),
     ("paper", "mc-droprelu:0.95"): ("MC-DropReLU 0.95", (10, -3), "left"),
     ("paper", "deep-ensemble:4"): ("Deep Ensemble\nof 4", (16, 0), "left"),
-    ("strong", "single"): ("Single", (10, 2), "left"),
+    (EARLY, "single"): ("Single", (10, 2), "left"),
     ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-12, -30), "right"),
-    ("strong", "deep-ensemble:4"): ("Deep Ensemble of 4", (14, -18), "right"),
+    (EARLY, "deep-ensemble:4"): ("Deep Ensemble of 4", (14, -18), "right"),
 }
 """What is written beside the plain passes of a row, where (in points) and on which side."""
 MARKERS = {ROBUST: "D"}
@@ -199,8 +199,10 @@ def picture(study: Study) -> Figure:
 
 
 def _drawn(study: Study) -> list[Row]:
-    """The rows that pictures show: one ``q`` by channel is enough of them."""
-    return [row for row in rows(study) if row.method != FIRST]
+    """The rows that pictures show: one ``q`` by channel, and of a method one strong recipe."""
+    found = rows(study)
+    strong = {row.method for row in found if row.recipe == "strong"}
+    return [row for row in found if row.method != FIRST and not (row.recipe == EARLY and row.method in strong)]
 
 
 def _points(axes: Axes, places: Mapping[Row, list[tuple[float, float]]]) -> None:
@@ -264,7 +266,7 @@ def search() -> list[str]:
 def _trial(one: Mapping[str, Any]) -> list[str]:
     """A row: accuracy in percent, ECE and NLL in each cell; the last is of augmented passes, or of plain ones."""
     recipe = one["config"]["recipe"]
-    usual = vars(recipe_for("cifar10", "strong"))
+    usual = vars(recipe_for("cifar10", "strong", average_start=0.6))
     present = [(name, recipe[key]) for key, name in SETTINGS.items() if recipe.get(key, usual[key]) != usual[key]]
     extra = [name if value is True else f"{name} {value}" for name, value in present]
 

@@ -131,7 +131,7 @@ def test_a_named_recipe_and_any_part_of_an_average_reach_every_member_of_an_ense
 
 def test_help_says_what_the_recipes_are(command):
     shown = " ".join(command("train", "--help").stdout.replace("│", " ").split())
-    for words in ("'paper', the paper's", "'strong', which has weight decay 5e-4 and SWA from 60 % of the epochs on"):
+    for words in ("'paper', the paper's", "'strong', which has weight decay 5e-4 and SWA from 80 % of the epochs on"):
         assert words in shown
 
 

@@ -612,7 +612,7 @@ def test_of_two_copies_the_measured_one_is_reported(tmp_path):
 def test_the_words_of_a_recipe_name_an_average():
     paper, strong = (RunConfig("cifar10", recipe=recipe_for("cifar10", name)) for name in ("paper", "strong"))
     assert recipe_words(paper) == "200 epochs, batch 128, rate 0.1"
-    assert recipe_words(strong) == "200 epochs, batch 128, rate 0.1, SWA after 120 epochs, weight decay 0.0005"
+    assert recipe_words(strong) == "200 epochs, batch 128, rate 0.1, SWA after 160 epochs, weight decay 0.0005"
 
 
 def test_the_words_of_a_recipe_name_everything_that_is_not_the_data_sets():

@@ -119,7 +119,7 @@ def test_the_rate_drops_by_the_factor():
 def test_the_strong_recipe_is_the_papers_but_for_what_it_changes():
     strong = recipe_for("cifar10", "strong")
     assert (strong.weight_decay, strong.nesterov, strong.batch) == (5e-4, True, 128)
-    assert (strong.average, strong.average_from, strong.average_learning_rate) == ("swa", 120, 0.05)
+    assert (strong.average, strong.average_from, strong.average_learning_rate) == ("swa", 160, 0.05)
     undone = {"weight_decay": 1e-4, "average": "none"}
     assert recipe_for("cifar10", "strong", **undone) == Recipe()
     assert recipe_for("svhn", "strong", **undone) == recipe_for("svhn")
@@ -145,7 +145,7 @@ def test_an_average_is_stored_in_full_and_only_where_there_is_one():
     plain |= {"padding", "flip"}
     assert Recipe().as_json().keys() == Recipe(average="none").as_json().keys() == plain
     averages = {
-        "swa": {"average": "swa", "average_start": 0.6, "average_learning_rate": 0.05},
+        "swa": {"average": "swa", "average_start": 0.8, "average_learning_rate": 0.05},
         "ema": {"average": "ema", "average_start": 0.0, "average_decay": 0.999},
     }
     for kind, stored in averages.items():

@@ -80,7 +80,7 @@ class Selection:
     recipe: Annotated[
         str,
         typer.Option(
-            help="Its name: 'paper', the paper's; or 'strong', which has weight decay 5e-4 and SWA from 60 % of the "
+            help="Its name: 'paper', the paper's; or 'strong', which has weight decay 5e-4 and SWA from 80 % of the "
             "epochs on, at half the learning rate.",
             rich_help_panel=RECIPE,
         ),
@@ -103,7 +103,7 @@ class Selection:
         ),
     ] = None
     average_start: Annotated[
-        float | None, _recipe("Where it starts: a fraction below 1, or epochs (swa 0.6, ema 0).")
+        float | None, _recipe("Where it starts: a fraction below 1, or epochs (swa 0.8, ema 0).")
     ] = None
     average_rate: Annotated[float | None, _recipe("Learning rate of swa from there on (half of --rate).")] = None
     average_decay: Annotated[float | None, _recipe("What ema keeps at a step (0.999).")] = None
