@@ -259,16 +259,32 @@ def test_an_ensemble_is_the_mean_of_its_members(runs, monkeypatch):
     assert rows[0]["mutual_information"] == pytest.approx(float(direct.mutual_information.mean()), rel=5e-2, abs=1e-4)
 
 
-def test_an_ensemble_took_the_samples_of_all_its_members(runs):
-    """One of each plain member, as many as asked for of each augmented or random one."""
+def test_members_of_an_ensemble_share_the_samples_asked_for(runs):
+    """One of each plain member; augmented and random ones as in a prediction of clean images, which needs weights."""
     root, config = runs
-    random = replace(config, method=f"deep-ensemble:2[{config.method}]")
-    second = RunFolder.of(random.members()[1], root).path
-    shutil.copytree(RunFolder.of(config, root).path, second)
+    random, plain = replace(config, method=f"deep-ensemble:2[{config.method}]"), ensemble_of(config)
+    first, second = (RunFolder.of(member, root).path for member in random.members())
+    shutil.copytree(first, second)
     (second / "config.json").unlink()
     one = {"corruptions": ["contrast"], "severities": [4]}
-    asked = (ensemble_of(config), ""), (ensemble_of(config), "flip"), (random, "")
-    assert [measure(run, root, augment=augment, **one)[0]["samples"] for run, augment in asked] == [2, 12, 12]
+    asked = (plain, ""), (plain, "flip"), (random, "")
+    rows = [measure(run, root, augment=augment, **one)[0] for run, augment in asked]
+    assert [(row["samples"], row["samples_asked"]) for row in rows] == [(2, None), (6, 6), (6, 6)]
+    clean = data.load(config.data, "test")
+    damaged = replace(clean, images=corrupt(clean.images, "contrast", 4))
+    direct = predict_images(random, load_networks(random, root, CPU), damaged, Passes(6), CPU)
+    assert rows[2]["nll"] == pytest.approx(float(metrics.nll(direct.probs, torch.from_numpy(clean.labels))), rel=1e-6)
+    assert not (first / "shift.json").exists()
+
+    folder = RunFolder.of(random, root)  # as it was combined before members shared
+    content = folder.read("shift")
+    earlier = {**content["rows"][0], "samples": 12.0, "combined_from": "stored probabilities"}
+    folder.write("shift", {**content, "rows": [earlier]})
+    assert measure(random, root, **one) == [rows[2]]
+    folder.write("shift", {**content, "rows": [earlier]})
+    (second / "weights.safetensors").unlink()
+    with pytest.raises(RbueError, match="under corruptions with as many passes of each member, while members share"):
+        measure(random, root, **one)
 
 
 def test_stored_probabilities_are_checked_once_for_a_plan_and_once_for_an_ensemble(runs, monkeypatch):

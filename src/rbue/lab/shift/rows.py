@@ -156,6 +156,8 @@ class ShiftStore:
         streams = other_stream(config, row)
         if streams:
             return f"with {streams}"
+        if row.get("combined_from") == "stored probabilities" and row["seed"] is not None:
+            return "with as many passes of each member, while members share them now"
         if clean is not None and row.get("clean_sha256") not in (None, clean):
             return f"on other {self.split} images than {config.data} holds now"
         return ""
