@@ -298,16 +298,19 @@ class Group:
         members = members_of(config, self.setting)
         stores = [self._store(member) for member in members]
         found = [one.whole(run, self.setting, cell, self.clean) for one, run in zip(stores, members, strict=True)]
-        rows = [row for row in found if row is not None]
-        if len(rows) < len(stores):
+        whole = [one for one in found if one is not None]
+        if len(whole) < len(stores):
             return
+        rows, answers = zip(*whole, strict=True)
         _check_same_images(config, stores, rows, cell)
         labels = self._labels_of(config, cell, rows[0]["labels_sha256"])
         shape = len(labels), len(self.images.classes)
-        probs = torch.from_numpy(np.stack([one.load_probs(cell, shape) for one in stores])).to(self.device)
+        for one, probs in zip(stores, answers, strict=True):
+            one.check_shape(cell, probs, shape)
+        together = of_samples(torch.from_numpy(np.stack(answers)).to(self.device))
         row = {
             **_said_of_all(rows),
-            **measure(of_samples(probs), torch.from_numpy(labels).to(self.device)),
+            **measure(together, torch.from_numpy(labels).to(self.device)),
             **self.setting.facts(config),
             "samples": sum(row["samples"] for row in rows),
             "combined_from": "stored probabilities",
