@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +29,12 @@ def pytest_collection_finish():
 
 def pytest_sessionfinish():
     gc.unfreeze()  # or libraries say at exit that objects of theirs leak
+
+
+def pytest_runtest_teardown():
+    """torch turns oneDNN off, for good, at the first product in bfloat16 on a CPU that lacks it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].backends.mkldnn.enabled = True
 
 
 @pytest.fixture

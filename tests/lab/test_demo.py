@@ -5,8 +5,11 @@ import re
 import numpy as np
 import pytest
 
+from rbue.errors import RbueError
 from rbue.lab import demo
 from rbue.lab.report.chance import resample
+from rbue.lab.runs.folders import RunConfig, RunFolder, write_probs
+from rbue.lab.shift import Cell, ShiftStore
 
 IMAGES, CLASSES = 300, 10
 LABELS = np.random.default_rng(0).integers(0, CLASSES, IMAGES)
@@ -34,6 +37,26 @@ def findings(clean, damaged, learnt=(0.9, 0.95)):
     return demo.Findings(
         *both, epochs=16, learnt=dict(zip((demo.OURS, demo.PLAIN), learnt, strict=True)), scaled={demo.OURS: 0.123}
     )
+
+
+def test_answers_of_another_measurement_are_refused(tmp_path, monkeypatch):
+    config, cell = RunConfig(data=demo.DATA, model=demo.MODEL, method="single"), Cell("snow", 1)
+    folder, probs = RunFolder.of(config, tmp_path), np.full((4, 2), 0.5, np.float32)
+    monkeypatch.setattr(demo, "CORRUPTIONS", ["snow"])
+    monkeypatch.setattr(demo, "calibrate_run", lambda *_: 1 / 0)
+    kept = {"samples_asked": None, "seed": None, "accuracy": 1, "ece": 0, "variant": "", "labels_sha256": ""}
+    for severity in demo.SEVERITIES:
+        ShiftStore(folder).keep({**Cell("snow", severity)._asdict(), **kept}, probs)
+    result = {"samples": 1, "seed": 0, "probs_sha256": write_probs(folder.probs, probs)}
+    folder.write("results", {"samples=20,seed=0": result})
+    with pytest.raises(ZeroDivisionError):  # all answers are those that were measured
+        demo.find([config], tmp_path)
+    ShiftStore(folder).save_probs(cell, np.eye(4, 2, dtype=np.float32))
+    with pytest.raises(RbueError, match=r"shift\.json is of another measurement by now; remove it"):
+        demo.find([config], tmp_path)
+    write_probs(folder.probs, np.eye(4, 2, dtype=np.float32))
+    with pytest.raises(RbueError, match=r"probs\.npy is of another measurement by now; remove it"):
+        demo.find([config], tmp_path)
 
 
 def test_nothing_is_made_of_equal_answers():

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rbue.errors import RbueError
 from rbue.lab import data
 from rbue.lab.report.chance import Resampled, listed, resample
-from rbue.lab.runs.folders import RunConfig, RunFolder, read_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder, probs_of
 from rbue.lab.runs.temperatures import calibrate_run
 from rbue.lab.shift import Cell, Setting, ShiftStore
 from rbue.lab.shift.measuring import members_of
@@ -39,6 +41,7 @@ UNSURE = 0.02
 """From which difference of mean confidence and accuracy on answers are called too cautious or too sure."""
 
 Floats = NDArray[np.float64]
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,28 @@ def find(configs: Sequence[RunConfig], root: Path) -> Findings:
     damaged: dict[str, list[Floats]] = {}
     scaled, learnt = {}, {}
     for config in configs:
-        clean[config.method] = [read_probs(RunFolder.of(config, root).probs).astype(np.float64)]
-        stores = [ShiftStore(RunFolder.of(member, root)) for member in members_of(config, setting)]
-        answers = [[store.load_probs(cell) for store in stores] for cell in cells]
+        folder, members = RunFolder.of(config, root), members_of(config, setting)
+        own = probs_of(folder.probs, folder.entries("results")[setting.key])
+        clean[config.method] = [_measured(own, folder.probs).astype(np.float64)]
+        stores = [ShiftStore(RunFolder.of(member, root)) for member in members]
+        answers = [
+            [
+                _measured(one.whole(member, setting, cell), one.file)[1]
+                for one, member in zip(stores, members, strict=True)
+            ]
+            for cell in cells
+        ]
         damaged[config.method] = [np.stack(found).mean(0, dtype=np.float64) for found in answers]
         scaled[config.method] = float(calibrate_run(config, root)[1]["after"]["nll"])
         if config.method in (OURS, PLAIN):
-            learnt[config.method] = float(RunFolder.of(config, root).read("training")["accuracy"])
+            learnt[config.method] = float(folder.read("training")["accuracy"])
     return Findings(Answered.of(clean, labels), Answered.of(damaged, labels), configs[0].recipe.epochs, learnt, scaled)
+
+
+def _measured(found: _Found | None, file: Path) -> _Found:
+    if found is None:
+        raise RbueError(f"{file} is of another measurement by now; remove it and give the same command again.")
+    return found
 
 
 def sentences(found: Findings) -> list[str]:

@@ -42,6 +42,19 @@ def test_local_reparameterisation_has_the_moments_of_weight_draws(layer):
     assert ((local.var(0) / sampled.var(0)).log().abs() < 5 * math.sqrt(2 / 2000)).all()
 
 
+def test_a_variance_that_a_fast_convolution_rounds_below_zero_is_none(monkeypatch):
+    """As that of NNPACK does, which torch takes where oneDNN is off."""
+    (layer,) = make_gaussian(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1)), relative_std=0.1)
+    exact, x = layer.linear_map, torch.ones(1, 1, 5, 5, requires_grad=True)
+    monkeypatch.setattr(
+        layer, "linear_map", lambda x, weight, bias: exact(x, weight, bias) * (1 if bias is not None else -1e-9)
+    )
+    out = layer(x)
+    torch.testing.assert_close(out, exact(x, layer.weight, layer.bias))
+    out.sum().backward()
+    assert all(one.grad.isfinite().all() for one in (x, layer.weight, layer.weight_rho))
+
+
 def test_kl_against_torch_distributions():
     torch.manual_seed(0)
     network = make_gaussian(nn.Sequential(nn.Linear(7, 4)), relative_std=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 
 import pytest
 from faked_work import FakeWork, place
@@ -12,7 +13,17 @@ from typer.testing import CliRunner
 from rbue.lab.cli import app
 from rbue.lab.paper.claims import CLAIMS, judge_all
 from rbue.lab.paper.experiments import DIVERSE, chosen
-from rbue.lab.paper.judging import Check, PaperNumbers, all_hold, compare, judge, single_runs_note
+from rbue.lab.paper.judging import (
+    Cases,
+    Check,
+    Claim,
+    PaperNumbers,
+    all_hold,
+    compare,
+    every,
+    few_runs_note,
+    judge,
+)
 from rbue.lab.paper.page import claims_section
 from rbue.lab.paper.results import Measured
 from rbue.lab.paper.runner import run_experiments
@@ -311,7 +322,7 @@ def test_coverage_and_single_runs_stand_with_a_verdict(tmp_path, monkeypatch):
     assert judged.as_json()["paper"]["fewest_runs"] is None
     assert str(judged.measured).endswith("(a single run of some method)")
     assert "single run" not in str(judged.paper)
-    assert "1 verdict here rests on a single run" in single_runs_note([judged])
+    assert "1 verdict here rests on a single run" in few_runs_note([judged])
 
     shown = CliRunner().invoke(app, ["paper", "claims", "--runs", str(tmp_path)], env={"COLUMNS": "300"}).stdout
     assert "false, 6 of 24 cases" in shown
@@ -331,10 +342,29 @@ def test_several_runs_and_sizes_are_no_single_runs(tmp_path, monkeypatch):
     sizes = judge(BY_ID["no-more-parameters"], Measured(tmp_path, Settings())).measured
     assert sizes.known > 0
     assert sizes.fewest_runs is None
-    assert single_runs_note(judge_all(Measured(tmp_path, settings))) == ""
+    assert few_runs_note(judge_all(Measured(tmp_path, settings))) == ""
     RunFolder.of(settings.config("cifar10", "resnet18", RATES[0], 1), tmp_path).write("results", {})
     mixed = judge(BY_ID["best-q-resnet-densenet"], Measured(tmp_path, settings)).measured
     assert (mixed.known, mixed.fewest_runs) == (6, 1), "two runs of q=0.95 against one of q=0.8"
+
+
+def test_a_verdict_on_few_runs_says_whether_their_spread_turns_it(tmp_path, monkeypatch):
+    """Two runs a method, 0.002 apart: the 95 % interval of their mean reaches 12.7 standard errors of 0.001."""
+    FakeWork(monkeypatch)
+    rates = ("mc-droprelu:0.8", "mc-droprelu:0.9")
+    settings = Settings(models=("resnet18",), methods=rates, seeds=(0, 1))
+    run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path))
+    case = Cases("", rates[0], ">", rates[1], data="cifar10", model="resnet18", measure="accuracy")
+    for best, word, turns in ((0.915, "true", False), (0.91, "true", True), (0.89, "false", True)):
+        for method, seed in product(rates, (0, 1)):
+            folder = RunFolder.of(settings.config("cifar10", "resnet18", method, seed), tmp_path)
+            accuracy = (best if method == rates[0] else 0.9) + 0.002 * seed
+            folder.write("results", {key: {**one, "accuracy": accuracy} for key, one in folder.read("results").items()})
+        judged = judge(Claim("", "", "", "", every(case)), Measured(tmp_path, settings))
+        found = judged.measured
+        assert (found.word, found.fewest_runs, found.turns, found.as_json()["turns"]) == (word, 2, turns, turns)
+        assert str(found).endswith("(turns within the 95 % interval of some mean over runs)") is turns
+        assert few_runs_note([judged]).startswith("1 verdict here turns if the mean") is turns
 
 
 def test_corruptions_count_their_runs(tmp_path, monkeypatch):
@@ -353,6 +383,11 @@ def test_a_repetition_with_some_corruptions_does_not_count_for_the_others(tmp_pa
     assert judge(claim, Measured(tmp_path, settings)).measured.fewest_runs == 2
     folder = RunFolder.of(settings.config("tiny-imagenet", "densenet121", "mc-droprelu:0.9", 1), tmp_path)
     content = folder.read("shift")
+    where = {"data": "tiny-imagenet", "model": "densenet121", "measure": "accuracy", "severity": (1,)}
+    one_case = Claim("", "", "", "", every(Cases("", "mc-droprelu:0.9", ">", "deep-ensemble:4", **where)))
+    assert not judge(one_case, Measured(tmp_path, settings)).measured.turns
+    folder.write("shift", {**content, "rows": [{**row, "accuracy": row["accuracy"] / 2} for row in content["rows"]]})
+    assert judge(one_case, Measured(tmp_path, settings)).measured.turns, "repetitions far apart"
     folder.write("shift", {**content, "rows": content["rows"][3:]})
     found = judge(claim, Measured(tmp_path, settings)).measured
     assert (found.known, found.fewest_runs) == (5, 1)

@@ -160,6 +160,21 @@ def test_augmented_measurements_are_named_beside_plain_ones(own_runs):
     assert alt.endswith(": single with 1, 2 samples; mc-droprelu:0.9 with 1, 2 samples.")
 
 
+def test_seeds_that_were_measured_otherwise_are_no_mean(made_runs):
+    record, other = (one for one in records_of(made_runs) if one.results and one.settings.method == "mc-droprelu:0.9")
+    samples = record.result["samples"]
+
+    def methods(**measured):
+        (group,) = group_records([record, replace(other, results={"": {**record.result, **measured}})])
+        return {name: len(some) for name, some in group.methods.items()}
+
+    name, plain = "mc-droprelu:0.9", f"mc-droprelu:0.9 ({samples} samples)"
+    assert methods() == methods(seed=5) == {name: 2}
+    assert methods(samples=1) == {f"{name} (1 sample)": 1, plain: 1}
+    assert methods(draws="balanced") == {plain: 1, f"{name} ({samples} samples, balanced)": 1}
+    assert methods(samples=1, augment="flip") == {name: 1, f"{name} (augmented: flip)": 1}
+
+
 def test_what_is_missing_is_not_always_of_one_sample(made_runs):
     (record,) = [one for one in records_of(made_runs) if one.results and one.settings.method == "deep-ensemble:2"]
     older = {name: one for name, one in record.result.items() if name != "mean_jsd"}

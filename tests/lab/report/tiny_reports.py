@@ -25,7 +25,7 @@ def make_runs(root: Path) -> Path:
     for method, seed in (("single", 0), ("mc-droprelu:0.9", 0), ("mc-droprelu:0.9", 1), ("deep-ensemble:2", 0)):
         chosen = config(method, seed)
         train_run(chosen, root, device)
-        evaluate_run(chosen, root, device, samples=5)
+        evaluate_run(chosen, root, device, samples=8 if seed else 5)
     evaluate_run(config("mc-droprelu:0.9"), root, device, samples=8)
     train_run(config("mc-rrelu"), root, device)
     begun = config("svi")

@@ -269,27 +269,34 @@ def test_answers_of_a_member_that_is_measured_meanwhile_are_those_that_were_chec
 @pytest.mark.parametrize(
     ("method", "asked"),
     [
-        ("deep-ensemble:2", {"samples": 6, "draws": "balanced", "augment": "flip,shift:1"}),
-        ("deep-ensemble:2[mc-droprelu:0.8]", {"samples": 6, "seed": 3}),
+        ("deep-ensemble:2", {"draws": "balanced", "augment": "flip,shift:1"}),
+        ("deep-ensemble:2[mc-droprelu:0.8]", {"seed": 3}),
     ],
     ids=["augmented", "random"],
 )
-def test_passes_of_members_are_combined_if_they_are_those_asked_for(own, method, asked):
-    whole = config(method)
+def test_passes_of_members_are_combined_if_each_made_its_share_of_those_asked_for(own, method, asked):
+    whole, asked = config(method), {"samples": 12, **asked}
     one, other = (RunFolder.of(member, own) for member in whole.members())
     if not other.path.exists():
         shutil.copytree(one.path, other.path)
         (other.path / "config.json").unlink()
     for member in whole.members():
-        evaluate_run(member, own, CPU, **asked)
+        evaluate_run(member, own, CPU, **{**asked, "samples": 6})
+    folder, together = RunFolder.of(whole, own), evaluate_run(whole, own, CPU, **asked)
+    assert (together["combined_from"], together["samples"]) == ("networks", 12)
+    folder.write("results", {key: {**each, "samples": 24} for key, each in folder.read("results").items()})
+    assert evaluate_run(whole, own, CPU, **asked)["samples"] == 12  # 24 are those of members that did not share
+    shutil.rmtree(RunFolder.of(whole, own).path)
     take_weights(one)
     result = evaluate_run(whole, own, CPU, **asked)
     assert (result["combined_from"], result["samples"], result["mean_jsd"]) == ("stored probabilities", 12, None)
     mean = (read_probs(one.probs) + read_probs(other.probs)) / 2
     assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(mean, abs=1e-3)
-    for other_passes in ({**asked, "samples": 7}, {}):
-        with pytest.raises(NoWeights, match=rf"{one.path.name}.* with other passes than samples="):
-            evaluate_run(whole, own, CPU, **other_passes)
+    for samples, each in ((13, 7), (6, 3)):
+        with pytest.raises(NoWeights, match=rf"{one.path.name}.* with other passes than samples={each},"):
+            evaluate_run(whole, own, CPU, **{**asked, "samples": samples})
+    with pytest.raises(NoWeights, match=one.path.name):
+        evaluate_run(whole, own, CPU, samples=12, seed=1, augment="flip")
     if "augment" not in asked:
         one.write("results", {key: {**each, "stream_version": 0} for key, each in one.read("results").items()})
         shutil.rmtree(RunFolder.of(whole, own).path)

@@ -19,7 +19,7 @@ from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.corruptions import CORRUPTIONS, corrupt, frost, sets
 from rbue.lab.paper.results import shift_is_done, shift_rows
-from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to
+from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, probs_of, read_probs
 from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.passes import Passes
@@ -54,6 +54,11 @@ def _own_places(tmp_path, monkeypatch):
     monkeypatch.delenv(frost.VARIABLE, raising=False)
     monkeypatch.setattr(frost, "_PACKAGE", "a_package_that_is_not_there")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def stored(store: ShiftStore, cell: Cell) -> np.ndarray:
+    """The probabilities in a file, whatever measurement they are of."""
+    return read_probs(store.folder.path / "shift" / f"{cell.corruption}-{cell.severity}.npy")
 
 
 def write_pictures(base: Path, channels: int = 3) -> str:
@@ -244,7 +249,7 @@ def test_an_ensemble_is_the_mean_of_its_members(runs, monkeypatch):
     labels = torch.from_numpy(data.load(config.data, "test").labels)
     for place, (row, cell) in enumerate(zip(rows, CELLS, strict=True)):
         stores = [ShiftStore(RunFolder.of(member, root)) for member in whole.members()]
-        mean = torch.from_numpy(np.mean([store.load_probs(cell) for store in stores], axis=0))
+        mean = torch.from_numpy(np.mean([stored(store, cell) for store in stores], axis=0))
         for name in ("accuracy", "ece", "nll", "brier"):
             assert row[name] == pytest.approx(float(getattr(metrics, name)(mean, labels)), rel=1e-5), name
         assert row["samples"] == 2
@@ -259,16 +264,32 @@ def test_an_ensemble_is_the_mean_of_its_members(runs, monkeypatch):
     assert rows[0]["mutual_information"] == pytest.approx(float(direct.mutual_information.mean()), rel=5e-2, abs=1e-4)
 
 
-def test_an_ensemble_took_the_samples_of_all_its_members(runs):
-    """One of each plain member, as many as asked for of each augmented or random one."""
+def test_members_of_an_ensemble_share_the_samples_asked_for(runs):
+    """One of each plain member; augmented and random ones as in a prediction of clean images, which needs weights."""
     root, config = runs
-    random = replace(config, method=f"deep-ensemble:2[{config.method}]")
-    second = RunFolder.of(random.members()[1], root).path
-    shutil.copytree(RunFolder.of(config, root).path, second)
+    random, plain = replace(config, method=f"deep-ensemble:2[{config.method}]"), ensemble_of(config)
+    first, second = (RunFolder.of(member, root).path for member in random.members())
+    shutil.copytree(first, second)
     (second / "config.json").unlink()
     one = {"corruptions": ["contrast"], "severities": [4]}
-    asked = (ensemble_of(config), ""), (ensemble_of(config), "flip"), (random, "")
-    assert [measure(run, root, augment=augment, **one)[0]["samples"] for run, augment in asked] == [2, 12, 12]
+    asked = (plain, ""), (plain, "flip"), (random, "")
+    rows = [measure(run, root, augment=augment, **one)[0] for run, augment in asked]
+    assert [(row["samples"], row["samples_asked"]) for row in rows] == [(2, None), (6, 6), (6, 6)]
+    clean = data.load(config.data, "test")
+    damaged = replace(clean, images=corrupt(clean.images, "contrast", 4))
+    direct = predict_images(random, load_networks(random, root, CPU), damaged, Passes(6), CPU)
+    assert rows[2]["nll"] == pytest.approx(float(metrics.nll(direct.probs, torch.from_numpy(clean.labels))), rel=1e-6)
+    assert not (first / "shift.json").exists()
+
+    folder = RunFolder.of(random, root)  # as it was combined before members shared
+    content = folder.read("shift")
+    earlier = {**content["rows"][0], "samples": 12.0, "combined_from": "stored probabilities"}
+    folder.write("shift", {**content, "rows": [earlier]})
+    assert measure(random, root, **one) == [rows[2]]
+    folder.write("shift", {**content, "rows": [earlier]})
+    (second / "weights.safetensors").unlink()
+    with pytest.raises(RbueError, match="under corruptions with as many passes of each member, while members share"):
+        measure(random, root, **one)
 
 
 def test_stored_probabilities_are_checked_once_for_a_plan_and_once_for_an_ensemble(runs, monkeypatch):
@@ -276,9 +297,25 @@ def test_stored_probabilities_are_checked_once_for_a_plan_and_once_for_an_ensemb
     whole, checked = ensemble_of(config), []
     for member in whole.members():
         measure(member, root)
-    monkeypatch.setattr("rbue.lab.shift.rows.belong_to", lambda path, row: checked.append(path) or belong_to(path, row))
+    for name, real in (("belong_to", belong_to), ("probs_of", probs_of)):
+        counted = lambda path, row, real=real: checked.append(path) or real(path, row)  # noqa: E731
+        monkeypatch.setattr(f"rbue.lab.shift.rows.{name}", counted)
     measure(whole, root)
     assert len(checked) == 2 * 2 * len(CELLS)
+
+
+def test_a_member_that_is_measured_meanwhile_counts_as_it_was_checked(runs, monkeypatch):
+    root, config = runs
+    whole, check = ensemble_of(config), measuring._check_same_images
+    wanted = measure(whole, root)
+    shutil.rmtree(RunFolder.of(whole, root).path)
+
+    def slowly(config, stores, rows, cell):
+        stores[0].save_probs(cell, stored(stores[0], cell)[::-1])
+        check(config, stores, rows, cell)
+
+    monkeypatch.setattr(measuring, "_check_same_images", slowly)
+    assert measure(whole, root) == wanted
 
 
 def test_fewer_samples_than_members_are_the_first_members(runs):
@@ -461,13 +498,13 @@ def test_probabilities_of_another_measurement_are_not_combined(runs, predictions
     wanted = measure(whole, root, severities=[1])
     shutil.rmtree(RunFolder.of(whole, root).path)
     store = ShiftStore(RunFolder.of(whole.members()[1], root))
-    store.save_probs(CELLS[0], store.load_probs(CELLS[0])[::-1])
+    store.save_probs(CELLS[0], stored(store, CELLS[0])[::-1])
     predictions[0].clear()
     assert measure(whole, root, severities=[1]) == wanted
     assert len(predictions[0]) == 1  # that one again
     assert "probs_sha256" not in wanted[0]
     shutil.rmtree(RunFolder.of(whole, root).path)
-    store.save_probs(CELLS[0], store.load_probs(CELLS[0])[::-1])
+    store.save_probs(CELLS[0], stored(store, CELLS[0])[::-1])
     take_weights(whole, root)
     with pytest.raises(
         RbueError, match=r"single-seed1.* with other probabilities than .*fog-1\.npy holds; its weights"
@@ -544,11 +581,11 @@ def test_members_measured_on_other_images_are_not_mixed(runs):
 def test_no_stored_probability_is_zero(runs):
     store = ShiftStore(RunFolder.of(runs[1], runs[0]))
     store.save_probs(CELLS[0], np.array([[1.0, 1e-12], [0.5, 0.5]], np.float32))
-    assert store.load_probs(CELLS[0])[0, 1] == pytest.approx(2.0**-24)
-    assert np.abs(store.load_probs(CELLS[0]).sum(1) - 1).max() < 1e-6
+    assert stored(store, CELLS[0])[0, 1] == pytest.approx(2.0**-24)
+    assert np.abs(stored(store, CELLS[0]).sum(1) - 1).max() < 1e-6
     (store.folder.path / "shift" / "fog-1.npy").write_bytes(b"\x93NUMPY")
     with pytest.raises(RbueError, match=r"fog-1\.npy cannot be read"):
-        store.load_probs(CELLS[0])
+        stored(store, CELLS[0])
 
 
 def test_settings_are_kept_apart(runs, predictions):

@@ -31,7 +31,9 @@ DATA = "Data"
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
 DeviceName = Annotated[str | None, typer.Option("--device", help="cpu or cuda (left out: cuda if there is one).")]
-Samples = Annotated[int, typer.Option("--samples", min=1, help="Random passes for each image.")]
+Samples = Annotated[
+    int, typer.Option("--samples", min=1, help="Random passes for each image; members of an ensemble share them.")
+]
 DRAWS = typer.Option(
     "--draws",
     help="independent, or balanced: fewer passes for the same error of the mean.",

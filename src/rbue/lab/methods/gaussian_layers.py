@@ -27,7 +27,7 @@ from rbue.call_sites.table import path_word
 from rbue.errors import InvalidInput, warn
 from rbue.sampling.plans import uncompiled
 
-_TINY = 1e-16  # keeps the square root differentiable where a pre-activation has no variance
+_TINY = 1e-16  # keeps the square root differentiable where a pre-activation has no variance, or one rounded below 0
 
 
 class GaussianLayer(nn.Module):
@@ -54,7 +54,7 @@ class GaussianLayer(nn.Module):
             return self.linear_map(x, self.drawn, self.bias)
         mean = self.linear_map(x, self.weight, self.bias)
         variance = self.linear_map(x * x, self.std**2, None)
-        return mean + torch.sqrt(variance + _TINY) * torch.randn_like(mean)
+        return mean + torch.sqrt(variance.clamp_min(_TINY)) * torch.randn_like(mean)
 
     def kl(self, prior_std: float | None, tied: bool = False) -> Tensor:
         """``KL(q || N(m, s²)) = Σ log(s/σ) + (σ² + (μ - m)²) / (2 s²) - 1/2`` over the weights.

@@ -13,6 +13,7 @@ A number that is missing leaves its case, and perhaps the claim, undecided.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,6 +24,7 @@ import numpy as np
 from rbue.lab.paper.experiments import SHIFT_MODEL
 from rbue.lab.paper.numbers import paper_value
 from rbue.lab.paper.results import Measured
+from rbue.sampling.adaptive import student_quantile
 
 SHOWN = 3
 CASES = "Behind a verdict stands how many of the sentence's cases have numbers, not in how many it holds."
@@ -51,12 +53,18 @@ class PaperNumbers:
 
 
 class Watched:
-    """Measured numbers of the networks asked for, and the fewest repetitions behind any that was looked up."""
+    """Measured numbers of the networks asked for, some moved, and what was seen of those that were looked up.
 
-    def __init__(self, measured: Measured) -> None:
-        self.measured = measured
+    Attributes:
+        fewest_runs: the fewest repetitions behind any.
+        reach: how far the 95 % interval of each mean over several repetitions reaches to either side (Student's t).
+    """
+
+    def __init__(self, measured: Measured, moved: Mapping[tuple[Any, ...], float] | None = None) -> None:
+        self.measured, self.moved = measured, moved or {}
         self.severities, self.shift_model = measured.severities, measured.shift_model
         self.fewest_runs: int | None = None
+        self.reach: dict[tuple[Any, ...], float] = {}
 
     def value(self, data: str, model: str, method: str, measure: str, table: str | None = None) -> float | None:
         """A clean measurement."""
@@ -65,17 +73,26 @@ class Watched:
             return None
         if measure not in THE_SAME_IN_EVERY_RUN:
             found = self.measured.summary(data, model, method, measure)
-            self._note(0 if found is None else len(found.values))
-        return self.measured.value(data, model, method, measure, table)
+            self._note((data, model, method, measure), () if found is None else found.values)
+        return self._moved((data, model, method, measure), self.measured.value(data, model, method, measure, table))
 
     def shift(self, data: str, model: str, method: str, measure: str, severity: int) -> float | None:
         """A median over corruptions."""
-        self._note(self.measured.corrupted_runs(data, model, method, severity))
-        return self.measured.shift(data, model, method, measure, severity)
+        place = (data, model, method, measure, severity)
+        self._note(
+            place, self.measured.shift_medians(*place), self.measured.corrupted_runs(data, model, method, severity)
+        )
+        return self._moved(place, self.measured.shift(*place))
 
-    def _note(self, runs: int) -> None:
+    def _note(self, place: tuple[Any, ...], values: Sequence[float], runs: int | None = None) -> None:
+        runs, count = len(values) if runs is None else runs, len(values)
         if runs:
             self.fewest_runs = min(runs, self.fewest_runs or runs)
+        if count > 1:
+            self.reach[place] = student_quantile(count - 1, 0.975) * statistics.stdev(values) / math.sqrt(count)
+
+    def _moved(self, place: tuple[Any, ...], value: float | None) -> float | None:
+        return None if value is None else value + self.moved.get(place, 0.0)
 
 
 Numbers = PaperNumbers | Watched | Measured
@@ -93,6 +110,8 @@ class Verdict:
         known: how many of its cases have numbers.
         cases: how many it has; 0 if it is not decided by cases.
         fewest_runs: the fewest repetitions behind any of its numbers; None if they come from no runs.
+        turns: whether it is another if some mean over repetitions moves to an end of its 95 % interval. Of a single run
+            there is no such interval.
     """
 
     holds: bool | None
@@ -101,6 +120,7 @@ class Verdict:
     known: int = 0
     cases: int = 0
     fewest_runs: int | None = None
+    turns: bool = False
 
     @property
     def word(self) -> str:
@@ -123,11 +143,14 @@ class Verdict:
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
         words = {"verdict": self.word, "why": self.why}
-        return {**words, "known": self.known, "cases": self.cases, "fewest_runs": self.fewest_runs}
+        counts = {"known": self.known, "cases": self.cases, "fewest_runs": self.fewest_runs}
+        return {**words, **counts, "turns": self.turns}
 
     def __str__(self) -> str:
         said = f"{self.covered_word}: {self.why}" if self.why else self.covered_word
-        return f"{said} (a single run of some method)" if self.holds is not None and self.fewest_runs == 1 else said
+        if self.holds is not None and self.fewest_runs == 1:
+            return f"{said} (a single run of some method)"
+        return f"{said} (turns within the 95 % interval of some mean over runs)" if self.turns else said
 
 
 Predicate = Callable[[Numbers], Verdict]
@@ -184,19 +207,27 @@ def _here(claim: Claim, measured: Numbers) -> Verdict:
         return Verdict(None, "a quick run has one data set in place of three")
     watched = Watched(measured)
     found = claim.holds(watched)
-    return replace(found, fewest_runs=watched.fewest_runs)
+    moved = ({place: step} for place, reach in watched.reach.items() for step in (-reach, reach))
+    turns = watched.fewest_runs != 1 and found.holds is not None
+    turns = turns and any(claim.holds(Watched(measured, one)).holds is not found.holds for one in moved)
+    return replace(found, fewest_runs=watched.fewest_runs, turns=turns)
 
 
-def single_runs_note(judged: Iterable[Judged]) -> str:
-    """A sentence on the verdicts here that rest on a single run of some method; empty if none does."""
-    count = sum(one.measured.holds is not None and one.measured.fewest_runs == 1 for one in judged)
-    if not count:
-        return ""
-    verdicts = "1 verdict here rests" if count == 1 else f"{count} verdicts here rest"
-    return (
-        f"{verdicts} on a single run of some method, even against a mean over several of another: runs with other "
-        "seeds differ, and so do reruns of one seed on a GPU, so that a small difference can turn."
-    )
+def few_runs_note(judged: Sequence[Judged]) -> str:
+    """Sentences on the verdicts here that rest on a single run of some method, or on too few; empty if none does."""
+    alone = sum(one.measured.holds is not None and one.measured.fewest_runs == 1 for one in judged)
+    turning = sum(one.measured.turns for one in judged)
+    found = []
+    if alone:
+        verdicts = "1 verdict here rests" if alone == 1 else f"{alone} verdicts here rest"
+        found.append(
+            f"{verdicts} on a single run of some method, even against a mean over several of another: runs with other "
+            "seeds differ, and so do reruns of one seed on a GPU, so that a small difference can turn."
+        )
+    if turning:
+        verdicts = "1 verdict here turns" if turning == 1 else f"{turning} verdicts here turn"
+        found.append(f"{verdicts} if the mean over the runs of some method lies at an end of its 95 % interval.")
+    return " ".join(found)
 
 
 @dataclass(frozen=True)

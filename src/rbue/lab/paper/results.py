@@ -158,6 +158,14 @@ class Measured:
             self._corrupted_rows[config] = shift_rows(config, self.root, samples)
         return self._corrupted_rows[config]
 
+    def shift_medians(self, data: str, model: str, method: str, measure: str, severity: int) -> list[float]:
+        """The median over all corruptions of each repetition that has them."""
+        repetitions = (
+            [row[measure] for row in self.corrupted_rows(config) if row["severity"] == severity and measure in row]
+            for config in self.corrupted_configs(data, model, method)
+        )
+        return [median(found) for found in repetitions if len(found) >= CORRUPTION_COUNT]
+
     def shift(self, data: str, model: str, method: str, measure: str, severity: int) -> float | None:
         """The median over all corruptions at one severity; None before all of them are measured."""
         found = self.corrupted(data, model, method, measure).get(severity, {})

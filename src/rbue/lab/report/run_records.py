@@ -83,6 +83,8 @@ class RunGroup:
     """Measured runs of one network on one data set with one recipe; they differ in method and seed.
 
     Where some were measured with augmented passes and others not, ``methods`` names them: ``single (augmented: flip)``.
+    So it does where seeds of one method were measured with other numbers of samples or other draws, which no mean over
+    seeds may mix: ``mc-rrelu (20 samples, balanced)``.
     """
 
     title: str
@@ -126,12 +128,19 @@ def _group(shared: RunConfig, records: Sequence[Record]) -> RunGroup:
     if len(augments) == 1 and any(augments):
         recipe += f", augmented: {augments.pop()}"
     for record in records:
-        augment = record.result.get("augment") if len(augments) > 1 else None
-        label = record.settings.method + (f" (augmented: {augment})" if augment else "")
-        methods.setdefault(label, []).append(record)
+        augment, method = record.result.get("augment", ""), record.settings.method
+        alike = [one for one in records if (one.settings.method, one.result.get("augment", "")) == (method, augment)]
+        words = [f"augmented: {augment}"] * (len(augments) > 1 and bool(augment))
+        words += [_drawn(record)] * (len({_drawn(one) for one in alike}) > 1)
+        methods.setdefault(f"{method} ({', '.join(words)})" if words else method, []).append(record)
     return RunGroup(
         f"{shared.model} on {_short(shared.data)}", recipe, dict(sorted(methods.items(), key=_in_paper_order))
     )
+
+
+def _drawn(record: Record) -> str:
+    balanced = ", balanced" if record.result.get("draws") == "balanced" else ""
+    return counted(record.result["samples"], "sample") + balanced
 
 
 def missing(records: Sequence[Record]) -> list[str]:

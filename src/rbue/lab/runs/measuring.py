@@ -233,19 +233,20 @@ def evaluate_run(
     warn_of_changed_code(config, root)
     device, passes = own_device(device), Passes(samples, seed, draws=draws, augment=augment).of(config)
     with joined(torch.device("cpu"), PATIENCE) as rank:
-        known = rank.of_first(_known(config, root, split, passes.key))
+        known = rank.of_first(_known(config, root, split, passes))
         return known or _measured(config, root, device, passes, split, rank)
 
 
-def _known(config: RunConfig, root: Path, split: str, key: str) -> dict[str, Any] | None:
+def _known(config: RunConfig, root: Path, split: str, passes: Passes) -> dict[str, Any] | None:
     """What was measured before, if it is still what would be measured."""
-    folder = RunFolder.of(config, root)
+    folder, key = RunFolder.of(config, root), passes.key
     known = folder.entries(SPLITS[split])
     if key in known:
         outdated = _outdated(config, known[key], split)
         networks_here = all(RunFolder.of(member, root).has_weights for member in config.members())
         probs, is_last = _probs(folder, split), list(known)[-1] == key  # older ones note no checksum
-        if not outdated and (not networks_here or (is_last and probs.exists() and belong_to(probs, known[key]))):
+        whole = is_last and known[key]["samples"] == passes.count(config)  # or that many of each member
+        if not outdated and (not networks_here or (whole and probs.exists() and belong_to(probs, known[key]))):
             return dict(known[key])
         if not folder.has_weights and config.parsed.networks == 1:
             raise RbueError(
@@ -330,7 +331,7 @@ def _measured(
         "parameters": sum(entry["parameters"] for entry in training),
         "training_seconds": sum(entry["seconds"] for entry in training),
         **costs,
-        "samples": int(prediction.samples_used[0]) * (passes.count(config.members()[0]) if stored else 1),
+        "samples": int(prediction.samples_used[0]) * (passes.share(config).count(config.members()[0]) if stored else 1),
         "by_samples": curve,
         "combined_from": "networks" if stored is None else "stored probabilities",
         "seed": passes.seed,
@@ -357,8 +358,8 @@ def _from_members(
 ) -> tuple[Prediction, Prediction] | None:
     """An ensemble from stored probabilities, if the weights of a member are elsewhere; else None.
 
-    Members whose weights are here are measured first, which stores theirs. Random and augmented passes are those of
-    each member.
+    Members whose weights are here are measured first, which stores theirs. Random and augmented passes are shared by
+    the members: each makes as many.
 
     Returns:
         Members to compare, and the prediction: of as many members as samples are asked for. Of random and augmented
@@ -373,18 +374,18 @@ def _from_members(
         return None
     if not all(folder.has_weights or folder.probs.exists() for folder in folders):
         return None
-    found = []
+    found, share = [], passes.share(config)
     for member, folder in members:
-        answers = _stored_answers(member, folder, images, passes)
+        answers = _stored_answers(member, folder, images, share)
         if answers is None:
             if not folder.has_weights:
                 raise NoWeights(
                     f"{folder.path} was last measured on other test images than {config.data} holds here, with other "
-                    f"passes than {passes.key}, or not to the end; its weights are not kept in this folder to "
+                    f"passes than {share.key}, or not to the end; its weights are not kept in this folder to "
                     f"measure it again for {config.method}."
                 )
-            _measured(member, root, device, passes, "test", rank)
-            answers = _stored_answers(member, folder, images, passes)
+            _measured(member, root, device, share, "test", rank)
+            answers = _stored_answers(member, folder, images, share)
             if answers is None:
                 raise RbueError(f"{folder.path} was measured otherwise meanwhile; give the same command again.")
         found.append(answers)

@@ -20,7 +20,8 @@ class Passes:
     """How predictions are drawn.
 
     Attributes:
-        samples: random passes for each image; with ``adaptive`` the most it may take. A method with fewer draws all.
+        samples: random passes for each image; with ``adaptive`` the most it may take. A method with fewer draws all,
+            and the members of an ensemble share them.
         seed: of the passes.
         adaptive: when to stop earlier.
         draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
@@ -56,6 +57,17 @@ class Passes:
     def count(self, config: RunConfig) -> int:
         """The passes that the method of a run can use of these."""
         return min(self.samples, self.limit(config) or self.samples)
+
+    def follow_from_members(self, config: RunConfig) -> bool:
+        """Whether the samples of an ensemble are all that its members, or so many of the plain ones, have to give."""
+        limit = self.limit(config)
+        return limit is not None and (self.samples >= limit or config.parsed.member.limit == 1)
+
+    def share(self: _Kind, config: RunConfig) -> _Kind:
+        """Those of each member of an ensemble, if all make as many."""
+        if self.follow_from_members(config):
+            return self
+        return replace(self, samples=-(-self.samples // config.parsed.networks))
 
     def of(self: _Kind, config: RunConfig) -> _Kind:
         """The same, drawn as the method of a run can.

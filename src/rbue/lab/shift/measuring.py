@@ -61,9 +61,9 @@ def shift_runs(
     """Measure several trained runs on the same damaged images and keep the rows in their folders.
 
     Every row is kept as soon as it is measured; what is there already is not measured again, unless another version
-    of the random stream drew it or a folder of images has other images by now. An ensemble has its members
-    measured and is combined from their stored probabilities. A run whose weights are not here gives what it has, with a
-    warning about what is missing.
+    of the random stream drew it or a folder of images has other images by now. An ensemble of plain networks has its
+    members measured and is combined from their stored probabilities. A run whose weights are not here gives what it
+    has, with a warning about what is missing.
 
     Under ``torchrun`` every process makes and measures its part of the damaged sets, each of them as one process would,
     and keeps their rows; all give the rows of all.
@@ -74,7 +74,7 @@ def shift_runs(
         device: where to predict.
         corruptions: names out of :data:`rbue.lab.corruptions.CORRUPTIONS`.
         severities: out of 1 to 5.
-        samples: random passes for each image.
+        samples: random passes for each image, shared by the members of an ensemble.
         seed: of the passes; the damage to the images always has seed 0.
         progress: told how many measurements are done, of how many of this process.
         adaptive: stop earlier for images whose answer has settled.
@@ -83,8 +83,7 @@ def shift_runs(
         draws: ``"independent"`` or ``"balanced"``, as in :func:`rbue.predict`.
         split: ``"test"``, or ``"validation"``: the damage is done to the images that ``config.holdout`` kept from
             training. Choose by these, not by the test images. Their rows lie in files of their own.
-        augment: what each pass does to its images first, such as ``"flip,shift:2"``. The members of an ensemble make
-            ``samples`` passes each.
+        augment: what each pass does to its images first, such as ``"flip,shift:2"``.
 
     Returns:
         For each run its rows, by corruption and severity: ``corruption``, ``severity``, ``accuracy``, ``ece``, ``nll``,
@@ -158,7 +157,7 @@ class Group:
         self.root, self.device, self.cells, self.setting, self.split = root, device, cells, setting, split
         self.own = cells[rank.index :: rank.world_size]
         self.first = configs[0]
-        self.ensembles = [config for config in configs if config.parsed.networks > 1]
+        self.ensembles = [config for config in configs if members_of(config, setting) != [config]]
         self.needed: set[tuple[RunConfig, Cell]] = set()
         for config in configs:
             self._plan(config)
@@ -204,7 +203,8 @@ class Group:
             with_probs = member != config
             cells = wanted & self._missing(member, with_probs)
             folder = RunFolder.of(member, self.root)
-            if folder.has_weights and folder.read("training") is not None:
+            trained = [RunFolder.of(one, self.root) for one in member.members()]
+            if all(one.has_weights and one.read("training") is not None for one in trained):
                 self.needed.update((member, cell) for cell in cells.intersection(self.own))
                 continue
             lacking.update(cells)
@@ -285,7 +285,10 @@ class Group:
         }
         if self.split != "test":
             row["split"] = self.split
-        self._store(config).keep(row, prediction.probs.cpu().numpy())
+        store = self._store(config)
+        with store.folder.locked():
+            store.folder.open(config, facts())  # of an ensemble, which nobody trained there
+        store.keep(row, prediction.probs.cpu().numpy())
 
     def _combine(self, config: RunConfig, cell: Cell) -> None:
         """Keep the row of an ensemble, unless it is there or a member lacks its own; no network is needed."""
@@ -295,16 +298,19 @@ class Group:
         members = members_of(config, self.setting)
         stores = [self._store(member) for member in members]
         found = [one.whole(run, self.setting, cell, self.clean) for one, run in zip(stores, members, strict=True)]
-        rows = [row for row in found if row is not None]
-        if len(rows) < len(stores):
+        whole = [one for one in found if one is not None]
+        if len(whole) < len(stores):
             return
+        rows, answers = zip(*whole, strict=True)
         _check_same_images(config, stores, rows, cell)
         labels = self._labels_of(config, cell, rows[0]["labels_sha256"])
         shape = len(labels), len(self.images.classes)
-        probs = torch.from_numpy(np.stack([one.load_probs(cell, shape) for one in stores])).to(self.device)
+        for one, probs in zip(stores, answers, strict=True):
+            one.check_shape(cell, probs, shape)
+        together = of_samples(torch.from_numpy(np.stack(answers)).to(self.device))
         row = {
             **_said_of_all(rows),
-            **measure(of_samples(probs), torch.from_numpy(labels).to(self.device)),
+            **measure(together, torch.from_numpy(labels).to(self.device)),
             **self.setting.facts(config),
             "samples": sum(row["samples"] for row in rows),
             "combined_from": "stored probabilities",
@@ -331,9 +337,8 @@ _OF_THE_IMAGES = ("variant", "labels_sha256", "clean_sha256")
 
 
 def members_of(config: RunConfig, setting: Setting) -> list[RunConfig]:
-    """The runs whose networks are asked: a run itself, or the members of an ensemble."""
-    members = config.members()
-    return members if len(members) == 1 else members[: setting.count(config)]
+    """The runs that are measured: a run itself, or the members of an ensemble if its samples follow from theirs."""
+    return config.members()[: setting.count(config)] if setting.follow_from_members(config) else [config]
 
 
 def _check_same_images(config: RunConfig, stores: Sequence[ShiftStore], rows: Sequence[Row], cell: Cell) -> None:

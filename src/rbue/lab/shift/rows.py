@@ -29,7 +29,7 @@ from rbue.lab.runs.folders import (
     belong_to,
     other_stream,
     probs_bytes,
-    read_probs,
+    probs_of,
     write_probs,
 )
 from rbue.lab.runs.measuring import SPLITS
@@ -144,18 +144,21 @@ class ShiftStore:
         }
         return {cell: words for cell, words in found.items() if words}
 
-    def whole(self, config: RunConfig, setting: Setting, cell: Cell, clean: dict[str, str] | None) -> Row | None:
-        """The row of one set, if it is not outdated and its probabilities are here; no other file is looked at."""
+    def whole(
+        self, config: RunConfig, setting: Setting, cell: Cell, clean: dict[str, str] | None = None
+    ) -> tuple[Row, NDArray[np.float32]] | None:
+        """The row of one set and its probabilities, if they are here and it is not outdated; one file is looked at."""
         row = self._rows(config, setting).get(cell)
-        if row is None or self._other_measurement(config, row, clean) or self._other_probs(cell, row):
-            return None
-        return row
+        probs = None if row is None or self._other_measurement(config, row, clean) else self.probs_of(row)
+        return None if row is None or probs is None else (row, probs)
 
     def _other_measurement(self, config: RunConfig, row: Row, clean: dict[str, str] | None) -> str:
         """With what a row was measured that is another now, in words; empty if nothing is."""
         streams = other_stream(config, row)
         if streams:
             return f"with {streams}"
+        if row.get("combined_from") == "stored probabilities" and row["seed"] is not None:
+            return "with as many passes of each member, while members share them now"
         if clean is not None and row.get("clean_sha256") not in (None, clean):
             return f"on other {self.split} images than {config.data} holds now"
         return ""
@@ -200,18 +203,16 @@ class ShiftStore:
 
     def probs_of(self, row: Row) -> NDArray[np.float32] | None:
         """The mean probabilities of a row, if they are here."""
-        cell = Cell(row["corruption"], row["severity"])
-        return None if self._other_probs(cell, row) else self.load_probs(cell)
+        path = self._probs(Cell(row["corruption"], row["severity"]))
+        return probs_of(path, row) if path.exists() else None
 
-    def load_probs(self, cell: Cell, shape: tuple[int, int] | None = None) -> NDArray[np.float32]:
-        """Mean probabilities kept earlier, which must be of so many images and classes."""
-        probs = read_probs(self._probs(cell))
-        if shape is not None and probs.shape != shape:
+    def check_shape(self, cell: Cell, probs: NDArray[np.float32], shape: tuple[int, int]) -> None:
+        """Refuse probabilities that are not of so many images and classes."""
+        if probs.shape != shape:
             raise RbueError(
                 f"{self._probs(cell)} has shape {probs.shape} instead of {shape}, the images and classes; "
                 "remove it to have it made again."
             )
-        return probs
 
     def _probs(self, cell: Cell) -> Path:
         return self.folder.path / self._name / f"{cell.corruption}-{cell.severity}.npy"
