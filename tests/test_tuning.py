@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -169,6 +170,7 @@ def test_labels_of_any_integers_and_dicts(trained, validation):
         (x, y.int()),
         (x, y.tolist()),
         {"input": x, "labels": y},
+        TensorDataset(x, y),
         iter([(x, y.byte())]),
     ):
         assert repr_without_time(rbue.tune(copy.deepcopy(trained), given, **settings)) == expected
@@ -178,9 +180,13 @@ def repr_without_time(tuned):
     return [line.rpartition("  ")[0] for line in repr(tuned).splitlines()]
 
 
-def test_inputs_that_can_be_read_once(network, validation):
-    tuned = rbue.tune(network, validation, iter(validation[0].split(200)), where=["all"], q=[0.95, 0.9], samples=2)
+def test_inputs_that_can_be_read_once(network, validation, monkeypatch):
+    advanced = []
+    monkeypatch.setattr(tuning.SampleProgress, "advance", lambda self, done: advanced.append(done))
+    inputs = iter(validation[0].split(200))
+    tuned = rbue.tune(network, validation, inputs, where=["all"], q=[0.95, 0.9], samples=2, progress=True)
     assert len(tuned.tried) == 3
+    assert sum(advanced) == 2
 
 
 def test_images_that_are_all_right_do_not_make_a_network_sure(network, validation):
@@ -227,6 +233,7 @@ def test_what_was_found_can_be_copied_and_stored(tuned, validation):
             again.revert()
     assert rbue.predict(tuned.network, x, samples=4).probs.equal(expected.probs)
     assert hash(tuned)
+    assert len(pickle.dumps(tuned._example)) < validation[0].nbytes / 10  # of 600 images
 
 
 @pytest.mark.slow
@@ -283,7 +290,8 @@ def test_what_a_layer_saw_is_what_counts():
 
 
 def test_placements_may_be_indices_and_lists(network, validation):
-    tuned = rbue.tune(network, validation, where=[-1, [0, "2.*"]], q=0.95, samples=2)
+    """Few sites come before many, and none twice."""
+    tuned = rbue.tune(network, validation, where=iter([[0, "2.*"], -1, "last", -1]), q=0.95, samples=2)
     assert [one.where for one in tuned.tried] == ["plain", -1, [0, "2.*"]]
     assert "[0, '2.*']" in repr(tuned)
 
@@ -332,7 +340,13 @@ def test_a_gelu_network_gets_dropactivation(last):
         (lambda x, y: {"validation": (x, y[:-1])}, "has 600 images but 599 labels"),
         (lambda x, y: {"validation": (x, y), "max_accuracy_loss": 2}, "max_accuracy_loss .* not 2"),
         (lambda x, y: {"validation": []}, "the loader gave no batch"),
+        (lambda x, y: {"validation": [("cats", y)]}, "the inputs of validation must be tensors, not str"),
+        (lambda x, y: {"validation": (x, np.array(["cat"] * 600))}, "class numbers, not <U3; np.unique"),
         (lambda x, y: {"validation": (x, y), "where": ["layer9"]}, "where='layer9' picks none"),
+        (lambda x, y: {"validation": (x, y), "where": PLAIN}, "where='plain' picks none"),
+        (lambda x, y: {"validation": (x, y), "where": None}, "where must be .* not None"),
+        (lambda x, y: {"validation": (x, y), "q": [0.9, None]}, "q must be a finite number, not None"),
+        (lambda x, y: {"validation": (x, y), "activation": lambda q: q}, "activation must be DropReLU.* not 0.98"),
     ],
 )
 def test_mistakes_are_named_and_leave_the_network_alone(given, message, trained, network, validation):
