@@ -85,10 +85,11 @@ def test_the_network_has_its_temperature(tuned, validation):
     assert rbue.predict(tuned.network, validation[0], samples=10, temperature=False).temperature == 1
 
 
-def test_any_candidate_can_be_used_and_all_of_it_undone(trained, network, validation):
-    x, before = validation[0], trained(validation[0])
+def test_any_candidate_can_be_used_and_all_of_it_undone(network, validation):
+    network[1][0][0].weight.data[0], network[1][0][0].bias.data[0] = 0, 0  # a channel that never varies
+    x, before = validation[0], network(validation[0])
     state = copy.deepcopy(network.state_dict())
-    tuned = rbue.tune(network, validation, where=["all"], q=[0.9], samples=4)
+    tuned = rbue.tune(network, validation, where=[0, [2, 3], "all"], q=[0.9], samples=4)
     for one in tuned.tried:
         used = tuned.use(one)
         drawn = rbue.predict(used, x, samples=4, temperature=False)
@@ -107,7 +108,7 @@ def test_statistics_make_up_for_dropped_relus(network, validation):
     assert found.nll < 0.75 * lost
 
 
-def test_a_network_that_is_hurt_stays_plain_and_says_so():
+def test_a_network_that_is_hurt_stays_plain_and_says_so(monkeypatch):
     """Without BatchNorm, and with so many dropped ReLUs that it cannot answer."""
     torch.manual_seed(0)
     x, y = clouds(1500, 1)
@@ -118,10 +119,14 @@ def test_a_network_that_is_hurt_stays_plain_and_says_so():
         nn.functional.cross_entropy(network(x), y).backward()
         optimizer.step()
     held = clouds(400, 2)
-    tuned = rbue.tune(network, held, where=["all"], q=[0.3], samples=4)
-    assert [one.where for one in tuned.tried] == [PLAIN, "all"]
+    advanced = []
+    monkeypatch.setattr(tuning.SampleProgress, "advance", lambda self, done: advanced.append(done))
+    tuned = rbue.tune(network, held, where=["all"], q=[0.3, 0.1, 0], samples=4, progress=True)
+    assert [(one.where, one.q) for one in tuned.tried] == [(PLAIN, 1), ("all", 0.3), ("all", 0.1)]  # it gets worse
+    assert sum(advanced) == 3
     assert tuned.best.where == PLAIN
     assert "plain network with a temperature is best" in repr(tuned)
+    assert "loses accuracy" in repr(tuned)
     rows = []
     network[1].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     drawn = rbue.predict(network, held[0])
@@ -180,13 +185,9 @@ def repr_without_time(tuned):
     return [line.rpartition("  ")[0] for line in repr(tuned).splitlines()]
 
 
-def test_inputs_that_can_be_read_once(network, validation, monkeypatch):
-    advanced = []
-    monkeypatch.setattr(tuning.SampleProgress, "advance", lambda self, done: advanced.append(done))
-    inputs = iter(validation[0].split(200))
-    tuned = rbue.tune(network, validation, inputs, where=["all"], q=[0.95, 0.9], samples=2, progress=True)
+def test_inputs_that_can_be_read_once(network, validation):
+    tuned = rbue.tune(network, validation, iter(validation[0].split(200)), where=["all"], q=[0.95, 0.9], samples=2)
     assert len(tuned.tried) == 3
-    assert sum(advanced) == 2
 
 
 def test_images_that_are_all_right_do_not_make_a_network_sure(network, validation):
@@ -338,6 +339,9 @@ def test_a_gelu_network_gets_dropactivation(last):
             "RReLU.* for q=1, which is not the",
         ),
         (lambda x, y: {"validation": (x, y[:-1])}, "has 600 images but 599 labels"),
+        (lambda x, y: {"validation": (x, y[0])}, "has 600 images but 1 labels"),
+        (lambda x, y: {"validation": (x[:0], y[:0])}, "x must hold at least one image"),
+        (lambda x, y: {"validation": (x, ["cat"] * 600)}, "validation must be a pair .* but holds Tensor"),
         (lambda x, y: {"validation": (x, y), "max_accuracy_loss": 2}, "max_accuracy_loss .* not 2"),
         (lambda x, y: {"validation": []}, "the loader gave no batch"),
         (lambda x, y: {"validation": [("cats", y)]}, "the inputs of validation must be tensors, not str"),

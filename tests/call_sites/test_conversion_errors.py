@@ -82,6 +82,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ConversionError,
         ["Linear", "no other", "rbue.Dropout(p)"],
     ),
+    "no known activation": (
+        convert(lambda: nn.Linear(4, 4), rbue.DropActivation(), example=x),
+        ConversionError,
+        ["no activation that DropActivation knows", "rbue.Dropout(p)"],
+    ),
     "example in the place of where": (convert(where=x), InvalidInput, ["tensor of shape", "give example=x."]),
     "scripted": (convert(lambda: torch.jit.script(mlp())), ConversionError, ["the network", "scripted"]),
     "traced": (convert(lambda: torch.jit.trace(mlp(), x)), ConversionError, ["the network", "traced"]),
