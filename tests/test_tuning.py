@@ -214,6 +214,13 @@ def test_two_classes_from_one_logit():
     assert tuned.tried[1].where == "all"
 
 
+def test_a_batch_dependent_network_is_not_taken_for_another():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 10), nn.BatchNorm1d(10, track_running_stats=False), nn.ReLU())
+    with pytest.warns(rbue.RbueWarning, match="batch"):
+        tuned = rbue.tune(network, clouds(100, 0), where="last", q=0.9, samples=2)
+    assert len(tuned.tried) == 2
+
+
 def test_maps_are_tuned_by_image():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
