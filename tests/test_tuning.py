@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -84,10 +85,11 @@ def test_the_network_has_its_temperature(tuned, validation):
     assert rbue.predict(tuned.network, validation[0], samples=10, temperature=False).temperature == 1
 
 
-def test_any_candidate_can_be_used_and_all_of_it_undone(trained, network, validation):
-    x, before = validation[0], trained(validation[0])
+def test_any_candidate_can_be_used_and_all_of_it_undone(network, validation):
+    network[1][0][0].weight.data[0], network[1][0][0].bias.data[0] = 0, 0  # a channel that never varies
+    x, before = validation[0], network(validation[0])
     state = copy.deepcopy(network.state_dict())
-    tuned = rbue.tune(network, validation, where=["all"], q=[0.9], samples=4)
+    tuned = rbue.tune(network, validation, where=[0, [2, 3], "all"], q=[0.9], samples=4)
     for one in tuned.tried:
         used = tuned.use(one)
         drawn = rbue.predict(used, x, samples=4, temperature=False)
@@ -106,7 +108,7 @@ def test_statistics_make_up_for_dropped_relus(network, validation):
     assert found.nll < 0.75 * lost
 
 
-def test_a_network_that_is_hurt_stays_plain_and_says_so():
+def test_a_network_that_is_hurt_stays_plain_and_says_so(monkeypatch):
     """Without BatchNorm, and with so many dropped ReLUs that it cannot answer."""
     torch.manual_seed(0)
     x, y = clouds(1500, 1)
@@ -117,10 +119,14 @@ def test_a_network_that_is_hurt_stays_plain_and_says_so():
         nn.functional.cross_entropy(network(x), y).backward()
         optimizer.step()
     held = clouds(400, 2)
-    tuned = rbue.tune(network, held, where=["all"], q=[0.3], samples=4)
-    assert [one.where for one in tuned.tried] == [PLAIN, "all"]
+    advanced = []
+    monkeypatch.setattr(tuning.SampleProgress, "advance", lambda self, done: advanced.append(done))
+    tuned = rbue.tune(network, held, where=["all"], q=[0.3, 0.1, 0], samples=4, progress=True)
+    assert [(one.where, one.q) for one in tuned.tried] == [(PLAIN, 1), ("all", 0.3), ("all", 0.1)]  # it gets worse
+    assert sum(advanced) == 3
     assert tuned.best.where == PLAIN
     assert "plain network with a temperature is best" in repr(tuned)
+    assert "loses accuracy" in repr(tuned)
     rows = []
     network[1].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     drawn = rbue.predict(network, held[0])
@@ -169,6 +175,7 @@ def test_labels_of_any_integers_and_dicts(trained, validation):
         (x, y.int()),
         (x, y.tolist()),
         {"input": x, "labels": y},
+        TensorDataset(x, y),
         iter([(x, y.byte())]),
     ):
         assert repr_without_time(rbue.tune(copy.deepcopy(trained), given, **settings)) == expected
@@ -207,6 +214,13 @@ def test_two_classes_from_one_logit():
     assert tuned.tried[1].where == "all"
 
 
+def test_a_batch_dependent_network_is_not_taken_for_another():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 10), nn.BatchNorm1d(10, track_running_stats=False), nn.ReLU())
+    with pytest.warns(rbue.RbueWarning, match="batch"):
+        tuned = rbue.tune(network, clouds(100, 0), where="last", q=0.9, samples=2)
+    assert len(tuned.tried) == 2
+
+
 def test_maps_are_tuned_by_image():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
@@ -227,6 +241,7 @@ def test_what_was_found_can_be_copied_and_stored(tuned, validation):
             again.revert()
     assert rbue.predict(tuned.network, x, samples=4).probs.equal(expected.probs)
     assert hash(tuned)
+    assert len(pickle.dumps(tuned._example)) < validation[0].nbytes / 10  # of 600 images
 
 
 @pytest.mark.slow
@@ -283,7 +298,8 @@ def test_what_a_layer_saw_is_what_counts():
 
 
 def test_placements_may_be_indices_and_lists(network, validation):
-    tuned = rbue.tune(network, validation, where=[-1, [0, "2.*"]], q=0.95, samples=2)
+    """Few sites come before many, and none twice."""
+    tuned = rbue.tune(network, validation, where=iter([[0, "2.*"], -1, "last", -1]), q=0.95, samples=2)
     assert [one.where for one in tuned.tried] == ["plain", -1, [0, "2.*"]]
     assert "[0, '2.*']" in repr(tuned)
 
@@ -330,9 +346,18 @@ def test_a_gelu_network_gets_dropactivation(last):
             "RReLU.* for q=1, which is not the",
         ),
         (lambda x, y: {"validation": (x, y[:-1])}, "has 600 images but 599 labels"),
+        (lambda x, y: {"validation": (x, y[0])}, "has 600 images but 1 labels"),
+        (lambda x, y: {"validation": (x[:0], y[:0])}, "x must hold at least one image"),
+        (lambda x, y: {"validation": (x, ["cat"] * 600)}, "validation must be a pair .* but holds Tensor"),
         (lambda x, y: {"validation": (x, y), "max_accuracy_loss": 2}, "max_accuracy_loss .* not 2"),
         (lambda x, y: {"validation": []}, "the loader gave no batch"),
+        (lambda x, y: {"validation": [("cats", y)]}, "the inputs of validation must be tensors, not str"),
+        (lambda x, y: {"validation": (x, np.array(["cat"] * 600))}, "class numbers, not <U3; np.unique"),
         (lambda x, y: {"validation": (x, y), "where": ["layer9"]}, "where='layer9' picks none"),
+        (lambda x, y: {"validation": (x, y), "where": PLAIN}, "where='plain' picks none"),
+        (lambda x, y: {"validation": (x, y), "where": None}, "where must be .* not None"),
+        (lambda x, y: {"validation": (x, y), "q": [0.9, None]}, "q must be a finite number, not None"),
+        (lambda x, y: {"validation": (x, y), "activation": lambda q: q}, "activation must be DropReLU.* not 0.98"),
     ],
 )
 def test_mistakes_are_named_and_leave_the_network_alone(given, message, trained, network, validation):

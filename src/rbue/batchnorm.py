@@ -16,6 +16,7 @@ from rbue.call_sites.batch import Batch, even_parts
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import batches_of, one_call
 from rbue.errors import InvalidInput, whole_number
+from rbue.torch_internals import uncompiled_call
 
 __all__ = ["update_bn"]
 
@@ -180,7 +181,7 @@ def _pass_all(network: nn.Module, batches: Iterator[Batch], seed: int) -> None:
     for batch in batches:
         with _drawing(network, seed, start, batch):
             try:
-                batch.clone().call(network._call_impl)  # as it is written, and with rows that it may change
+                batch.clone().call(uncompiled_call(network))  # with rows that it may change
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise

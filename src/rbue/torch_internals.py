@@ -45,6 +45,7 @@ __all__ = [
     "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
+    "uncompiled_call",
     "writing",
 ]
 
@@ -168,6 +169,14 @@ def compiled_network(model: nn.Module) -> nn.Module | None:
         return None
     inner: nn.Module = model._orig_mod
     return inner
+
+
+def uncompiled_call(network: nn.Module) -> Callable[..., Any]:
+    """What to call for a pass without the code that the network's ``compile()`` made; a ``__call__`` of its own runs.
+
+    Where there is such code, that ``__call__`` would run it, so it is passed by.
+    """
+    return network if network._compiled_call_impl is None else network._call_impl
 
 
 def graph_break(message: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -24,13 +24,13 @@ from rbue import metrics
 from rbue.activations import DropActivation, DropReLU, Randomness
 from rbue.batchnorm import layers_that_vary, update_bn
 from rbue.calibration import Temperature, cross_fitted
-from rbue.call_sites import Placement, SiteTable, convert, evaluating, innermost, revert, set_temperature, sites
+from rbue.call_sites import Placement, convert, evaluating, innermost, revert, set_temperature, sites
 from rbue.call_sites.batch import Batch
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import batches_of, beside, labelled_batches, one_call
 from rbue.call_sites.summary import LIKELY_MEANT
 from rbue.call_sites.table import choose
-from rbue.call_sites.tracing import find_sites
+from rbue.call_sites.tracing import check_activation, find_sites
 from rbue.errors import ConversionError, InvalidInput, RbueWarning, warn, whole_number
 from rbue.sampling.collect import SampleProgress, refuse_infinite_images
 from rbue.sampling.predicting import predict
@@ -40,6 +40,8 @@ __all__ = ["Candidate", "Tuned", "tune"]
 
 PLAIN = "plain"
 PLACEMENTS = ("last", "last block", "all")
+_PLAIN_SITE = "last"
+"""The plain network is converted with q = 1, which changes nothing; at the last site its samples cost least."""
 _EXAMPLE = 32
 """Images that show which sites and layers there are."""
 _LARGEST_BATCH = 256
@@ -56,7 +58,7 @@ class Candidate:
     Attributes:
         where: ``"plain"``, or where the random sites are.
         q: the probability that an activation is kept there; 1 for the plain network.
-        sites: how many sites are random.
+        sites: how many sites are random; 0 for the plain network.
         accuracy: share of the validation images whose label is right.
         nll: mean negative log-likelihood as it is.
         ece: expected calibration error as it is.
@@ -106,7 +108,8 @@ class Tuned:
     def use(self, candidate: Candidate) -> nn.Module:
         """Convert the network as another of the candidates says, and return it."""
         self.revert()
-        _convert(self.network, self._activation(candidate.q), candidate.where, Batch(*self._example))
+        where = candidate.where if candidate.sites else _PLAIN_SITE
+        _convert(self.network, self._activation(candidate.q), where, Batch(*self._example))
         innermost(self.network).load_state_dict(candidate.statistics, strict=False)
         set_temperature(self.network, candidate.temperature)
         return self.network
@@ -121,7 +124,7 @@ class Tuned:
         rows = [heads, *(self._row(one) for one in self.tried)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        if self.best.where == PLAIN:
+        if not self.best.sites:
             lines.append(
                 "The plain network with a temperature is best: random activations show no clear gain without training."
             )
@@ -200,16 +203,18 @@ def tune(
         )
     if activation is not None and (isinstance(activation, Randomness) or not callable(activation)):
         raise InvalidInput(f"activation must be a function of q, such as rbue.DropReLU, not {activation!r}.")
-    falling = sorted({q} if isinstance(q, Real) else set(q), reverse=True)
     batches = labelled_batches(validation, network, _LARGEST_BATCH)
     for x, _ in batches:
         refuse_infinite_images(x, torch.arange(len(x), device=x.device))
-    example = batches[0][0][:_EXAMPLE]
+    example = batches[0][0][:_EXAMPLE].clone()  # a view would keep and store all images with what was found
     make = activation if activation is not None else _suiting(network, example)
+    probabilities, wheres = _several(q), _several(where)
+    for one in probabilities:
+        check_activation(make(one))  # says what is wrong with a q, too
     if isinstance(unlabelled, Iterator):  # each candidate reads it
         unlabelled = [beside(one, network) for one in batches_of(unlabelled, network)]
     search = _Search(network, batches, unlabelled, make, example, whole_number(samples, "samples"), folds, seed, task)
-    placements = search.distinct([where] if isinstance(where, (str, int)) or callable(where) else where)
+    placements, falling = search.distinct(wheres), sorted(set(probabilities), reverse=True)
     try:
         with _as_written(network), _progress(progress, len(placements) * len(falling)) as advance:
             tried = [search.plain()]
@@ -267,8 +272,9 @@ class _Search:
         start = time.perf_counter()
         probs = torch.cat([self._plain_probs(x) for x, _ in self.batches])
         found = self._measured(PLAIN, 1.0, 0, probs, -math.inf, start, {})
-        _convert(self.network, self.make(1.0), PLAIN, self.example)
-        if not torch.allclose(self._plain_probs(self.example), probs[: len(self.example)], rtol=1e-2, atol=1e-3):
+        expected = self._plain_probs(self.example)  # by itself, as a network may be batch-dependent
+        _convert(self.network, self.make(1.0), _PLAIN_SITE, self.example)
+        if not torch.allclose(self._plain_probs(self.example), expected, rtol=1e-2, atol=1e-3):
             raise InvalidInput(
                 f"activation gives {self.make(1.0)!r} for q=1, which is not the plain network; give a function of the "
                 "probability that an activation is kept, such as rbue.DropReLU."
@@ -299,9 +305,11 @@ class _Search:
         return self._measured(where, q, count, probs, lowest, start, statistics)
 
     def distinct(self, where: Sequence[Placement]) -> list[Placement]:
-        """The placements that pick other sites than those before them; in a small network, a block may be one site."""
-        picked = {_picked(self.sites, placement): placement for placement in reversed(where)}
-        return [placement for placement in where if placement in picked.values()]
+        """Placements that pick other sites each, few sites first; in a small network, a block may be one site."""
+        picked: dict[frozenset, Placement] = {}
+        for placement in where:
+            picked.setdefault(choose(self.sites, placement, self.make(0.9).noun), placement)
+        return [picked[chosen] for chosen in sorted(picked, key=len)]
 
     def restore(self) -> None:
         """Make the network the plain one again."""
@@ -390,15 +398,14 @@ def _as_written(network: nn.Module) -> Iterator[None]:
 
 def _convert(model: nn.Module, activation: Randomness, where: Placement, example: Batch) -> int:
     """Make the sites of a placement random; how many they are."""
-    chosen = _picked(sites(model, example, activation), where)
+    chosen = choose(sites(model, example, activation), where, activation.noun)
     convert(model, activation, where=lambda site: (site.path, site.call) in chosen, example=example)
     return len(chosen)
 
 
-def _picked(table: SiteTable, where: Placement) -> frozenset[tuple[str, int]]:
-    """The sites of a placement, by path and call."""
-    # The plain network is converted with q = 1, which changes nothing; at the last site its samples cost least.
-    return choose(table, "last" if where == PLAIN else where)
+def _several(given: Any) -> list[Any]:
+    """What is to be tried, of which there may be one."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def _suiting(network: nn.Module, example: Batch) -> Callable[[float], Randomness]:

@@ -167,6 +167,28 @@ def test_modes_are_remembered_until_backward(wrap: Checkpoint) -> None:
 
 
 @both_kinds
+def test_a_plain_network_inside_a_random_one_stays_plain_until_backward(wrap: Checkpoint) -> None:
+    torch.manual_seed(0)
+    network, x = rbue.convert(Net("closures"), rbue.DropReLU(0.5)), rows().requires_grad_()
+    around = rbue.convert(nn.Sequential(network, nn.ReLU()), rbue.DropReLU(0.5))
+    found = []
+    for network.wrap in (plain, wrap):
+        rbue.seed(around, 3)
+        with rbue.mode(network, "plain"):
+            loss = around(x).square().sum()
+        found.append(gradients(network, loss, x))
+    assert equal(*found)
+
+
+def test_a_second_backward_sees_the_same_masks() -> None:
+    network, x = rbue.convert(Net("closures"), rbue.DropReLU(0.5)), rows().requires_grad_()
+    network.wrap = not_reentrant
+    loss = network(x).square().sum()
+    one, other = (torch.autograd.grad(loss, x, retain_graph=True) for _ in range(2))
+    assert torch.equal(*one, *other)
+
+
+@both_kinds
 def test_two_networks_in_one_checkpointed_block(wrap: Checkpoint) -> None:
     one, two = (rbue.convert(mlp(i), rbue.DropReLU(0.5), example=rows()) for i in (1, 2))
     both, x = nn.ModuleList([one, two]), rows().requires_grad_()

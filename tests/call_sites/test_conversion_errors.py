@@ -35,6 +35,18 @@ class HoldsScripted(nn.Module):
         return self.activation(x)
 
 
+class TakesTwo(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return y.relu()
+
+
+class KeepsItsClass(nn.ReLU):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":
+            raise TypeError("it has a class for good")
+        super().__setattr__(name, value)
+
+
 class Clips(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.clip(min=0)
@@ -69,6 +81,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         convert(lambda: nn.Linear(4, 4), example=x),
         ConversionError,
         ["Linear", "no other", "rbue.Dropout(p)"],
+    ),
+    "no known activation": (
+        convert(lambda: nn.Linear(4, 4), rbue.DropActivation(), example=x),
+        ConversionError,
+        ["no activation that DropActivation knows", "rbue.Dropout(p)"],
     ),
     "example in the place of where": (convert(where=x), InvalidInput, ["tensor of shape", "give example=x."]),
     "scripted": (convert(lambda: torch.jit.script(mlp())), ConversionError, ["the network", "scripted"]),
@@ -134,10 +151,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "wrong activation": (convert(activation="drop"), InvalidInput, ["'drop'", "DropReLU"]),
     "activation class": (convert(activation=rbue.DropReLU), InvalidInput, ["DropReLU(q)"]),
     "not a module": (convert(lambda: F.relu), InvalidInput, ["torch.nn.Module", "function"]),
+    "sites of a wrong activation": (lambda: rbue.sites(mlp(), x, "drop"), InvalidInput, ["'drop'", "DropReLU"]),
     "sites of no module": (lambda: rbue.sites("net", x), InvalidInput, ["torch.nn.Module", "str"]),
     "example of a wrong type": (convert(example="image.png"), InvalidInput, ["str"]),
     "wrong mode": (lambda: rbue.mode(convert()(), "sample").__enter__(), InvalidInput, ["'sample'", "random"]),
-    "revert of a plain network": (lambda: rbue.revert(mlp()), ConversionError, ["Sequential is not converted"]),
+    "revert of a plain network": (lambda: rbue.revert(mlp()), ConversionError, ["Sequential is not converted; call"]),
     "seed of a plain network": (lambda: rbue.seed(mlp(), 0), ConversionError, ["not converted"]),
     "mode of a plain network": (lambda: rbue.mode(mlp(), "mean").__enter__(), ConversionError, ["not converted"]),
     "seed of a wrapper": (
@@ -168,6 +186,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ["torch.fx", "trace the network first"],
     ),
     "input without rows": (lambda: convert()()(), InvalidInput, ["batch dimension"]),
+    "first input without rows": (lambda: convert(TakesTwo)()(x[:0], x), InvalidInput, ["it has no rows"]),
 }
 
 
@@ -180,11 +199,18 @@ def test_error_says_what_was_wrong(act: Callable[[], Any], kind: type[Exception]
     assert all(word in sentence for word in words), sentence
 
 
-@pytest.mark.parametrize("network", [CallsScripted, own_forward])
-def test_refusal_leaves_the_network_untouched(network: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    ("network", "error"),
+    [
+        (CallsScripted, ConversionError),
+        (own_forward, ConversionError),
+        (lambda: nn.Sequential(nn.ReLU(), KeepsItsClass()), TypeError),
+    ],
+)
+def test_refusal_leaves_the_network_untouched(network: Callable[[], nn.Module], error: type[Exception]) -> None:
     net = network()
     before = [(type(module), sorted(module.__dict__)) for module in net.modules()]
-    with pytest.raises(ConversionError):
+    with pytest.raises(error):
         rbue.convert(net, rbue.DropReLU(0.5), example=rows())
     assert [(type(module), sorted(module.__dict__)) for module in net.modules()] == before
 

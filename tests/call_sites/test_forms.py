@@ -207,11 +207,13 @@ def test_mean_mode_uses_the_expected_slope(spelling: Spelling, x: Tensor) -> Non
 
 
 @spelled
-def test_site_that_is_not_chosen_runs_as_written(spelling: Spelling, x: Tensor) -> None:
+@pytest.mark.parametrize("mode", ["random", "mean"])
+def test_site_that_is_not_chosen_runs_as_written(spelling: Spelling, x: Tensor, mode: str) -> None:
     network = AppliesTwice(spelling.apply)
     expected = network(x.clone())
     rbue.convert(network, rbue.DropReLU(0.5), where=[1], example=x.clone())
-    assert torch.equal(network(x.clone())[0], expected[0])
+    with rbue.mode(network, mode):
+        assert torch.equal(network(x.clone())[0], expected[0])
 
 
 @pytest.mark.filterwarnings("ignore:a clamp in the network has a tensor")

@@ -90,6 +90,7 @@ def test_placement_does_not_change_the_bits_of_the_chosen_sites() -> None:
         ("last", {4}),
         (2, {2}),
         (-2, {3}),
+        (-5, {0}),
         ([0, -1], {0, 4}),
         ((1,), {1}),
         ("b*", {2, 3}),
@@ -245,6 +246,7 @@ def test_empty_batch_passes_through() -> None:
     ("paths", "picked"),
     [
         (["a", "c1", "c.0", "c.1"], ["c.0", "c.1"]),
+        (["a", "a.0", "b", "b.0"], ["b", "b.0"]),
         (["a.0", "a.1", "a.2"], ["a.2"]),  # a module with all of them is no part: the last quarter, and at least one
         (["a", "b", "c", "d", "e", "f", "g", "h"], ["g", "h"]),
     ],
@@ -253,6 +255,7 @@ def test_the_last_block(paths: list[str], picked: list[str]) -> None:
     table = SiteTable(Site(k, path, 0, "F.relu", (2, 8)) for k, path in enumerate(paths))
     assert sorted(path for path, _ in choose(table, "last block")) == picked
     assert repr(table[:1]).splitlines() == repr(table).splitlines()[:2]
+    assert len({table, SiteTable(table), table[:1], tuple(table)}) == 3
     with pytest.raises(InvalidInput, match="where='x' picks none") as error:
         choose(table, "x")
     assert "inside it" not in str(error.value)

@@ -71,6 +71,7 @@ def test_classes_that_keep_a_register_of_their_subclasses_do_not_see_ours() -> N
     network = rbue.convert(RegisteredRelu(), rbue.DropReLU(0.5), example=rows())
     assert not torch.equal(network(rows()), network(rows()))
     assert not torch.equal(copy.deepcopy(network)(rows()), rows().relu())
+    assert isinstance(network, RegisteredRelu)
     assert type(rbue.revert(network)) is RegisteredRelu
     assert Registered.known == {"relu": RegisteredRelu}
 
@@ -264,6 +265,37 @@ def test_example_passes_through_the_hooks_of_the_network() -> None:
     assert len(rbue.sites(network, rows().byte())) == 2
 
 
+class OwnWays(nn.Module):
+    """Calls, moves and stores itself in ways of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+        self.cache = (_ for _ in "cannot be stored")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x.flatten(1))
+
+    def _apply(self, fn: Callable) -> nn.Module:
+        return super()._apply(fn)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"cache": None}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_a_network_may_have_ways_of_its_own() -> None:
+    network, x = OwnWays(), torch.randn(6, 2, 2)
+    assert len(rbue.sites(network, x)) == 1
+    rbue.convert(network, rbue.DropReLU(0.5), where="last", example=x)
+    rbue.update_bn(network, x)
+    assert torch.allclose(network.inner[0].running_mean, x.flatten(1).mean(0))
+    assert network.double()(x.double()).dtype is torch.float64
+    assert pickle.loads(pickle.dumps(network)).cache is None
+
+
 def test_full_backward_hooks_see_gradients() -> None:
     network = converted()
     seen: list[torch.Size] = []
@@ -375,6 +407,8 @@ class Counts(nn.Module):
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("replaced", torch.zeros(()))
         self.register_buffer("graph", torch.eye(4).to_sparse())
+        self.register_buffer("expanded", torch.zeros(1).expand(3))
+        self.register_buffer("strided", torch.zeros(6)[::2])
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -419,12 +453,15 @@ def test_parametrised_layers_come_and_go(normalise: Any, before: bool) -> None:
     assert torch.equal(run(network, x), run(network, x))
 
 
-def test_replaced_head_is_random_too() -> None:
+@pytest.mark.parametrize("head", [nn.ReLU, lambda: converted()[1]], ids=["plain", "of a converted network"])
+def test_replaced_head_is_random_too(head: Callable[[], nn.Module]) -> None:
     network = rbue.convert(SharedReluResNet(), rbue.DropReLU(0.5), example=images())
-    network.fc = nn.ReLU()
+    network.fc = head()
+    kind = type(network.fc)
     out = network(images())
     assert bool((out < 0).any()) or bool((network(images()) != out).any())
-    assert type(rbue.revert(network).fc) is nn.ReLU
+    assert type(rbue.revert(network).fc) is kind
+    assert torch.equal(run(network, images()), run(network, images()))
 
 
 def test_a_class_of_its_own_goes_with_its_network() -> None:

@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 import rbue
 from rbue import ConversionError, DropActivation, Dropout, DropReLU, InvalidInput, RbueError, RReLU
+from rbue.call_sites.batch import Batch
+from rbue.exporting.sampled_network import SampledNetwork
+from rbue.sampling.tasks import task_of
 
 CLOSE = 1e-5
 
@@ -298,6 +301,20 @@ def test_an_argument_with_the_name_of_an_input_of_the_graph(tmp_path, monkeypatc
     x = images()
     rbue.export(rbue.convert(Shifted(), DropReLU(0.8), example=(x, x)), tmp_path / "net.onnx", (x, x), samples=2)
     assert names == ["x0", "x1"]  # two named offset would be an error of torch
+
+
+class Flattens(nn.Sequential):
+    def __call__(self, x):
+        return super().__call__(x.flatten(1))
+
+
+def test_a_network_may_have_a_call_of_its_own():
+    x = images(4, 2, 3)
+    net = rbue.convert(Flattens(*mlp()), DropReLU(0.8), example=x)
+    sampled = SampledNetwork(net, Batch((x,)), 2, True, task_of(None), 1.0, share=True, elements=16, as_operators=False)
+    with torch.no_grad():
+        found = sampled(x, seed=torch.tensor(0), offset=torch.tensor(0))
+    assert torch.allclose(found[0], rbue.predict(net, x, samples=2).probs, atol=CLOSE)
 
 
 def test_torch_onnx_export_is_refused(tmp_path):

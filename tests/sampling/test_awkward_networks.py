@@ -207,6 +207,19 @@ def test_a_plan_is_made_again_for_a_network_with_a_switch_that_was_turned(before
         assert_drawn_as_one_by_one(net, x, 5, rtol=1e-4, atol=1e-6)
 
 
+def test_a_switch_among_the_arguments_has_a_plan_of_its_own():
+    class Switched(Layers):
+        def forward(self, x, centred):
+            h = torch.relu(self.first(x))
+            return self.last(h - h.mean(0) if centred else h)
+
+    x = torch.randn(16, 6)
+    net = rbue.convert(Switched().eval(), rbue.DropReLU(0.7))
+    rbue.predict(net, (x, False), samples=5)
+    with pytest.warns(RbueWarning, match=COMPANY):
+        rbue.predict(net, (x, True), samples=5)
+
+
 def test_a_network_that_returns_its_own_memory_is_compared_with_what_it_returned_before():
     class Kept(Layers):
         def __init__(self):

@@ -208,6 +208,7 @@ def test_an_example_may_be_a_dataset():
     network, x = build("residual", batch=6)
     for example in (TensorDataset(x, torch.arange(6)), DataLoader(TensorDataset(x), batch_size=2)):
         assert len(rbue.sites(network, example)) == 3
+        assert len(rbue.sites(nn.ReLU(), example)) == 1  # which has no parameters to be beside of
     with pytest.raises(InvalidInput, match="not generator; give one batch"):
         rbue.sites(network, (one for one in x))
 

@@ -277,10 +277,7 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     >>> bool((net(x) == net(x)).all())
     False
     """
-    if not isinstance(activation, Randomness):
-        raise InvalidInput(
-            f"activation must be DropReLU(q), RReLU(lower, upper), DropActivation(q) or Dropout(p), not {activation!r}."
-        )
+    tracing.check_activation(activation)
     if isinstance(where, Tensor):
         raise InvalidInput(f"where is a tensor of shape {tuple(where.shape)}; if it is the example, give example=x.")
     network = tracing.innermost(model)

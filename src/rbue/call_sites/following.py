@@ -69,9 +69,9 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
         finally:
             scope.path = outer
 
-    def apply(self: nn.Module, fn: Callable, recurse: bool = True) -> nn.Module:
+    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:  # a network's own may take the function alone
         conversion, before = self.__dict__.get(CONVERSION), dict(self._buffers)
-        base._apply(self, fn, recurse)
+        base._apply(self, *args, **kwargs)
         if conversion is not None:
             conversion.moved(self, before)
         return self

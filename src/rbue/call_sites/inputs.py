@@ -242,7 +242,7 @@ def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tup
             raise InvalidInput(f"the inputs of validation must be tensors, not {type(batch[0]).__name__}.")
         inputs = beside(inputs, network)
         inputs.check(network)
-        labels = torch.as_tensor(batch[1], device=inputs.device)
+        labels = _labels(batch[1]).to(inputs.device)
         if labels.is_floating_point() or labels.is_complex():
             raise InvalidInput(f"the labels of validation must be class numbers, not {labels.dtype}; give integers.")
         if labels.dim() == 0 or len(inputs) != len(labels):
@@ -252,6 +252,16 @@ def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tup
     if not batches:
         raise InvalidInput("the loader gave no batch; there is nothing to tune with.")
     return batches
+
+
+def _labels(given: Any) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except TypeError as error:
+        raise InvalidInput(
+            f"the labels of validation must be class numbers, not {given.dtype}; np.unique(y, return_inverse=True) "
+            "numbers texts."
+        ) from error
 
 
 def _is_pair(batch: Any) -> bool:

@@ -23,7 +23,7 @@ from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
 from rbue.errors import ConversionError, InvalidInput, RbueError, warn
-from rbue.torch_internals import compiled_network
+from rbue.torch_internals import compiled_network, uncompiled_call
 
 
 def sites(model: nn.Module, example: Any, activation: Randomness | None = None) -> SiteTable:
@@ -49,8 +49,17 @@ def sites(model: nn.Module, example: Any, activation: Randomness | None = None) 
     return find_sites(innermost(model), example, DropReLU() if activation is None else activation)[0]
 
 
+def check_activation(activation: Any) -> None:
+    """Refuse what is no randomness."""
+    if not isinstance(activation, Randomness):
+        raise InvalidInput(
+            f"activation must be DropReLU(q), RReLU(lower, upper), DropActivation(q) or Dropout(p), not {activation!r}."
+        )
+
+
 def find_sites(network: nn.Module, example: Any, activation: Randomness) -> tuple[SiteTable, dict[str, int]]:
     """The call sites of one kind, or an error if there is none; and how often other activations were met."""
+    check_activation(activation)
     refuse_unseen_parts(network)
     found, others = record(network, example, activation)
     if not found:
@@ -161,12 +170,11 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
         )
     recording = _Recording(lambda scope: Recorder(scope, activation, note))
     with _recording_lock:
-        following.follow(network, recording.token, activation)
         network.__dict__[following.RECORDING] = recording
         try:
+            following.follow(network, recording.token, activation)
             with evaluating(network), unchanged(network, device), types_named(call, network):
-                # With its hooks, but not compiled; with tensors of its own, which it may work in.
-                call.clone().call(network._call_impl)
+                call.clone().call(uncompiled_call(network))  # with tensors of its own, which it may work in
         finally:
             following.unfollow(network, recording.token)
             del network.__dict__[following.RECORDING]

@@ -16,7 +16,7 @@ from rbue.kernels import exported_words, random_relu
 from rbue.prediction import entropy
 from rbue.sampling.shared_prefix import SampledPass, SharingMode
 from rbue.sampling.tasks import Task
-from rbue.torch_internals import is_known_equal
+from rbue.torch_internals import is_known_equal, uncompiled_call
 
 OUTPUTS = ("probs", "entropy", "mutual_information")
 """What the graph returns, in this order."""
@@ -90,7 +90,7 @@ class SampledNetwork(nn.Module):
             )
             before, running.draws = running.draws, (conversion_of(self.network).token, draw)
             try:
-                return self.task.read(_now(rows.call(self.network._call_impl)))
+                return self.task.read(_now(rows.call(uncompiled_call(self.network))))
             finally:
                 running.draws = before
 

@@ -16,7 +16,7 @@ from rbue.call_sites.batch import Batch, as_batch
 from rbue.errors import RbueError
 from rbue.sampling.shared_prefix import SampledPass
 from rbue.sampling.watching import HostReads, LiveRows
-from rbue.torch_internals import compiled_network
+from rbue.torch_internals import compiled_network, uncompiled_call
 
 Reader = Callable[[Any], Tensor]
 """Makes one tensor ``(rows, ...)`` of what a network returns."""
@@ -47,7 +47,7 @@ class PassRunner:
     def leave_compiled_code(self) -> None:
         """Run the network as it is written from now on."""
         if self.compiled:
-            self.model, self.compiled = self.network._call_impl, False
+            self.model, self.compiled = uncompiled_call(self.network), False
 
     def run(self, x: Tensor | Batch, samples: Tensor, images: Tensor, share: bool, **options: Any) -> Tensor:
         """The outputs ``(s, b, ...)`` of ``s`` samples and ``b`` images with these numbers; ``x`` is ``(b, ...)``.
