@@ -331,6 +331,7 @@ def test_a_gelu_network_gets_dropactivation(last):
         ),
         (lambda x, y: {"validation": (x, y[:-1])}, "has 600 images but 599 labels"),
         (lambda x, y: {"validation": (x, y), "max_accuracy_loss": 2}, "max_accuracy_loss .* not 2"),
+        (lambda x, y: {"validation": (x[:4], y[:4])}, "validation has 4 images for folds=5; give more"),
         (lambda x, y: {"validation": []}, "the loader gave no batch"),
         (lambda x, y: {"validation": (x, y), "where": ["layer9"]}, "where='layer9' picks none"),
     ],

@@ -208,6 +208,9 @@ def tune(
     make = activation if activation is not None else _suiting(network, example)
     if isinstance(unlabelled, Iterator):  # each candidate reads it
         unlabelled = [beside(one, network) for one in batches_of(unlabelled, network)]
+    images = sum(len(labels) for _, labels in batches)
+    if images < whole_number(folds, "folds", least=2):
+        raise InvalidInput(f"validation has {images} images for folds={folds}; give more, a few hundred if you can.")
     search = _Search(network, batches, unlabelled, make, example, whole_number(samples, "samples"), folds, seed, task)
     placements = search.distinct([where] if isinstance(where, (str, int)) or callable(where) else where)
     try:
