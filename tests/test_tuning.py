@@ -350,6 +350,7 @@ def test_a_gelu_network_gets_dropactivation(last):
         (lambda x, y: {"validation": (x[:0], y[:0])}, "x must hold at least one image"),
         (lambda x, y: {"validation": (x, ["cat"] * 600)}, "validation must be a pair .* but holds Tensor"),
         (lambda x, y: {"validation": (x, y), "max_accuracy_loss": 2}, "max_accuracy_loss .* not 2"),
+        (lambda x, y: {"validation": (x[:4], y[:4])}, "validation has 4 images for folds=5; give more"),
         (lambda x, y: {"validation": []}, "the loader gave no batch"),
         (lambda x, y: {"validation": [("cats", y)]}, "the inputs of validation must be tensors, not str"),
         (lambda x, y: {"validation": (x, np.array(["cat"] * 600))}, "class numbers, not <U3; np.unique"),

@@ -259,7 +259,8 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, note = read_safetensors(file)
     except SafetensorError as error:
         raise InvalidInput(
-            f"{file} is cut off or no safetensors file ({reason(error)}); give one that rbue.save wrote."
+            f"{file} is cut off or no safetensors file ({reason(error)}); give one that rbue.save wrote; weights "
+            "of torch.save go into the network by load_state_dict, which rbue.convert then makes random."
         ) from error
     except ValueError as error:
         raise InvalidInput(f"{file} cannot be read: {error}; save the network again.") from error

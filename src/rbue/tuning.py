@@ -213,6 +213,9 @@ def tune(
         check_activation(make(one))  # says what is wrong with a q, too
     if isinstance(unlabelled, Iterator):  # each candidate reads it
         unlabelled = [beside(one, network) for one in batches_of(unlabelled, network)]
+    images = sum(len(labels) for _, labels in batches)
+    if images < whole_number(folds, "folds", least=2):
+        raise InvalidInput(f"validation has {images} images for folds={folds}; give more, a few hundred if you can.")
     search = _Search(network, batches, unlabelled, make, example, whole_number(samples, "samples"), folds, seed, task)
     placements, falling = search.distinct(wheres), sorted(set(probabilities), reverse=True)
     try:

@@ -87,6 +87,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ConversionError,
         ["no activation that DropActivation knows", "rbue.Dropout(p)"],
     ),
+    "network and activation in each other's place": (
+        lambda: rbue.convert(rbue.DropReLU(0.5), mlp()),  # type: ignore[arg-type]
+        InvalidInput,
+        ["the network must be a torch.nn.Module, not DropReLU"],
+    ),
     "example in the place of where": (convert(where=x), InvalidInput, ["tensor of shape", "give example=x."]),
     "scripted": (convert(lambda: torch.jit.script(mlp())), ConversionError, ["the network", "scripted"]),
     "traced": (convert(lambda: torch.jit.trace(mlp(), x)), ConversionError, ["the network", "traced"]),

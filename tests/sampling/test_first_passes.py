@@ -71,6 +71,16 @@ def test_a_first_prediction_makes_two_passes_more_than_a_later_one(name, activat
     assert 0 < more <= (2 if precision is torch.float32 else 3)
 
 
+@pytest.mark.parametrize("name", ORDINARY)
+def test_images_that_memory_leaves_alone_take_three_passes_more(name):
+    """As photographs on a CPU, of which few rows fit."""
+    torch.manual_seed(0)
+    make, shape = ORDINARY[name]
+    x = torch.randn(3, *shape)
+    net = rbue.convert(make().eval(), rbue.DropReLU(0.9), example=x)
+    assert passes_of(net, x, samples=2, memory=1) - passes_of(net, x, samples=2, memory=1) == 2 + 3
+
+
 @pytest.mark.parametrize("settings", [{}, {"adaptive": rbue.Adaptive(first=4)}, {"index": [7]}], ids=str)
 @pytest.mark.parametrize("where", ["all", "last"])
 @pytest.mark.parametrize("name", ORDINARY)

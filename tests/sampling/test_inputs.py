@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from networks import StatementInPlace, build
+from PIL import Image
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import rbue
 from rbue.call_sites.batch import Batch
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, RbueError
 
 TOLERANCE = 2e-6
 
@@ -274,6 +275,11 @@ def bad_forms():
         ([(pack_sequence([mask[:3], mask[:2]]), 1)], "x is a PackedSequence"),
         ([["a", "b"]], "a loader must yield tensors, dicts of keyword arguments, or tuples .* not str"),
         ([1.5, 2.5], "not float; give a list of numbers as torch.tensor"),
+        (["cat.jpg"], r"not str; read images as in training: torch.stack\(\[transform\(image\)"),
+        ("cat.jpg", r"not str; read images as in training: torch.stack"),
+        (Image.new("RGB", (4, 4)), r"not Image; read images as in training: torch.stack"),
+        ([(Image.new("RGB", (4, 4)), 1)], r"not Image; read images as in training: torch.stack"),
+        ([{"image": ids}], r"it takes ids, mask.*; of a loader's, keep what it takes: \({'ids': batch\[...\]} for"),
         (7, "x must be a tensor, an array, a dict of keyword arguments, a Dataset or a loader of these, not int"),
     ]
 
@@ -337,6 +343,55 @@ def test_an_example_of_another_type_is_named(use):
     assert not rbue.conversion(network)
     with pytest.raises(InvalidInput, match=r"x is torch.float64 but the network is torch.float32"):
         rbue.tune(network, (torch.randn(4, 6).double(), torch.arange(4)))
+
+
+@pytest.mark.parametrize("use", [rbue.sites, lambda net, x: rbue.convert(net, rbue.DropReLU(0.5), example=x)])
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ((1, 3, 4, 4), r"example is a tuple of int; give one batch as the network takes it, as a tensor\."),
+        ([], "example is a list of nothing; give one batch"),
+        ([Image.new("RGB", (4, 4))] * 3, r"a list of Image; .* as a tensor; read images as in training: torch.stack"),
+        ([torch.randn(6)] * 3, r"a list of 3, but StatementInPlace takes 1 argument; .* torch.stack\(images\)"),
+        (torch.ones(4, 6).byte(), r"x is torch.uint8 .*; give images as in training, such as x.to\(.*\) / 255, norm"),
+    ],
+)
+def test_an_example_that_is_no_batch_is_named(use, example, message):
+    network = StatementInPlace()
+    with pytest.raises(InvalidInput, match=message) as error:
+        use(network, example)
+    assert "\n" not in str(error.value)
+    assert not rbue.conversion(network)
+
+
+@pytest.mark.parametrize("use", [rbue.sites, lambda net, x: rbue.convert(net, rbue.DropReLU(0.5), example=x)])
+def test_an_example_without_a_batch_is_named(use):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    message = r"x has shape \(3, 8, 8\), which the network takes only as one of a batch; give x.unsqueeze\(0\)"
+    with pytest.raises(InvalidInput, match=message):
+        use(network, torch.randn(3, 8, 8))
+
+
+class OfAList(StatementInPlace):
+    """As detectors are: images as a list, and targets for training."""
+
+    def forward(self, images, targets=None):
+        if targets is not None:
+            targets[0].items()
+        return super().forward(torch.stack([image.mean(0).repeat(3) for image in images]))
+
+
+@pytest.mark.filterwarnings("ignore:an image's samples depend")
+def test_a_network_of_a_list_says_what_its_images_are():
+    images = [torch.randn(3, 2), torch.randn(3, 2)]
+    with pytest.raises(AttributeError, match="items") as error:
+        rbue.convert(OfAList(), rbue.DropReLU(0.5), example=images)
+    assert "OfAList with 2 arguments, one for each entry of the example" in error.value.__notes__[0]
+    network = rbue.convert(OfAList(), rbue.DropReLU(0.5), example=(images,))
+    with pytest.raises(RbueError, match=r"rows for .* the first tensor given, \(.*, 2\); give a list .* stacked"):
+        rbue.predict(network, {"images": images}, samples=2, outputs=lambda out: out)
+    found = rbue.predict(network, torch.stack(images), samples=3, return_samples=True, draws="independent").samples
+    close(found, loop(network, 3, images))
 
 
 def test_a_tuple_of_settings_may_have_as_many_entries_as_there_are_images():

@@ -277,10 +277,10 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     >>> bool((net(x) == net(x)).all())
     False
     """
+    network = tracing.innermost(model)
     tracing.check_activation(activation)
     if isinstance(where, Tensor):
         raise InvalidInput(f"where is a tensor of shape {tuple(where.shape)}; if it is the example, give example=x.")
-    network = tracing.innermost(model)
     everything = isinstance(where, str) and where == "all"
     others: dict[str, int] = {}
     if example is None:

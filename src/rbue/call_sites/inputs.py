@@ -74,7 +74,7 @@ def batches_of(x: Any, network: nn.Module, inputs: int = 1) -> Iterator[Batch]:
     if isinstance(x, (str, bytes)) or not isinstance(x, Iterable):
         raise InvalidInput(
             f"x must be a tensor, an array, a dict of keyword arguments, a Dataset or a loader of these, not "
-            f"{type(x).__name__}."
+            f"{type(x).__name__}{_images_need(x)}."
         )
     for batch in x:
         yield _loaded(batch, network, inputs)
@@ -95,7 +95,20 @@ def example_call(example: Any, network: nn.Module) -> Batch:
     if isinstance(example, Batch):
         return example
     if isinstance(example, (tuple, list)):
-        return _by_position(example, network)
+        call = _by_position(example, network)
+        if not any(isinstance(x, Tensor) for x in call.leaves):
+            kinds = ", ".join(sorted({type(x).__name__ for x in call.leaves})) or "nothing"
+            raise InvalidInput(
+                f"example is a {type(example).__name__} of {kinds}; give one batch as the network takes it, as a tensor"
+                f"{_images_need(next(iter(call.leaves), None))}."
+            )
+        most = _most_positional(network)
+        if most is not None and len(example) > most:
+            raise InvalidInput(
+                f"example is a {type(example).__name__} of {len(example)}, but {plain_class(network).__name__} takes "
+                f"{most} argument{'s' * (most != 1)}; give one batch, such as torch.stack(images)."
+            )
+        return call
     again = isinstance(example, Iterable) and not isinstance(example, (str, bytes, Iterator))
     if isinstance(example, Dataset) or again:  # an iterator would have lost its first batch
         for batch in batches_of(example, network):
@@ -123,11 +136,17 @@ def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
         return _by_keyword(batch, network)
     if isinstance(batch, (Tensor, np.ndarray)):
         return _by_position([batch], network)
-    way = "; give a list of numbers as torch.tensor(x)" if isinstance(batch, Real) else ""
+    way = "; give a list of numbers as torch.tensor(x)" if isinstance(batch, Real) else _images_need(batch)
     raise InvalidInput(
         f"a loader must yield tensors, dicts of keyword arguments, or tuples whose first entry is one of these, not "
         f"{type(batch).__name__}{way}."
     )
+
+
+def _images_need(x: Any) -> str:
+    """What to do with images that are still files or those of Pillow."""
+    images = isinstance(x, str) or type(x).__module__.startswith("PIL.")
+    return "; read images as in training: torch.stack([transform(image) for image in images])" if images else ""
 
 
 def _refuse_packed(x: Any) -> None:
@@ -153,10 +172,12 @@ def _by_keyword(values: Mapping[str, Any], network: nn.Module) -> Batch:
         if name in _LABELS and (known is None or known.default is not inspect.Parameter.empty):
             continue
         if taken and known is None and not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
-            whole = f", and if that is the dict itself, give {{{next(iter(taken))!r}: x}}" if len(taken) == 1 else ""
+            one = next(iter(taken))
+            whole = f", and if that is the dict itself, give {{{one!r}: x}}" if len(taken) == 1 else ""
             raise InvalidInput(
                 f"x has the entry {name!r}, which {plain_class(network).__name__} does not take; it takes "
-                f"{', '.join(taken)}{whole}."
+                f"{', '.join(taken)}{whole}; of a loader's, keep what it takes: ({{{one!r}: batch[...]}} for batch in "
+                "loader)."
             )
         if isinstance(value, list) and value and isinstance(value[0], list):
             raise InvalidInput(
@@ -180,6 +201,12 @@ def _positional(network: nn.Module) -> tuple[int, int]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     there = [one for one in _parameters(network).values() if one.kind in kinds]
     return sum(one.default is inspect.Parameter.empty for one in there), len(there)
+
+
+def _most_positional(network: nn.Module) -> int | None:
+    """How many arguments the network takes by position; None if any number, or nobody knows."""
+    there = _parameters(network).values()
+    return _positional(network)[1] if there and all(one.kind is not one.VAR_POSITIONAL for one in there) else None
 
 
 def _as_tensors(value: Any, name: str, network: nn.Module) -> Any:

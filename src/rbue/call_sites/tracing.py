@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -61,10 +61,41 @@ def find_sites(network: nn.Module, example: Any, activation: Randomness) -> tupl
     """The call sites of one kind, or an error if there is none; and how often other activations were met."""
     check_activation(activation)
     refuse_unseen_parts(network)
-    found, others = record(network, example, activation)
+    call = example_call(example, network)
+    with batch_explained(call, network, activation):
+        found, others = record(network, call, activation)
     if not found:
         raise ConversionError(_no_site_message(network, activation, others))
     return found, others
+
+
+@contextmanager
+def batch_explained(call: Batch, network: nn.Module, activation: Randomness) -> Iterator[None]:
+    """Say what does not fit where a network fails: an input without a batch dimension, or a list taken for several."""
+
+    def runs(x: Tensor) -> bool:
+        with suppress(Exception):
+            record(network, Batch((x,)), activation)
+            return True
+        return False
+
+    try:
+        yield
+    except (RbueError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        x = call.first if any(call.has_rows) else None
+        if x is not None and len(call.leaves) == 1 and not runs(x[:1]) and runs(x.unsqueeze(0)):
+            raise InvalidInput(
+                f"x has shape {tuple(x.shape)}, which the network takes only as one of a batch; give x.unsqueeze(0), "
+                "or torch.stack(...) of several."
+            ) from error
+        if call.positional > 1:
+            error.add_note(
+                f"rbue called {following.plain_class(network).__name__} with {call.positional} arguments, one for each "
+                "entry of the example; if the list is one argument, give (list,)."
+            )
+        raise
 
 
 def nothing_met(network: nn.Module, call: Batch, activation: Randomness) -> str:
@@ -233,8 +264,11 @@ def types_named(batch: Batch, network: nn.Module) -> Iterator[None]:
         for name, x in zip(batch.names, batch.leaves, strict=True):
             other = isinstance(x, Tensor) and wanted not in (None, x.dtype)
             if other and not isinstance(error, RbueError) and _names_type(str(error), x.dtype):
+                # Bytes would run as floats, and be images of another brightness than any in training.
+                bytes_ = f"images as in training, such as x.to({wanted}) / 255, normalised"
+                way = bytes_ if x.dtype is torch.uint8 else f"x.to({wanted})"
                 raise InvalidInput(
-                    f"{name} is {x.dtype} but the network is {wanted}, and it cannot take that; give x.to({wanted})."
+                    f"{name} is {x.dtype} but the network is {wanted}, and it cannot take that; give {way}."
                 ) from error
         raise
 

@@ -111,7 +111,8 @@ class PassRunner:
             raise RbueError(f"the network returned an output of shape {tuple(out.shape)}, which has no class scores.")
         if out.shape[0] != stack * batch:
             raise RbueError(
-                f"the network returned {out.shape[0]} rows for {stack * batch} inputs; rbue needs one row for each."
+                f"the network returned {out.shape[0]} rows for {stack * batch} inputs; rbue needs one row for each, "
+                f"and counts them by the first tensor given, {tuple(rows.first.shape)}; give a list of images stacked."
             )
         return out.unflatten(0, (stack, batch))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from numbers import Real
 from typing import Any, Literal, overload
 
@@ -16,8 +16,8 @@ from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.call_sites.batch import Batch
 from rbue.call_sites.inputs import batches_of, one_call
-from rbue.call_sites.tracing import record, types_named
-from rbue.errors import InvalidInput, RbueError, warn, whole_number
+from rbue.call_sites.tracing import batch_explained, types_named
+from rbue.errors import InvalidInput, warn, whole_number
 from rbue.prediction import AnyPrediction, Prediction, concatenate
 from rbue.random_stream import INDEPENDENT
 from rbue.sampling.adaptive import Adaptive
@@ -173,7 +173,7 @@ def predict(
             if not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
                 refuse_infinite_images(batch, numbers)
             first = torch.arange(target, dtype=torch.int32, device=batch.device), numbers
-            with _explained(batch, network):
+            with batch_explained(batch, network, conversion.activation), types_named(batch, network):
                 prediction = collect(
                     StackedPasses(model, batch, seed, memory, draws, read, augment, first, keeping.features),
                     batch,
@@ -280,30 +280,3 @@ def _refuse_tokens(network: nn.Module, prediction: AnyPrediction) -> None:
             f"the network returned scores of shape (B, {shape[0]}, {shape[1]}) and has {classes} classes, which stand "
             "last; give outputs='tokens'."
         )
-
-
-@contextmanager
-def _explained(batch: Batch, network: nn.Module) -> Iterator[None]:
-    """Say what does not fit where a network fails: types, or an input without a batch dimension."""
-    try:
-        with types_named(batch, network):
-            yield
-    except (RbueError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        x = batch.first
-        if len(batch.leaves) == 1 and not _takes(network, x[:1]) and _takes(network, x.unsqueeze(0)):
-            raise InvalidInput(
-                f"x has shape {tuple(x.shape)}, which the network takes only as one of a batch; give x.unsqueeze(0), "
-                "or torch.stack(...) of several."
-            ) from error
-        raise
-
-
-def _takes(network: nn.Module, x: Tensor) -> bool:
-    """Whether the network runs on this input."""
-    try:
-        record(network, Batch((x,)), conversion_of(network).activation)
-    except Exception:
-        return False
-    return True

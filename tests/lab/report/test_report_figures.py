@@ -387,6 +387,12 @@ def _lab(linear):
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_that_only_the_readers_fonts_can_show_are_drawn_in_a_page_without_a_warning():
+    text = style.inline_svg(figures.confusion_matrix(np.eye(2, dtype=int), ["\u72ac", "\u732b"]), "alt", "p")
+    assert text.count(">\u72ac<") == 2
+
+
 def test_names_of_classes_are_no_formulas_and_no_markup():
     names = [r"$\frac$", "</text><script>", "a --> b", "$x$"]
     text = style.inline_svg(figures.confusion_matrix(np.eye(4, dtype=int), names), "alt", "p")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from threading import Lock
@@ -226,7 +227,9 @@ def _written(figure: Figure, fonts: str) -> str:
 
     buffer = io.StringIO()
     settings = {"svg.fonttype": fonts, "svg.hashsalt": "rbue", "text.parse_math": False}
-    with _writing, mpl.rc_context(settings):  # type: ignore[arg-type]
+    with _writing, mpl.rc_context(settings), warnings.catch_warnings():  # type: ignore[arg-type]
+        if fonts == "none":  # the reader's fonts have what matplotlib's lacks
+            warnings.filterwarnings("ignore", "Glyph .* missing")
         for text in figure.findobj(Text):  # names of classes may hold dollars, which are no formula
             text.set_parse_math(False)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
