@@ -266,10 +266,11 @@ def predict(
         print_json({"run": run, "method": config.method, **asked, "predictions": rows, "unreadable": failed})
     else:
         numbers = ("confidence", "entropy", "mutual information")
-        cells = [
-            (row["image"], row["label"], percent(row["confidence"]), number(row["entropy"]), _information(row))
-            for row in rows
-        ]
+        cells = []
+        for row in rows:
+            information = number(row["mutual_information"] if row["samples"] > 1 else None)
+            shown = percent(row["confidence"]), number(row["entropy"]), information
+            cells.append((row["image"], row["label"], *shown))
         title = f"{config.method} · {config.model} on {config.data}, {rows[0]['samples']} samples"
         table(title, ("image", "label", *numbers), cells, right=numbers)
         if output is not None:
@@ -342,7 +343,3 @@ def _comma_separated(rows: Sequence[dict[str, Any]]) -> str:
     names, classes = [name for name in rows[0] if name != "probabilities"], rows[0]["probabilities"]
     values = ([*(row[name] for name in names), *row["probabilities"].values()] for row in rows)
     return csv_rows([*names, *(f"p({name})" for name in classes)], values)
-
-
-def _information(row: dict[str, Any]) -> str:
-    return number(row["mutual_information"]) if row["samples"] > 1 else number(None)
