@@ -40,7 +40,7 @@ from rbue.lab.cli.output import (
 from rbue.lab.cli.runs import is_readable, write_page
 from rbue.lab.cli.train import trained
 from rbue.lab.processes import is_first
-from rbue.lab.report.tables import Column, csv_rows, markdown_rows
+from rbue.lab.report import tables
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +54,17 @@ PAPER_METHODS = ("deep-ensemble", "mc-dropout", "mc-droprelu", "mc-rrelu", "sing
 """What the paper compares; the methods that it discusses beside them are asked for by name."""
 
 Row = dict[str, Any]
+
+
+class Column(tables.Column):
+    """One measurement."""
+
+    def cell(self, row: Row) -> str:
+        """The measurement in a row; of a run without any, the first column says so."""
+        if "trouble" in row:
+            return str(row["trouble"]) if self is COLUMNS[0] else number(None)
+        text, deviation = self.text(row[self.key]), row.get("deviations", {}).get(self.key)
+        return text if deviation is None else f"{text.removesuffix(' %')} ± {self.text(deviation)}"
 
 
 COLUMNS = (
@@ -238,11 +249,8 @@ class Marks:
     verdict: str = ""
 
     def cell(self, row: Row, column: Column, form: str) -> str:
-        """A measurement, in a form if it is marked; of a run without any, the first column says so."""
-        if "trouble" in row:
-            return str(row["trouble"]) if column is COLUMNS[0] else number(None)
-        text, deviation = column.text(row[column.key]), row.get("deviations", {}).get(column.key)
-        text = text if deviation is None else f"{text.removesuffix(' %')} ± {column.text(deviation)}"
+        """A measurement, in a form if it is marked."""
+        text = column.cell(row)
         return form.format(text) if (row["method"], column.key) in self.best else text
 
 
@@ -289,7 +297,7 @@ def markdown(rows: Sequence[Row], marks: Marks) -> str:
     """The table for a page, what is better than all others by more than chance in bold, and the verdict."""
     headings = ["method", *(column.title for column in COLUMNS)]
     cells = [[row["method"], *(marks.cell(row, column, "**{}**") for column in COLUMNS)] for row in rows]
-    return f"{markdown_rows(headings, cells, right=headings[1:])}\n{marks.verdict}\n"
+    return f"{tables.markdown_rows(headings, cells, right=headings[1:])}\n{marks.verdict}\n"
 
 
 def comma_separated(rows: Sequence[Row], marks: Marks) -> str:
@@ -300,7 +308,7 @@ def comma_separated(rows: Sequence[Row], marks: Marks) -> str:
         names += [f"{column.key}_std" for column in COLUMNS]
         for row, line in zip(rows, cells, strict=True):
             line += [row.get("deviations", {}).get(column.key) for column in COLUMNS]
-    return csv_rows(names, cells)
+    return tables.csv_rows(names, cells)
 
 
 PAGE = ".html"

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -360,9 +359,13 @@ def _off_diagonal(matrix: Sequence[Sequence[float]]) -> float:
     return float(array[~np.eye(len(array), dtype=bool)].mean()) if len(array) > 1 else 0.0
 
 
-FROM_RUNS: Mapping[str, Callable[[ExperimentView, Drawing], list[Block]]] = MappingProxyType(
-    {"table": tables, "boxes": by_severity, "medians": by_severity, "heat-maps": heat_maps, "plane": plane}
-)
+FROM_RUNS: Mapping[str, Callable[[ExperimentView, Drawing], list[Block]]] = {
+    "table": tables,
+    "boxes": by_severity,
+    "medians": by_severity,
+    "heat-maps": heat_maps,
+    "plane": plane,
+}
 
 
 def draw(shown: ExperimentView, drawing: Drawing) -> list[Block]:

@@ -10,7 +10,6 @@ import base64
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -220,13 +219,11 @@ def _variance_table(numbers: dict[str, Any], caption: str) -> Table:
     return Table(columns, rows, caption)
 
 
-FROM_ILLUSTRATIONS: Mapping[str, Callable[[dict[str, Any], str], list[Block]]] = MappingProxyType(
-    {
-        "curves": _draw_activation_curves,
-        "network": _draw_network,
-        "framework": _draw_framework,
-        "images": _draw_images,
-        "variance": _draw_variance,
-    }
-)
+FROM_ILLUSTRATIONS: Mapping[str, Callable[[dict[str, Any], str], list[Block]]] = {
+    "curves": _draw_activation_curves,
+    "network": _draw_network,
+    "framework": _draw_framework,
+    "images": _draw_images,
+    "variance": _draw_variance,
+}
 """By the kind of a drawing, what makes its blocks from the data and a caption."""

@@ -19,35 +19,31 @@ from rbue.lab.methods import parse, spec_of
 Key = tuple[str, str, str, str, str]
 """table, data, model, method, measure"""
 
-TABLES = MappingProxyType(
-    {"table1-cifar10": "cifar10", "table2-cifar100": "cifar100", "table3-tinyimagenet": "tiny-imagenet"}
-)
+TABLES = {"table1-cifar10": "cifar10", "table2-cifar100": "cifar100", "table3-tinyimagenet": "tiny-imagenet"}
 """The tables of clean results and their data sets."""
 
-DIVERSITY_TABLES = MappingProxyType({"table4-jsd": ("mean_jsd", "max_jsd"), "table5-dis": ("mean_dis", "max_dis")})
+DIVERSITY_TABLES = {"table4-jsd": ("mean_jsd", "max_jsd"), "table5-dis": ("mean_dis", "max_dis")}
 POSITION_TABLE = "table6-position"
-_DECIMALS = MappingProxyType({"ece": 2, "mean_jsd": 3, "max_jsd": 3, "mean_dis": 3, "max_dis": 3})
+_DECIMALS = {"ece": 2, "mean_jsd": 3, "max_jsd": 3, "mean_dis": 3, "max_dis": 3}
 """How many decimals it prints, where ours are shown with more."""
 
-ROWS = MappingProxyType(
-    {
-        "Single": "single",
-        "MC-Dropout(0.2)": "mc-dropout:0.2",
-        "MC-Dropout(0.5)": "mc-dropout:0.5",
-        "Deep Ensemble(4)": "deep-ensemble:4",
-        "SVI": "svi",
-        "MC-RReLU": "mc-rrelu",
-        "MC-DropReLU(0.8)": "mc-droprelu:0.8",
-        "MC-DropReLU(0.85)": "mc-droprelu:0.85",
-        "MC-DropReLU(0.9)": "mc-droprelu:0.9",
-        "MC-DropReLU(0.95)": "mc-droprelu:0.95",
-        "Deep Ensemble": "deep-ensemble:4",
-        "MC-DropReLU(q=0.8)": "mc-droprelu:0.8",
-        "MC-DropReLU(q=0.95)": "mc-droprelu:0.95",
-        "MC-Dropout(p=0.5)": "mc-dropout:0.5",
-        "MC-Dropout(p=0.2)": "mc-dropout:0.2",
-    }
-)
+ROWS = {
+    "Single": "single",
+    "MC-Dropout(0.2)": "mc-dropout:0.2",
+    "MC-Dropout(0.5)": "mc-dropout:0.5",
+    "Deep Ensemble(4)": "deep-ensemble:4",
+    "SVI": "svi",
+    "MC-RReLU": "mc-rrelu",
+    "MC-DropReLU(0.8)": "mc-droprelu:0.8",
+    "MC-DropReLU(0.85)": "mc-droprelu:0.85",
+    "MC-DropReLU(0.9)": "mc-droprelu:0.9",
+    "MC-DropReLU(0.95)": "mc-droprelu:0.95",
+    "Deep Ensemble": "deep-ensemble:4",
+    "MC-DropReLU(q=0.8)": "mc-droprelu:0.8",
+    "MC-DropReLU(q=0.95)": "mc-droprelu:0.95",
+    "MC-Dropout(p=0.5)": "mc-dropout:0.5",
+    "MC-Dropout(p=0.2)": "mc-dropout:0.2",
+}
 """How the paper's rows are called here."""
 
 
