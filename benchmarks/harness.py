@@ -11,33 +11,36 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-Variants = dict[str, Callable[[], Any]]
+Variants = dict[Any, Callable[[], Any]]
+Clock = Callable[[], float]
 
 CEILING = "one large matrix product"
 
 
-def medians(variants: Variants, trials: int, warmup: int = 2) -> dict[str, float]:
-    """Median seconds of each variant."""
+def medians(variants: Variants, trials: int, warmup: int = 2, clock: Clock = time.perf_counter) -> dict[Any, float]:
+    """Median seconds of each variant, by this clock."""
     for run in variants.values():
         for _ in range(warmup):
             run()
-    *_, found = medians_by_trial(variants, trials)
+    *_, found = medians_by_trial(variants, trials, clock=clock)
     return found
 
 
-def medians_by_trial(variants: Variants, trials: int, once: Collection[str] = ()) -> Iterator[dict[str, float]]:
+def medians_by_trial(
+    variants: Variants, trials: int, once: Collection[str] = (), clock: Clock = time.perf_counter
+) -> Iterator[dict[Any, float]]:
     """The medians after each trial. The variants take turns, so that a busy machine hurts them alike.
 
     Those named in ``once`` are slow, and run in the first trial only.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    seconds: dict[Any, list[float]] = {name: [] for name in variants}
     for trial in range(trials):
         for name, run in variants.items():
             if trial and name in once:
                 continue
-            start = time.perf_counter()
+            start = clock()
             run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
         yield {name: statistics.median(values) for name, values in seconds.items()}
 
 

@@ -20,8 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import rbue
-from harness import products
+from harness import medians, products
 from rbue.files import read_json, write_json
 from rbue.lab.data import ImageSet
 from rbue.lab.environment import facts
@@ -50,17 +50,7 @@ SAMPLES, IMAGES, WIDTHS, PROCESSES = (1, 2, 5, 10, 20, 50, 100), (4, 16, 64, 256
 FEW_IMAGES, FEW_SAMPLES = 16, 4
 STEPS, BATCH = 4, 64
 
-
-def medians(variants: dict[Any, Callable[[], Any]], trials: int) -> dict[Any, float]:
-    """Median processor seconds of each variant; they take turns, after a first time that does not count."""
-    seconds: dict[Any, list[float]] = {name: [] for name in variants}
-    for trial in range(trials + 1):
-        for name, run in variants.items():
-            start = time.process_time()
-            run()
-            if trial:
-                seconds[name].append(time.process_time() - start)
-    return {name: median(values) for name, values in seconds.items()}
+processor_seconds = partial(medians, warmup=1, clock=time.process_time)
 
 
 def network(width: float = WIDTH, where: str | None = None) -> nn.Module:
@@ -91,7 +81,7 @@ def by_samples(trials: int) -> list[dict[str, Any]]:
         model = network(where=where)
         variants: dict[Any, Callable[[], Any]] = {"pass": plain_pass(plain, x)}
         variants |= {count: _predicting(model, x, count) for count in SAMPLES}
-        found[where] = medians(variants, trials)
+        found[where] = processor_seconds(variants, trials)
     return [
         {"samples": count, **{where: round(times[count] / times["pass"], 3) for where, times in found.items()}}
         for count in SAMPLES
@@ -105,7 +95,7 @@ def _predicting(model: nn.Module, x: Tensor, samples: int) -> Callable[[], Any]:
 def by_images(trials: int) -> list[dict[str, Any]]:
     """Milliseconds an image, with few samples."""
     model = network(where="all")
-    times = medians({count: _predicting(model, images(count), FEW_SAMPLES) for count in IMAGES}, trials)
+    times = processor_seconds({count: _predicting(model, images(count), FEW_SAMPLES) for count in IMAGES}, trials)
     return [{"images": count, "ms_per_image": round(1000 * times[count] / count, 3)} for count in IMAGES]
 
 
@@ -113,7 +103,7 @@ def by_parameters(trials: int) -> list[dict[str, Any]]:
     """Seconds of wider networks, with what they have to compute."""
     x = images(FEW_IMAGES)
     models = {width: network(width, "all") for width in WIDTHS}
-    times = medians({width: _predicting(model, x, FEW_SAMPLES) for width, model in models.items()}, trials)
+    times = processor_seconds({width: _predicting(model, x, FEW_SAMPLES) for width, model in models.items()}, trials)
     return [
         {
             "width": width,
@@ -164,7 +154,7 @@ def work(trials: int, out: Path) -> None:
         def predict() -> None:
             predict_images(config, [model], these, Passes(FEW_SAMPLES), CPU, rank=rank)
 
-        own = medians({"predicting": predict, "training": train}, trials)
+        own = processor_seconds({"predicting": predict, "training": train}, trials)
         taken = {name: rank.of_all(seconds) for name, seconds in own.items()}
         if rank.index == 0:
             write_json(out, taken)

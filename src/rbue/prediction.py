@@ -275,11 +275,7 @@ class RunningMoments(ABC):
     @property
     def variance(self) -> Tensor:
         """Population variance so far, ``(B, C, ...)``."""
-        return self.squares / self._counts
-
-    @property
-    def _counts(self) -> Tensor:
-        return self.count.reshape(-1, *[1] * (self.mean.dim() - 1))
+        return self.squares / _counted(self.count, self.squares)
 
     def add(self, rows: Tensor, samples: Tensor) -> None:
         """Take in samples ``(s, b, C, ...)`` of the images ``rows`` (``b`` indices).
@@ -304,7 +300,7 @@ class RunningMoments(ABC):
         samples = samples.to(self._float)
         mean_so_far, squares = self._moments
         new = samples.shape[0]
-        old = self.count[rows].reshape(-1, *[1] * (samples.dim() - 2))
+        old = _counted(self.count[rows], samples[0])
         total = (old + new).to(self._float)  # quotients of integers have torch's default type, which may be a short one
         mean = samples.mean(0)
         shift = mean - mean_so_far[rows]
@@ -329,8 +325,31 @@ class RunningMoments(ABC):
         return half_width <= tolerance
 
 
-class RunningStatistics(RunningMoments):
-    """Those of a :class:`Prediction`: mean, variance, votes and mean entropy of class probabilities."""
+class _ProbabilityStatistics(RunningMoments):
+    """Mean, variance, votes and mean entropy of probabilities."""
+
+    votes: Tensor
+    entropies: Tensor
+    _kind: type[Prediction | MultiLabel]
+
+    def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Any:
+        """The statistics so far in ``float32``."""
+        return self._kind(
+            probs=self.mean.to(torch.float32, copy=True),
+            variance=self.variance.float(),
+            votes=self.votes.clone(),
+            expected_entropy=(self.entropies / _counted(self.count, self.entropies)).float(),
+            samples_used=self.count.clone(),
+            seed=seed,
+            samples=samples,
+            **settings,  # type: ignore[arg-type]
+        )
+
+
+class RunningStatistics(_ProbabilityStatistics):
+    """Those of a :class:`Prediction`: of the classes of an image together."""
+
+    _kind = Prediction
 
     def _begin(self, zeros: Tensor, samples: Tensor) -> None:
         self.votes, self.entropies = torch.zeros_like(zeros, dtype=torch.int64), torch.zeros_like(zeros[:, 0])
@@ -338,19 +357,6 @@ class RunningStatistics(RunningMoments):
     def _take(self, rows: Tensor, samples: Tensor) -> None:
         self.votes[rows] += _votes(samples)
         self.entropies[rows] += entropy(samples.flatten(0, 1)).unflatten(0, samples.shape[:2]).sum(0)
-
-    def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Prediction:
-        """The statistics so far in ``float32``."""
-        return Prediction(
-            probs=self.mean.to(torch.float32, copy=True),
-            variance=self.variance.float(),
-            votes=self.votes.clone(),
-            expected_entropy=(self.entropies / self._counts.squeeze(1)).float(),
-            samples_used=self.count.clone(),
-            seed=seed,
-            samples=samples,
-            **settings,  # type: ignore[arg-type]
-        )
 
     def settled(self, rows: Tensor, half_width: Tensor, tolerance: float) -> Tensor:
         """Means are within the tolerance, and the label leads whatever the correlation of two classes."""
@@ -361,8 +367,10 @@ class RunningStatistics(RunningMoments):
         return (half_width.amax(1) <= tolerance) & safe
 
 
-class MultiLabelStatistics(RunningMoments):
+class MultiLabelStatistics(_ProbabilityStatistics):
     """Those of a :class:`MultiLabel`: each label by itself."""
+
+    _kind = MultiLabel
 
     def _begin(self, zeros: Tensor, samples: Tensor) -> None:
         self.votes, self.entropies = torch.zeros_like(zeros, dtype=torch.int64), torch.zeros_like(zeros)
@@ -370,19 +378,6 @@ class MultiLabelStatistics(RunningMoments):
     def _take(self, rows: Tensor, samples: Tensor) -> None:
         self.votes[rows] += (samples > 0.5).sum(0)
         self.entropies[rows] += binary_entropy(samples).sum(0)
-
-    def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> MultiLabel:
-        """The statistics so far in ``float32``."""
-        return MultiLabel(
-            probs=self.mean.to(torch.float32, copy=True),
-            variance=self.variance.float(),
-            votes=self.votes.clone(),
-            expected_entropy=(self.entropies / self._counts).float(),
-            samples_used=self.count.clone(),
-            seed=seed,
-            samples=samples,
-            **settings,  # type: ignore[arg-type]
-        )
 
     def settled(self, rows: Tensor, half_width: Tensor, tolerance: float) -> Tensor:
         """Means are within the tolerance, and on one side of one half."""
@@ -425,6 +420,11 @@ def of_samples(samples: Tensor) -> Prediction:
     statistics = RunningStatistics(samples.shape[1], samples.device)
     statistics.add(torch.arange(samples.shape[1], device=samples.device), samples)
     return statistics.prediction(0, samples)
+
+
+def _counted(counts: Tensor, like: Tensor) -> Tensor:
+    """Numbers ``(B,)`` that broadcast against a tensor ``(B, ...)``."""
+    return counts.reshape(-1, *[1] * (like.dim() - 1))
 
 
 def _votes(probs: Tensor) -> Tensor:

@@ -167,8 +167,7 @@ def compiled_network(model: nn.Module) -> nn.Module | None:
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     if compiler is None or not isinstance(model, compiler.OptimizedModule):
         return None
-    inner: nn.Module = model._orig_mod
-    return inner
+    return model._orig_mod
 
 
 def uncompiled_call(network: nn.Module) -> Callable[..., Any]:

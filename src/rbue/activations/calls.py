@@ -50,63 +50,33 @@ class SiteCall:
 
 
 _Arguments = Mapping[str, Any]
-_Reader = Callable[[_Arguments], "tuple[bool, float | None] | None"]
-
-
-def _never_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
-    return False, None
-
-
-def _always_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
-    return True, None
-
-
-def _relu(arguments: _Arguments) -> tuple[bool, float | None] | None:
-    return bool(arguments.get("inplace", False)), None
-
-
-def _relu6(arguments: _Arguments) -> tuple[bool, float | None] | None:
-    return bool(arguments.get("inplace", False)), 6.0
+_Reader = Callable[[_Arguments], "tuple[float | None] | None"]
 
 
 def _is_zero(value: object) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
-def _clamp(arguments: _Arguments) -> tuple[bool, float | None] | None:
+def _relu(_: _Arguments) -> tuple[float | None] | None:
+    return (None,)
+
+
+def _clamp(arguments: _Arguments) -> tuple[float | None] | None:
     low, high = arguments.get("min"), arguments.get("max")
     if not _is_zero(low):
         return None
     if high is None:
-        return False, None
-    return (False, float(high)) if isinstance(high, (int, float)) and high > 0 else None
+        return (None,)
+    return (float(high),) if isinstance(high, (int, float)) and high > 0 else None
 
 
-def _clamp_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
-    found = _clamp(arguments)
-    return None if found is None else (True, found[1])
+def _threshold(arguments: _Arguments) -> tuple[float | None] | None:
+    return (None,) if _is_zero(arguments.get("threshold")) and _is_zero(arguments.get("value")) else None
 
 
-def _threshold(arguments: _Arguments) -> tuple[bool, float | None] | None:
-    if not _is_zero(arguments.get("threshold")) or not _is_zero(arguments.get("value")):
-        return None
-    return bool(arguments.get("inplace", False)), None
-
-
-def _threshold_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
-    return None if _threshold(arguments) is None else (True, None)
-
-
-def _hardtanh(arguments: _Arguments) -> tuple[bool, float | None] | None:
+def _hardtanh(arguments: _Arguments) -> tuple[float | None] | None:
     low, high = arguments.get("min_val", -1.0), arguments.get("max_val", 1.0)
-    if not _is_zero(low) or not high > 0:
-        return None
-    return bool(arguments.get("inplace", False)), float(high)
-
-
-def _hardtanh_inplace(arguments: _Arguments) -> tuple[bool, float | None] | None:
-    found = _hardtanh(arguments)
-    return None if found is None else (True, found[1])
+    return (float(high),) if _is_zero(low) and high > 0 else None
 
 
 _X = ("input",)
@@ -117,32 +87,32 @@ _HARDTANH = ("input", "min_val", "max_val", "inplace")
 
 FORMS: dict[Callable, tuple[str, Sequence[str], _Reader]] = {
     F.relu: ("F.relu", _INPLACE, _relu),
-    F.relu_: ("F.relu_", _X, _always_inplace),
-    torch.relu: ("torch.relu", _X, _never_inplace),
-    torch.relu_: ("torch.relu_", _X, _always_inplace),
-    Tensor.relu: ("Tensor.relu", _X, _never_inplace),
-    Tensor.relu_: ("Tensor.relu_", _X, _always_inplace),
+    F.relu_: ("F.relu_", _X, _relu),
+    torch.relu: ("torch.relu", _X, _relu),
+    torch.relu_: ("torch.relu_", _X, _relu),
+    Tensor.relu: ("Tensor.relu", _X, _relu),
+    Tensor.relu_: ("Tensor.relu_", _X, _relu),
     torch.clamp: ("torch.clamp", _MIN_MAX, _clamp),
-    torch.clamp_: ("torch.clamp_", _MIN_MAX, _clamp_inplace),
+    torch.clamp_: ("torch.clamp_", _MIN_MAX, _clamp),
     torch.clip: ("torch.clip", _MIN_MAX, _clamp),
-    torch.clip_: ("torch.clip_", _MIN_MAX, _clamp_inplace),
+    torch.clip_: ("torch.clip_", _MIN_MAX, _clamp),
     torch.clamp_min: ("torch.clamp_min", _MIN_MAX, _clamp),
-    torch.clamp_min_: ("torch.clamp_min_", _MIN_MAX, _clamp_inplace),
+    torch.clamp_min_: ("torch.clamp_min_", _MIN_MAX, _clamp),
     Tensor.clamp: ("Tensor.clamp", _MIN_MAX, _clamp),
-    Tensor.clamp_: ("Tensor.clamp_", _MIN_MAX, _clamp_inplace),
+    Tensor.clamp_: ("Tensor.clamp_", _MIN_MAX, _clamp),
     Tensor.clip: ("Tensor.clip", _MIN_MAX, _clamp),
-    Tensor.clip_: ("Tensor.clip_", _MIN_MAX, _clamp_inplace),
+    Tensor.clip_: ("Tensor.clip_", _MIN_MAX, _clamp),
     Tensor.clamp_min: ("Tensor.clamp_min", _MIN_MAX, _clamp),
-    Tensor.clamp_min_: ("Tensor.clamp_min_", _MIN_MAX, _clamp_inplace),
+    Tensor.clamp_min_: ("Tensor.clamp_min_", _MIN_MAX, _clamp),
     F.threshold: ("F.threshold", _THRESHOLD, _threshold),
-    F.threshold_: ("F.threshold_", _THRESHOLD, _threshold_inplace),  # type: ignore[attr-defined]
+    F.threshold_: ("F.threshold_", _THRESHOLD, _threshold),  # type: ignore[attr-defined]
     torch.threshold: ("torch.threshold", _THRESHOLD, _threshold),
-    torch.threshold_: ("torch.threshold_", _THRESHOLD, _threshold_inplace),
-    F.relu6: ("F.relu6", _INPLACE, _relu6),
+    torch.threshold_: ("torch.threshold_", _THRESHOLD, _threshold),
+    F.relu6: ("F.relu6", _INPLACE, lambda _: (6.0,)),
     F.hardtanh: ("F.hardtanh", _HARDTANH, _hardtanh),
-    F.hardtanh_: ("F.hardtanh_", _HARDTANH, _hardtanh_inplace),
+    F.hardtanh_: ("F.hardtanh_", _HARDTANH, _hardtanh),
 }
-"""Each spelling: its name, the names of its positional arguments, and how to read ``(inplace, cap)``."""
+"""Each spelling: a name, which ends in ``_`` if it always writes into its input, its positional arguments, its cap."""
 
 _KEEP_OUTPUT = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 """What torch keeps the output of for backward; of the other spellings it keeps the input."""
@@ -157,7 +127,10 @@ def read_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> SiteCal
     arguments = arguments_of(names, args, kwargs)
     found = reader(arguments)
     x = None if found is None else dense_input(form, arguments)
-    return None if found is None or x is None else SiteCall(form, x, *found, keeps_input=func not in _KEEP_OUTPUT)
+    if found is None or x is None:
+        return None
+    inplace = form.endswith("_") or bool(arguments.get("inplace", False))
+    return SiteCall(form, x, inplace, *found, keeps_input=func not in _KEEP_OUTPUT)
 
 
 def arguments_of(names: Sequence[str], args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,7 +187,7 @@ def with_input(args: tuple, kwargs: Mapping[str, Any], x: Tensor) -> tuple[tuple
 def is_tensor_bounded_relu(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     """Whether a call is a clamp at 0 whose bound is a tensor: reading it in every pass would stop a GPU."""
     _, names, reader = FORMS.get(func, ("", (), None))
-    if reader not in (_clamp, _clamp_inplace):
+    if reader is not _clamp:
         return False
     arguments = arguments_of(names, args, kwargs)
     low = arguments.get("min")

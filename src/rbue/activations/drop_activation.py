@@ -90,8 +90,7 @@ class DropActivation(Activation):
         settings = {name: value for name, value in arguments.items() if name not in ("input", *operands)}
 
         def function(x: Tensor, *others: Tensor) -> Tensor:
-            found: Tensor = plain(x, *others, **settings)
-            return found
+            return plain(x, *others, **settings)
 
         return SiteCall(form, x, inplace, function=function, operands=others)
 

@@ -226,8 +226,7 @@ class Sampling(Callback):
         Sampling._busy = True
         try:
             with self._trainer.precision_plugin.forward_context():
-                found: AnyPrediction = predict(self._net, inputs, index=index, **self.settings)
-                return found
+                return predict(self._net, inputs, index=index, **self.settings)
         finally:
             Sampling._busy = False
 

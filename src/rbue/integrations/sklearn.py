@@ -168,8 +168,7 @@ class RbueClassifier(ClassifierMixin, _Estimator):
     def predict(self, X: Any) -> np.ndarray:
         """The most probable classes."""
         found = self.predict_proba(X)  # which says what is missing before there are classes
-        classes: np.ndarray = self.classes_[found.argmax(1)]
-        return classes
+        return self.classes_[found.argmax(1)]
 
     def predict_samples(self, X: Any) -> Any:
         """The whole :class:`rbue.Prediction`: entropy, mutual information, votes."""

@@ -231,8 +231,7 @@ def random_activation(x: Tensor, activation: Activation, keys: Tensor, call: Sit
     if repeat > 1:
         x = expanded(x, layout)
     elif plain_eager(x) and torch.is_grad_enabled() and any(one.requires_grad for one in (x, *call.operands)):
-        out: Tensor = _Redrawn.apply(activation, call, keys, x, *call.operands)
-        return out
+        return _Redrawn.apply(activation, call, keys, x, *call.operands)
     return activation.formula(x, random_words(keys, layout, activation), call)
 
 

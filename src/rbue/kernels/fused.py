@@ -55,8 +55,7 @@ class Normalised(NamedTuple):
 
     def affine(self, kernels: ModuleType) -> Tensor:
         """The numbers of this BatchNorm as kernels take them."""
-        found: Tensor = kernels.affine(self.mean, self.var, self.weight, self.bias, self.eps)
-        return found
+        return kernels.affine(self.mean, self.var, self.weight, self.bias, self.eps)
 
 
 def can_be_fused(x: Tensor) -> bool:
@@ -97,8 +96,7 @@ def normalised_relu(
     added = before.residual
     residual, residual_norm = (added.x, added.affine(kernels)) if isinstance(added, Normalised) else (added, None)
     norm = before.affine(kernels)
-    out: Tensor = kernels.normalised_relu(x, norm, residual, residual_norm, form, keys, layout, cap)
-    return out
+    return kernels.normalised_relu(x, norm, residual, residual_norm, form, keys, layout, cap)
 
 
 def pooled_relu(
@@ -111,8 +109,7 @@ def pooled_relu(
     form = _kernel_form(activation)
     if kernels is None or layout.patches > 1 or form is None:
         return random_relu(x, activation, keys, repeat=repeat, cap=cap).flatten(2).mean(2)
-    out: Tensor = kernels.pooled_relu(x, form, keys, layout, cap)
-    return out
+    return kernels.pooled_relu(x, form, keys, layout, cap)
 
 
 def _gpu_kernels(x: Tensor) -> ModuleType | None:

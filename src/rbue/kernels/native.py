@@ -58,11 +58,15 @@ def library() -> ctypes.CDLL | None:
     return found if found is not None and _agrees(found) else None
 
 
-def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -> Tensor:
-    """The keys of every row at every site, ``(2, sites, rows)``."""
+def _supported() -> ctypes.CDLL:
     kernels = library()
     assert kernels is not None
-    return _site_keys(kernels, state, samples, images, numbers)
+    return kernels
+
+
+def site_keys(state: Tensor, samples: Tensor, images: Tensor, numbers: Tensor) -> Tensor:
+    """The keys of every row at every site, ``(2, sites, rows)``."""
+    return _site_keys(_supported(), state, samples, images, numbers)
 
 
 def forward(
@@ -70,9 +74,7 @@ def forward(
 ) -> Tensor:
     """The random activation; ``layout.repeat`` copies of ``x``, each with bits of its own."""
     out = x if inplace else layout.empty_output(torch.float32)
-    kernels = library()
-    assert kernels is not None
-    _forward(kernels, x, out, _Draw(form, keys, layout, cap))
+    _forward(_supported(), x, out, _Draw(form, keys, layout, cap))
     if inplace:
         torch.autograd.graph.increment_version(x)
     return out
@@ -85,10 +87,8 @@ def supports_pooling(x: Tensor, layout: ElementLayout) -> bool:
 
 def pooled_relu(x: Tensor, form: SlopeForm, keys: Tensor, layout: ElementLayout, cap: float | None) -> Tensor:
     """The mean over the pixels of ``layout.repeat`` random activations of ``x``, ``(rows, channels)``."""
-    kernels = library()
-    assert kernels is not None
     out = torch.empty((layout.rows, layout.shape[1]), dtype=torch.float32, device=x.device)
-    _pooled(kernels, x, out, _Draw(form, keys, layout, cap))
+    _pooled(_supported(), x, out, _Draw(form, keys, layout, cap))
     return out
 
 
@@ -102,9 +102,7 @@ def backward(
 ) -> Tensor:
     """The gradient at the input, from the output; the twin of ``capped_backward`` in :mod:`rbue.activations.relu`."""
     result = torch.empty_like(out)
-    kernels = library()
-    assert kernels is not None
-    _backward(kernels, grad, out, result, form, keys, layout, cap)
+    _backward(_supported(), grad, out, result, form, keys, layout, cap)
     return result
 
 

@@ -10,6 +10,7 @@ Hence every class that sums something else has a state name of its own: otherwis
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,8 +52,7 @@ class _SumMetric(Metric):
     def compute(self) -> Tensor:
         """Return the mean over all images seen since the last ``reset``."""
         _require_images(self, self.images)
-        mean: Tensor = getattr(self, self._total_name) / self.images
-        return mean
+        return getattr(self, self._total_name) / self.images
 
 
 class Accuracy(_SumMetric):
@@ -260,6 +260,7 @@ class _ScoreMetric(Metric):
     full_state_update = False
 
     _names: tuple[str, str]
+    _score: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -277,6 +278,10 @@ class _ScoreMetric(Metric):
         if not scores.numel():
             raise InvalidInput(f"{type(self).__name__} has seen 0 images; call update(...) before compute().")
         return scores, flags.bool()
+
+    def compute(self) -> Tensor:
+        """Return the score of all images seen since the last ``reset``."""
+        return self._score(*self._joined())
 
 
 def _join(state: list[Tensor] | Tensor) -> Tensor:
@@ -327,30 +332,21 @@ class AUROC(_Detection):
     """
 
     higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """Return the area under the ROC curve of all images seen since the last ``reset``."""
-        return auroc(*self._joined())
+    _score = staticmethod(auroc)
 
 
 class AUPR(_Detection):
     """Streaming form of ``rbue.metrics.aupr``."""
 
     higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """Return the average precision of all images seen since the last ``reset``."""
-        return aupr(*self._joined())
+    _score = staticmethod(aupr)
 
 
 class FPR95(_Detection):
     """Streaming form of ``rbue.metrics.fpr95``."""
 
     higher_is_better = False
-
-    def compute(self) -> Tensor:
-        """Return the false positive rate at 95 % true positive rate of all images since ``reset``."""
-        return fpr95(*self._joined())
+    _score = staticmethod(fpr95)
 
 
 class AURC(_ScoreMetric):
@@ -358,22 +354,17 @@ class AURC(_ScoreMetric):
 
     higher_is_better = False
     _names = ("confidence", "correct")
+    _score = staticmethod(aurc)
 
     def update(self, confidence: Tensor, correct: Tensor) -> None:
         """Take in one batch."""
         self._append(*_checks.scores_and_flags(confidence, correct, "confidence", "correct"))
 
-    def compute(self) -> Tensor:
-        """Return the area under the risk-coverage curve of all images seen since the last ``reset``."""
-        return aurc(*self._joined())
-
 
 class AUGRC(AURC):
     """Streaming form of ``rbue.metrics.augrc``."""
 
-    def compute(self) -> Tensor:
-        """Return the area under the generalised curve of all images seen since the last ``reset``."""
-        return augrc(*self._joined())
+    _score = staticmethod(augrc)
 
 
 class CoverageAtRisk(AURC):

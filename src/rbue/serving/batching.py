@@ -61,6 +61,10 @@ class Batcher:
         queue: requests that may wait.
         batching: one of :data:`BATCHING`.
         watch: is told the number of images of each call and its seconds.
+
+    Attributes:
+        joins: whether requests share calls.
+        closing: whether no more requests are taken.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class Batcher:
         self._batching = batching
         self._jobs: deque[_Job] = deque()
         self._wake = asyncio.Event()
-        self._closing = False
+        self.closing = False
         self._thread = ThreadPoolExecutor(1, "rbue-engine", initializer=engine.begin_thread)
         self._worker: asyncio.Task[None] | None = None
         self.joins = False
@@ -87,14 +91,9 @@ class Batcher:
         return len(self._jobs)
 
     @property
-    def closing(self) -> bool:
-        """Whether no more requests are taken."""
-        return self._closing
-
-    @property
     def failed(self) -> bool:
         """Whether nothing will be answered any more, by a fault of this class."""
-        return self._worker is not None and self._worker.done() and not self._closing
+        return self._worker is not None and self._worker.done() and not self.closing
 
     @property
     def words(self) -> str:
@@ -113,7 +112,7 @@ class Batcher:
 
     async def close(self) -> None:
         """Take no more requests, answer those that wait, and end."""
-        self._closing = True
+        self.closing = True
         self._wake.set()
         if self._worker is not None:
             await self._worker
@@ -127,14 +126,14 @@ class Batcher:
             Stopping: the server takes no more.
             TimeoutError: it was not begun before the deadline, in the time of ``time.monotonic``.
         """
-        if self._closing:
+        if self.closing:
             raise Stopping
         if len(self._jobs) >= self._queue:
             raise QueueFull
         usual = sampling.samples == self._engine.samples and not sampling.stops_early  # others were not compared
-        job = _Job(
-            x, sampling, deadline, asyncio.get_running_loop().create_future(), self.joins and usual and self._fits(x)
-        )
+        fits = len(x) <= self._most or self._batching == "padded"
+        future = asyncio.get_running_loop().create_future()
+        job = _Job(x, sampling, deadline, future, self.joins and usual and fits)
         self._jobs.append(job)
         self._wake.set()
         try:
@@ -143,9 +142,6 @@ class Batcher:
             with suppress(ValueError):
                 self._jobs.remove(job)
             raise
-
-    def _fits(self, x: Numbers) -> bool:
-        return len(x) <= self._most or self._batching == "padded"
 
     def _may_join(self) -> bool:
         engine = self._engine
@@ -166,7 +162,7 @@ class Batcher:
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._jobs or not self._closing:
+        while self._jobs or not self.closing:
             if not self._jobs:
                 self._wake.clear()
                 await self._wake.wait()
@@ -188,7 +184,7 @@ class Batcher:
         """Wait for others to join the first, as long as it may wait and there is room."""
         first = self._jobs[0]
         until = min(first.arrived + self._wait, first.deadline)
-        while first.joins and not self._closing and sum(len(job.x) for job in self._jobs if job.joins) < self._most:
+        while first.joins and not self.closing and sum(len(job.x) for job in self._jobs if job.joins) < self._most:
             left = until - time.monotonic()
             if left <= 0:
                 return

@@ -212,17 +212,9 @@ class Comparison:
         """The plainest first."""
         return sorted({curve.acquire for curve in self.curves}, key=list(ACQUISITIONS).index)
 
-    def of_method(self, method: str) -> list[Curve]:
-        """The curves of a method."""
-        return [curve for curve in self.curves if curve.method == method]
-
-    def of_acquisition(self, acquire: str) -> list[Curve]:
-        """The curves of an acquisition."""
-        return [curve for curve in self.curves if curve.acquire == acquire]
-
     def random_of(self, method: str) -> Curve | None:
         """What the other curves of a method are compared with."""
-        return next((curve for curve in self.of_method(method) if curve.acquire == "random"), None)
+        return next((one for one in self.curves if (one.method, one.acquire) == (method, "random")), None)
 
     def compared_with(self, curve: Curve) -> Curve | None:
         """Random of the same method, if it has seeds of this curve, which is another one."""

@@ -344,8 +344,7 @@ def _trained(
 def _outcomes(jobs: Sequence[Job], engine: str) -> list[TrainingSummary]:
     """Train networks side by side, or one after the other where they draw from torch's one generator."""
     first = jobs[0]
-    example = torch.zeros(2, *first.batches.images.shape[1:], device=first.batches.images.device).permute(0, 3, 1, 2)
-    if len(jobs) == 1 or first.method.trains_alone or draws_from_torch(first.network, example):
+    if len(jobs) == 1 or first.method.trains_alone or draws_from_torch(first.network, first.example()):
         return [train(job, engine) for job in jobs]
     outcomes = train_together(jobs, engine)
     for outcome in outcomes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rbue.lab.active.curves import ActiveRun, Comparison, Curve, Spread
@@ -94,11 +94,6 @@ def _limits(found: Iterable[Spread], top: float | None = None) -> tuple[float, f
     return min(ends) - room, (max(ends) if top is None else min(max(ends), top)) + room
 
 
-def _limits_of(group: Comparison, measure: str) -> tuple[float, float]:
-    found = (one for curve in group.curves for one in curve.over_rounds(measure))
-    return _limits(found, 1.0 if measure == "accuracy" else None)
-
-
 def _gains(group: Comparison) -> FigureGrid | None:
     """Percentage points above random, seed by seed: a figure a method, a line an acquisition. Nothing to compare: None.
 
@@ -131,25 +126,19 @@ def _times_100(one: Spread) -> Spread:
     return Spread(tuple(100 * value for value in one.values), one.of)
 
 
-def _by_method(group: Comparison, measure: str) -> FigureGrid:
-    """A figure a method, a line an acquisition."""
-    limits = _limits_of(group, measure)
+def _figures(group: Comparison, measure: str, by: str = "method") -> FigureGrid:
+    """A figure a method, a line an acquisition; or the other way round, ``by`` ``acquire``."""
+    spreads = (one for curve in group.curves for one in curve.over_rounds(measure))
+    limits = _limits(spreads, 1.0 if measure == "accuracy" else None)
+    captions, line, styles = group.methods, "acquire", LOOKS
+    if by == "acquire":
+        captions, line, styles = group.acquisitions, "method", looks(group.methods)
     figures = []
-    for method in group.methods:
-        curves = group.of_method(method)
-        figure = learning_curves(curves, {one.acquire: LOOKS[one.acquire] for one in curves}, measure, limits)
-        figures.append(FigureBlock(figure, _described(curves, measure), caption=method))
-    return FigureGrid(figures)
-
-
-def _by_acquisition(group: Comparison, measure: str) -> FigureGrid:
-    """A figure an acquisition, a line a method."""
-    limits, styles = _limits_of(group, measure), looks(group.methods)
-    figures = []
-    for acquire in group.acquisitions:
-        curves = group.of_acquisition(acquire)
-        figure = learning_curves(curves, {one.method: styles[one.method] for one in curves}, measure, limits)
-        figures.append(FigureBlock(figure, _described(curves, measure), caption=acquire))
+    for caption in captions:
+        curves = [curve for curve in group.curves if getattr(curve, by) == caption]
+        lines = {name: styles[name] for name in (getattr(curve, line) for curve in curves)}
+        figure = learning_curves(curves, lines, measure, limits)
+        figures.append(FigureBlock(figure, _described(curves, measure), caption=caption))
     return FigureGrid(figures)
 
 
@@ -179,17 +168,10 @@ def needed_table(group: Comparison) -> Table:
         _SEEDS,
         Column("mean", "mean accuracy", "higher", percent, points, "Over all rounds: the area under the curve."),
         Column("last", "last accuracy", "higher", percent, points, "Of the round with the most labels."),
-        *(
-            Column(
-                _key(level),
-                f"for {_level(level)}",
-                "lower",
-                whole,
-                about=f"Labels with which a seed first reaches {_level(level)}, between rounds by a straight line."
-                if level == group.levels[0]
-                else "",
-            )
-            for level in group.levels
+        *_level_columns(
+            *(group.levels, "for", "Labels with which a seed first reaches {}, between rounds by a straight line."),
+            better="lower",
+            text=whole,
         ),
     )
     return Table(columns, rows, f"{group.title}: accuracy, and the labels needed for some accuracies")
@@ -257,19 +239,14 @@ def saved_table(group: Comparison) -> Table | None:
             about="Labels saved at the accuracy with which random of the same method and seed ends. 'Under' is at most "
             "that: the curve does not get there with all its labels in every seed.",
         ),
-        *(
-            Column(
-                _key(level),
-                f"saved at {_level(level)}",
-                text=signed,
-                spread=whole,
-                about="Labels that random needs more for the same accuracy, seed by seed; a minus is a loss. 'Over' is "
-                "at least that: random does not get there with all its labels in every seed. A curve that 'falls "
-                "short' does not get there itself."
-                if level == group.levels[0]
-                else "",
-            )
-            for level in group.levels
+        *_level_columns(
+            group.levels,
+            "saved at",
+            "Labels that random needs more for the same accuracy, seed by seed; a minus is a loss. 'Over' is at least "
+            "that: random does not get there with all its labels in every seed. A curve that 'falls short' does not "
+            "get there itself.",
+            text=signed,
+            spread=whole,
         ),
     )
     return Table(columns, rows, f"{group.title}: labels saved against random at equal accuracy")
@@ -278,6 +255,13 @@ def saved_table(group: Comparison) -> Table | None:
 def signed(labels: float) -> str:
     """A difference of labels; what rounds to 0 is no loss."""
     return f"{round(labels):+,}".replace("-", "−")
+
+
+def _level_columns(levels: Sequence[float], heading: str, about: str, **look: Any) -> Iterator[Column]:
+    """One column an accuracy; the first says what they are about."""
+    for level in levels:
+        words = about.format(_level(level)) if level == levels[0] else ""
+        yield Column(_key(level), f"{heading} {_level(level)}", about=words, **look)
 
 
 def _key(level: float) -> str:
@@ -345,9 +329,9 @@ def _parts(group: Comparison) -> list[tuple[str, list[Block]]]:
         f"with the same labelled images.{few}"
     )
     saved = saved_table(group)
-    parts: list[tuple[str, list[Block]]] = [("Learning curves", [Text(words), _by_method(group, "accuracy")])]
+    parts: list[tuple[str, list[Block]]] = [("Learning curves", [Text(words), _figures(group, "accuracy")])]
     if len(group.methods) > 1:
-        parts.append(("The methods side by side", [_by_acquisition(group, "accuracy")]))
+        parts.append(("The methods side by side", [_figures(group, "accuracy", by="acquire")]))
     parts.append(("Labels needed", [TableBlock(needed_table(group), explain=True)]))
     if saved is not None:
         caution = (
@@ -361,7 +345,7 @@ def _parts(group: Comparison) -> list[tuple[str, list[Block]]]:
         parts.append(("Labels saved against random", [Text(words)]))
     others: list[Block] = [TableBlock(_probabilities_table(group), explain=True)]
     for measure in ("nll", "ece"):
-        others.append(Fold(f"{_MEASURES[measure]} against labels", [_by_method(group, measure)]))
+        others.append(Fold(f"{_MEASURES[measure]} against labels", [_figures(group, measure)]))
     parts.append(("Probabilities on the way", others))
     parts.append(("Settings", [Bullets(_settings(group))]))
     return parts

@@ -55,7 +55,8 @@ class Verbs(Flowing):
             remark("stopped; what was finished is kept, and the same command continues from there.")
             raise typer.Exit(130) from None
         except (RbueError, OSError, RuntimeError, MemoryError) as error:
-            if isinstance(error, BrokenPipeError) or not _is_expected(error):
+            expected = isinstance(error, (RbueError, OSError)) or _lacks_memory(error)  # torch's is a RuntimeError
+            if isinstance(error, BrokenPipeError) or not expected:
                 raise
             if ctx.params.get("debug"):
                 traceback.print_exc()
@@ -176,11 +177,6 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may lack the dash of a table, or a letter of a path
     app(prog_name="rbue")
-
-
-def _is_expected(error: BaseException) -> bool:
-    """Whether one sentence says enough of an error; torch's is a RuntimeError, as are those of many mistakes."""
-    return isinstance(error, (RbueError, OSError)) or _lacks_memory(error)
 
 
 def _lacks_memory(error: BaseException) -> bool:

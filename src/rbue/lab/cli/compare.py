@@ -26,23 +26,21 @@ from rbue.lab.cli.options import (
 from rbue.lab.cli.output import (
     AsJson,
     as_json,
-    as_markup,
     complain,
     duration,
     methods_table,
     number,
     percent,
     print_json,
-    print_methods,
     remark,
     say,
-    stdout,
     training_lines,
     working,
 )
 from rbue.lab.cli.runs import is_readable, write_page
 from rbue.lab.cli.train import trained
 from rbue.lab.processes import is_first
+from rbue.lab.report import tables
 
 if TYPE_CHECKING:
     import torch
@@ -58,19 +56,8 @@ PAPER_METHODS = ("deep-ensemble", "mc-dropout", "mc-droprelu", "mc-rrelu", "sing
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Column:
-    """One measurement: what it is called, which end is the better one, how it is written."""
-
-    key: str
-    heading: str
-    best: Callable[[Sequence[float]], float]
-    text: Callable[[float | None], str] = number
-
-    @property
-    def title(self) -> str:
-        """The heading, with an arrow towards the better values."""
-        return f"{self.heading} {'↑' if self.best is max else '↓'}"
+class Column(tables.Column):
+    """One measurement."""
 
     def cell(self, row: Row) -> str:
         """The measurement in a row; of a run without any, the first column says so."""
@@ -81,13 +68,13 @@ class Column:
 
 
 COLUMNS = (
-    Column("accuracy", "accuracy", max, lambda value: percent(value or 0.0)),
-    Column("ece", "ECE", min),
-    Column("nll", "NLL", min),
-    Column("mean_jsd", "Mean-JSD", max),
-    Column("mean_dis", "Mean-DIS", max),
-    Column("parameters", "parameters", min, lambda value: f"{value:,}"),
-    Column("training_seconds", "training", min, lambda value: duration(value or 0.0)),
+    Column("accuracy", "accuracy", "higher", percent),
+    Column("ece", "ECE", "lower", number),
+    Column("nll", "NLL", "lower", number),
+    Column("mean_jsd", "Mean-JSD", "higher", number),
+    Column("mean_dis", "Mean-DIS", "higher", number),
+    Column("parameters", "parameters", "lower", "{:,}".format),
+    Column("training_seconds", "training", "lower", lambda value: duration(value or 0.0)),
 )
 
 
@@ -308,24 +295,20 @@ def _best(measures: Mapping[str, Resampled], methods: int) -> frozenset[tuple[st
 
 def markdown(rows: Sequence[Row], marks: Marks) -> str:
     """The table for a page, what is better than all others by more than chance in bold, and the verdict."""
-    from rbue.lab.report.tables import markdown_rows
-
     headings = ["method", *(column.title for column in COLUMNS)]
     cells = [[row["method"], *(marks.cell(row, column, "**{}**") for column in COLUMNS)] for row in rows]
-    return f"{markdown_rows(headings, cells, right=headings[1:])}\n{marks.verdict}\n"
+    return f"{tables.markdown_rows(headings, cells, right=headings[1:])}\n{marks.verdict}\n"
 
 
 def comma_separated(rows: Sequence[Row], marks: Marks) -> str:
     """The table for a spreadsheet, numbers unrounded."""
-    from rbue.lab.report.tables import csv_rows
-
     names = ["method", *(column.key for column in COLUMNS)]
     cells = [[row[name] for name in names] for row in rows]
     if any("deviations" in row for row in rows):
         names += [f"{column.key}_std" for column in COLUMNS]
         for row, line in zip(rows, cells, strict=True):
             line += [row.get("deviations", {}).get(column.key) for column in COLUMNS]
-    return csv_rows(names, cells)
+    return tables.csv_rows(names, cells)
 
 
 PAGE = ".html"
@@ -348,16 +331,11 @@ def check_output(path: Path, split: str = "test") -> None:
 
 
 def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:
-    console = stdout()
-    shown = methods_table(console)
     headings = [column.title.replace(" ", "\n") for column in COLUMNS]
-    for heading in headings:
-        shown.add_column(heading, justify="right", no_wrap=True)
+    methods = []
     for row in rows:
         cells = (marks.cell(row, column, "[bold green]{}*[/]") for column in COLUMNS)
-        shown.add_row(as_markup(row["method"]), *(cell if cell.endswith("[/]") else f"{cell} " for cell in cells))
-    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
-    print_methods(console, shown, less_important=headings[:1:-1])
+        methods.append((row["method"], [[cell if cell.endswith("[/]") else f"{cell} " for cell in cells]]))
     alone = [row for row in rows if "trouble" not in row and row["mean_jsd"] is None]
     unchanged = " of an image as it is" if any(row.get("by_seed", [row])[0].get("augment") for row in alone) else ""
     notes = {
@@ -365,6 +343,6 @@ def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:
         "± standard deviation over seeds": any("deviations" in row for row in rows),
         f"– a method with one sample{unchanged} has no diversity": alone,
     }
-    if any(notes.values()):
-        console.print(f"[dim]{'; '.join(note for note, applies in notes.items() if applies)}[/dim]", soft_wrap=True)
-    console.print(as_markup(marks.verdict), soft_wrap=True)
+    note = "; ".join(note for note, applies in notes.items() if applies)
+    methods_table(title, headings, methods, headings[:1:-1], note=note)
+    say(marks.verdict)

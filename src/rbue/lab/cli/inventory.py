@@ -43,7 +43,8 @@ def models(json: AsJson = False) -> None:
         return
     numbers = ("parameters", "multiply-adds", "ReLU sites")
     cells = [
-        (row["name"], f"{row['parameters']:,}", _millions(row["multiply_adds"]), str(row["sites"])) for row in rows
+        (row["name"], f"{row['parameters']:,}", f"{row['multiply_adds'] / 1e6:,.1f} M", str(row["sites"]))
+        for row in rows
     ]
     table("Networks, for 3x32x32 images and 10 classes", ("name", *numbers), cells, right=numbers)
 
@@ -72,7 +73,7 @@ def sites(
 ) -> None:
     """List the ReLU call sites of a network: what `where` in mc-droprelu:0.9,where can name."""
     size = _shape(shape)
-    found = with_network(model, size, classes, width, lambda network, example: rbue.sites(network, example))
+    found = with_network(model, size, classes, width, rbue.sites)
     if json:
         keys = ("index", "path", "call", "form")
         rows = [
@@ -157,10 +158,6 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _millions(count: int) -> str:
-    return f"{count / 1e6:,.1f} M"
-
-
 app = typer.Typer(
     no_args_is_help=True,
     help="List, fetch, import and check data sets.",
@@ -235,7 +232,8 @@ def check(name: Name, root: Root = None, json: AsJson = False) -> None:
     with working(f"checking {name}"):
         checks = data.check(name, root)
     if json:
-        print_json({"name": name, "ok": all(one.ok for one in checks), "checks": [_check(one) for one in checks]})
+        listed = [{**asdict(one), "ok": one.ok} for one in checks]
+        print_json({"name": name, "ok": all(one.ok for one in checks), "checks": listed})
     else:
         rows = [(one.split, one.array, one.found, _verdict(one)) for one in checks]
         table(f"Checksums of {name}", ("split", "array", "SHA-256", "verdict"), rows)
@@ -261,10 +259,6 @@ def _entry(name: str, root: Path | None) -> dict[str, Any]:
         "here": here,
         "terms": known.terms,
     }
-
-
-def _check(one: data.Check) -> dict[str, Any]:
-    return {**asdict(one), "ok": one.ok}
 
 
 def _verdict(one: data.Check) -> str:

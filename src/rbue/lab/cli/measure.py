@@ -34,7 +34,6 @@ from rbue.lab.cli.options import (
 )
 from rbue.lab.cli.output import (
     AsJson,
-    as_markup,
     complain,
     data_progress,
     duration,
@@ -43,10 +42,8 @@ from rbue.lab.cli.output import (
     number,
     percent,
     print_json,
-    print_methods,
     remark,
     say,
-    stdout,
     table,
     working,
 )
@@ -148,19 +145,12 @@ def calibrate(
     labels = labels_for([config for config, _ in found])
     for name in dict.fromkeys(config.data for config, _ in found):
         rows = [
-            _row(label + (f" (augmented: {augment})" if (augment := key.partition(",augment=")[2]) else ""), entry)
+            (label + (f" (augmented: {augment})" if (augment := key.partition(",augment=")[2]) else ""), [_row(entry)])
             for (config, _), label, (key, entry) in zip(found, labels, made, strict=True)
             if config.data == name
         ]
-        console = stdout()
-        shown = methods_table(console)
-        for heading in ("temperatures", "accuracy", *SCORES):
-            shown.add_column(heading, justify="right", no_wrap=True)
-        for row in rows:
-            shown.add_row(*map(as_markup, row))
         title = f"{name} after temperature scaling (two-fold cross-fit on the test set; not in the paper)"
-        console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
-        print_methods(console, shown, less_important=("Brier", "accuracy"))
+        methods_table(title, ("temperatures", "accuracy", *SCORES), rows, less_important=("Brier", "accuracy"))
     for label, (_, entry) in zip(labels, made, strict=True):
         if at_a_bound(entry):
             low, high = entry["bounds"]
@@ -169,11 +159,11 @@ def calibrate(
         say(str(file))
 
 
-def _row(label: str, entry: dict[str, Any]) -> tuple[str, ...]:
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     before, after = entry["before"], entry["after"]
     temperatures = ", ".join(f"{one:.3f}" for one in entry["temperatures"])
     scores = (f"{before[key]:.4f} → {after[key]:.4f}" for key in SCORES.values())
-    return (label, temperatures, percent(after["accuracy"]), *scores)
+    return (temperatures, percent(after["accuracy"]), *scores)
 
 
 def predict(
@@ -276,10 +266,11 @@ def predict(
         print_json({"run": run, "method": config.method, **asked, "predictions": rows, "unreadable": failed})
     else:
         numbers = ("confidence", "entropy", "mutual information")
-        cells = [
-            (row["image"], row["label"], percent(row["confidence"]), number(row["entropy"]), _information(row))
-            for row in rows
-        ]
+        cells = []
+        for row in rows:
+            information = number(row["mutual_information"] if row["samples"] > 1 else None)
+            shown = percent(row["confidence"]), number(row["entropy"]), information
+            cells.append((row["image"], row["label"], *shown))
         title = f"{config.method} · {config.model} on {config.data}, {rows[0]['samples']} samples"
         table(title, ("image", "label", *numbers), cells, right=numbers)
         if output is not None:
@@ -352,7 +343,3 @@ def _comma_separated(rows: Sequence[dict[str, Any]]) -> str:
     names, classes = [name for name in rows[0] if name != "probabilities"], rows[0]["probabilities"]
     values = ([*(row[name] for name in names), *row["probabilities"].values()] for row in rows)
     return csv_rows([*names, *(f"p({name})" for name in classes)], values)
-
-
-def _information(row: dict[str, Any]) -> str:
-    return number(row["mutual_information"]) if row["samples"] > 1 else number(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,9 +28,7 @@ from rbue.lab.cli.output import (
     number,
     percent,
     print_json,
-    print_methods,
     say,
-    stdout,
 )
 
 if TYPE_CHECKING:
@@ -128,26 +126,26 @@ def _show(runs: Sequence[Measured]) -> None:
     from rbue.lab.data.outside import short_name
     from rbue.lab.runs.out_of_distribution import means
 
-    console = stdout()
-    shown = methods_table(console)
-    shown.add_column("score", no_wrap=True)
     groups = runs[0].groups
     several = [name for names in groups.values() if len(names) > 1 for name in names]  # one alone is its own mean
-    headings = {name: as_markup(short_name(name)) for name in several}
-    for heading in [*(f"{measure} {group}" for group in groups for measure in _MEASURES), *headings.values()]:
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for run in runs:
-        label, of_groups = as_markup(run.label), [means(run.entry, names) for names in groups.values()]
+
+    def scores(run: Measured) -> Iterator[list[str]]:
+        of_groups = [means(run.entry, names) for names in groups.values()]
         for score in of_groups[0]:
             cells = [show(mean[score][measure.lower()]) for mean in of_groups for measure, show in _MEASURES.items()]
             each = [number(run.entry["sets"][name]["scores"][score]["auroc"]) for name in several]
-            shown.add_row(label, score.replace("_", " "), *cells, *each)
-            label = ""
-        shown.add_section()
+            yield [score.replace("_", " "), *cells, *each]
+
+    names = [as_markup(short_name(name)) for name in several]
+    headings = ["score", *(f"{measure} {group}" for group in groups for measure in _MEASURES), *names]
     first = runs[0].entry
     counted = [f"{short_name(name)} ({found['images']:,})" for name, found in first["sets"].items()]
-    title = f"{runs[0].config.data} ({first['data']['count']:,} test images) against {', '.join(counted)}"
-    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
-    print_methods(console, shown, less_important=[*(f"AUPR {group}" for group in groups), *headings.values()])
-    note = "images from elsewhere are the positives" + ("; a set has its AUROC" if several else "")
-    console.print(f"[dim]{note}[/dim]", soft_wrap=True)
+    methods_table(
+        f"{runs[0].config.data} ({first['data']['count']:,} test images) against {', '.join(counted)}",
+        headings,
+        [(run.label, scores(run)) for run in runs],
+        less_important=[*(f"AUPR {group}" for group in groups), *names],
+        left=["score"],
+        note="images from elsewhere are the positives" + ("; a set has its AUROC" if several else ""),
+        parted=True,
+    )

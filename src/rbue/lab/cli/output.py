@@ -139,21 +139,41 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], ri
     console.print(shown)
 
 
-def methods_table(console: Console) -> Table:
-    """A table whose first column is a method, for the caller to fill; tight where it is to fit into 80 columns."""
+def methods_table(
+    title: str,
+    headings: Sequence[str],
+    methods: Iterable[tuple[str, Iterable[Sequence[str]]]],
+    less_important: Sequence[str],
+    left: Sequence[str] = (),
+    note: str = "",
+    parted: bool = False,
+) -> None:
+    """Print a table whose first column is a method; tight where it is to fit into 80 columns.
+
+    Left to itself, rich would take the room from the names until nothing is left of them, since they may be folded.
+
+    Args:
+        title: stands above.
+        headings: of the other columns, which hold numbers unless they are named in ``left``.
+        methods: each with its rows, whose cells are markup.
+        less_important: headings of columns to leave out where the table is too wide, the first one first.
+        left: headings of columns with words.
+        note: stands below, as markup.
+        parted: whether a line parts the methods.
+    """
+    console = stdout()
     wide = console.width > 100
     shown = Table(
         box=SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=wide, padding=(0, 1) if wide else (0, 0)
     )
     shown.add_column("method", overflow="fold")
-    return shown
-
-
-def print_methods(console: Console, shown: Table, less_important: Sequence[str]) -> None:
-    """Print such a table; where it is too wide, columns with these headings are left out, the first one first.
-
-    Left to itself, rich would take the room from the names until nothing is left of them, since they may be folded.
-    """
+    for heading in headings:
+        shown.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    for label, rows in methods:
+        for place, row in enumerate(rows):
+            shown.add_row("" if place else as_markup(label), *row)
+        if parted:
+            shown.add_section()
     names, left_out = shown.columns[0], []
     unlimited = console.options.update(max_width=PIPE_WIDTH)
     names.max_width = _NAME_WIDTH  # to be measured with; in the end they get what there is
@@ -163,11 +183,11 @@ def print_methods(console: Console, shown: Table, less_important: Sequence[str])
         shown.columns = [column for column in shown.columns if column.header != heading]
         left_out.append(heading.split()[0])
     names.max_width = None
+    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
     console.print(shown)
-    if left_out:
-        console.print(
-            f"[dim]no room for {', '.join(dict.fromkeys(left_out))}; --json has everything[/dim]", soft_wrap=True
-        )
+    room = f"no room for {', '.join(dict.fromkeys(left_out))}; --json has everything" if left_out else ""
+    for line in filter(None, (room, note)):
+        console.print(f"[dim]{line}[/dim]", soft_wrap=True)
 
 
 def _whole_words(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[int | None]:

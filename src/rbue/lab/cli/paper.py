@@ -108,7 +108,7 @@ def plan(
     json: AsJson = False,
 ) -> None:
     """Show what would run, what is there already, and about how long the rest takes here and on one GPU."""
-    from rbue.lab.paper.illustrations import is_illustrated
+    from rbue.lab.paper.illustrations import read_illustration
     from rbue.lab.paper.planning import RECORDED_GPU, RECORDED_SOURCE, Estimator, RecordedGpu, jobs_for, planned
 
     settings = extent.settings(runs, methods, shift)
@@ -123,11 +123,11 @@ def plan(
             0.0 if extent.quick else sum(one.seconds for one in planned(jobs_for(experiments, small), small, estimator))
         )
     recorded = [one.seconds for one in planned(jobs, settings, RecordedGpu(runs), kinds)]
-    draw = [one.id for one in experiments if one.illustration and not is_illustrated(one, settings, runs)]
+    draw = [one.id for one in experiments if one.illustration and read_illustration(one, settings, runs) is None]
     total = sum(row.seconds for row in rows)
     if json:
         times = {"seconds": total, "gpu_seconds": sum(recorded), "quick_seconds": quickly}
-        listed = [row.as_json() | {"gpu_seconds": one} for row, one in zip(rows, recorded, strict=True)]
+        listed = [asdict(row) | {"gpu_seconds": one} for row, one in zip(rows, recorded, strict=True)]
         print_json({"scale": settings.scale.name, "runs": listed, "draw": draw, **times, "gpu": RECORDED_GPU})
         return
     here = f"on {estimator.device}"

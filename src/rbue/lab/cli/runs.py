@@ -181,7 +181,9 @@ def _state(run: RunFolder) -> str:
         return TRAINED
     if config.parsed.networks > 1:
         return f"{config.parsed.networks} networks"
-    return f"epoch {_epochs_done(run)} of {config.recipe.epochs}"
+    from rbue.lab.training.trainer import read_log
+
+    return f"epoch {len(read_log(run.log))} of {config.recipe.epochs}"
 
 
 def _has_weights(run: RunFolder, state: str) -> bool | None:
@@ -200,15 +202,6 @@ def _has_weights(run: RunFolder, state: str) -> bool | None:
 def _marked(state: str, weights: bool | None, augment: str | None = None) -> str:
     state += f" (augmented: {augment})" if augment else ""
     return f"{state}, no weights" if weights is False else state
-
-
-def _epochs_done(run: RunFolder) -> int:
-    """How far an unfinished training has come, by its log; a repeated epoch counts once."""
-    from rbue.lab.training.trainer import read_log
-
-    if not run.log.is_file():
-        return 0
-    return len(read_log(run.log))
 
 
 def _pairs(content: dict[str, Any], indent: str = "") -> list[tuple[str, str]]:

@@ -91,19 +91,9 @@ def serve(
         from rbue.serving import serve as run_server
     except ImportError as error:
         raise RbueError(f"rbue serve needs {error.name}; pip install 'rbue[serve]'.") from error
-    chosen = {
-        "samples": samples,
-        "draws": draws,
-        "model": model,
-        "mean": fractions(mean, "--mean", "0.49,0.48,0.45"),
-        "std": fractions(std, "--std", "0.25,0.24,0.26"),
-        "outputs": outputs,
-        "threads": threads,
-        "device": device,
-    }
-    typed = {f"--{name}": name for name in chosen if was_typed(ctx, name)}
+    pixels = fractions(mean, "--mean", "0.49,0.48,0.45"), fractions(std, "--std", "0.25,0.24,0.26")
     with working(f"loading {what}"):
-        engine = _engine(what, runs, typed, **chosen)  # type: ignore[arg-type]
+        engine = _engine(ctx, what, runs, samples, draws, model, pixels, outputs, threads, device)
         sets = None if conformal is None else _conformal(engine, conformal, held_out, seed)
     if conformal is None and held_out is not None:
         raise InvalidInput("--held-out is for --conformal; give a coverage such as --conformal 0.9.")
@@ -132,14 +122,13 @@ def _millions(value: float, option: str) -> int:
 
 
 def _engine(
+    ctx: typer.Context,
     what: str,
     runs: Path,
-    typed: dict[str, str],
     samples: int,
     draws: str | None,
     model: str | None,
-    mean: tuple[float, ...] | None,
-    std: tuple[float, ...] | None,
+    pixels: tuple[tuple[float, ...] | None, tuple[float, ...] | None],
     outputs: str,
     threads: int | None,
     device: str | None,
@@ -149,24 +138,24 @@ def _engine(
         from rbue.serving import OnnxEngine
 
         _refuse(
-            typed, ("samples", "draws", "model", "outputs", "device"), "an .onnx file has its own, or runs on the CPU"
+            ctx, ("samples", "draws", "model", "outputs", "device"), "an .onnx file has its own, or runs on the CPU"
         )
-        return OnnxEngine(path, mean, std, threads)
+        return OnnxEngine(path, *pixels, threads)
     if path.suffix == ".safetensors":
         from rbue.serving import NetworkEngine
 
         network = _network(path, model, device)
-        return NetworkEngine(network, None, samples, draws or "balanced", None, mean, std, path.name, threads, outputs)
+        return NetworkEngine(network, None, samples, draws or "balanced", None, *pixels, path.name, threads, outputs)
     if path.is_file():
         raise InvalidInput(f"{path} cannot be served; give an .onnx file, a .safetensors file or a run folder.")
     from rbue.lab.runs.serving import RunEngine
 
-    _refuse(typed, ("model", "mean", "std", "outputs"), "a run has its own")
+    _refuse(ctx, ("model", "mean", "std", "outputs"), "a run has its own")
     return RunEngine(find_run(what, runs).path, device_named(device), samples, draws, threads)
 
 
-def _refuse(typed: dict[str, str], names: tuple[str, ...], why: str) -> None:
-    found = [option for option, name in typed.items() if name in names]
+def _refuse(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:
+    found = [f"--{name}" for name in names if was_typed(ctx, name)]
     if found:
         raise InvalidInput(f"{why}; leave out {', '.join(found)}.")
 

@@ -31,16 +31,13 @@ from rbue.lab.cli.options import (
 )
 from rbue.lab.cli.output import (
     AsJson,
-    as_markup,
     data_progress,
     methods_table,
     number,
     percent,
     print_json,
-    print_methods,
     remark,
     say,
-    stdout,
     working,
 )
 from rbue.lab.cli.runs import write_page
@@ -321,28 +318,26 @@ def _made_how(rows: Sequence[Row]) -> str:
 def _show(runs: Sequence[Measured]) -> None:
     from rbue.lab.shift import summarise
 
-    console = stdout()
-    shown = methods_table(console)
-    for heading in ("severity", "accuracy", "worst", "ECE", "worst"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("hardest", no_wrap=True)
+    methods = []
     for run in runs:
-        label = as_markup(run.label)
-        if run.clean is not None:
-            shown.add_row(label, "clean", percent(run.clean["accuracy"]), "", number(run.clean["ece"]), "", "")
-            label = ""
+        clean = run.clean
+        rows = [] if clean is None else [("clean", percent(clean["accuracy"]), "", number(clean["ece"]), "", "")]
         for one in summarise(run.rows):
             accuracy, ece = percent(one.accuracy), number(one.ece)
             worst = percent(one.worst_accuracy), number(one.worst_ece)
-            shown.add_row(label, str(one.severity), accuracy, worst[0], ece, worst[1], one.hardest)
-            label = ""
-        shown.add_section()
+            rows.append((str(one.severity), accuracy, worst[0], ece, worst[1], one.hardest))
+        methods.append((run.label, rows))
     kinds = len({row["corruption"] for run in runs for row in run.rows})
     images = _made_how([row for run in runs for row in run.rows])
-    title = f"{runs[0].images} under {kinds} corruption{'s' if kinds != 1 else ''} ({images})"
-    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
-    print_methods(console, shown, less_important=("hardest", "worst"))
-    console.print("[dim]mean and worst over the corruptions; hardest: the one of lowest accuracy[/dim]", soft_wrap=True)
+    methods_table(
+        f"{runs[0].images} under {kinds} corruption{'s' if kinds != 1 else ''} ({images})",
+        ("severity", "accuracy", "worst", "ECE", "worst", "hardest"),
+        methods,
+        less_important=("hardest", "worst"),
+        left=["hardest"],
+        note="mean and worst over the corruptions; hardest: the one of lowest accuracy",
+        parted=True,
+    )
 
 
 def corrupt(

@@ -58,11 +58,9 @@ def gaussian_blur(batch: Batch, std: float) -> Bytes:
 
 def smooth(images: Floats, std: float) -> Floats:
     """A Gaussian over height and width of ``(B, H, W, ...)``; the border is repeated."""
-    stds = (0.0, std, std, *[0.0] * (images.ndim - 3))
     from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]  # slow to load
 
-    result: Floats = gaussian_filter(images, stds, mode="nearest", truncate=4.0)
-    return result
+    return gaussian_filter(images, (0.0, std, std, *[0.0] * (images.ndim - 3)), mode="nearest", truncate=4.0)
 
 
 @corruption(

@@ -191,5 +191,4 @@ def _patches(random: Generator, clear: float) -> Floats:
 
     field = gaussian_filter(random.standard_normal(_ICE_SIZE), 25.0, mode="wrap")
     low, high = np.quantile(field, [clear * 0.6, min(1.0, clear * 1.6)])
-    smooth: Floats = np.clip((field - low) / (high - low), 0.0, 1.0)
-    return smooth
+    return np.clip((field - low) / (high - low), 0.0, 1.0)

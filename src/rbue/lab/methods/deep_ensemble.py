@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rbue.errors import InvalidInput
 from rbue.lab.methods.base import Loss, Method, TrainingProgress, parse, register, spec_of
+from rbue.lab.methods.members import at_least_two
 from rbue.sampling.collect import SampleStream
 
 
@@ -27,8 +28,7 @@ class DeepEnsemble(Method):
     holds_method = True
 
     def __post_init__(self) -> None:
-        if self.members < 2:
-            raise InvalidInput(f"an ensemble has at least 2 members, not {self.members}.")
+        at_least_two(self.members)
         if self.member.networks > 1:
             raise InvalidInput(f"the members of an ensemble must be single networks, not {self.of}.")
         object.__setattr__(self, "of", spec_of(self.member))

@@ -9,7 +9,7 @@ so samples of the layer are drawn when training ends, and stored. A prediction n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from rbue.call_sites import evaluating
 from rbue.errors import InvalidInput, RbueError
-from rbue.lab.methods.base import Method, TrainingBatches, outputs_of, register
-from rbue.lab.methods.members import in_order_of_calls, member_stream
-from rbue.sampling.collect import SampleStream
+from rbue.lab.methods.base import TrainingBatches, outputs_of, register
+from rbue.lab.methods.members import StoredSamples, in_order_of_calls
 from rbue.sampling.passes import class_scores
 
 
@@ -90,11 +89,11 @@ class _Loader:
 
 @register("laplace")
 @dataclass(frozen=True)
-class LastLayerLaplace(Method):
+class LastLayerLaplace(StoredSamples):
     """A plain network with a Gaussian over its last layer, of which ``samples`` are drawn when training ends."""
 
     samples: int = 100
-    one_classifier = False
+    draws_samples = True  # there could be more of them
 
     def __post_init__(self) -> None:
         if self.samples < 2:
@@ -129,12 +128,3 @@ class LastLayerLaplace(Method):
         """Fit the Gaussian when training ends."""
         if epoch == epochs:
             network.fit(batches)  # type: ignore[operator]
-
-    @property
-    def draws_samples(self) -> bool:
-        """There could be more of them."""
-        return True
-
-    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
-        """The samples as they were drawn; another seed draws the same."""
-        return member_stream(networks[0].outputs, self.samples)  # type: ignore[arg-type]

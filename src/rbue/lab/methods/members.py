@@ -32,6 +32,16 @@ def member_stream(outputs: Callable[[Tensor, list[int]], Tensor], members: int) 
     return draw
 
 
+class StoredSamples(Method):
+    """Samples that training leaves in the network, whose ``outputs(x, numbers)`` are the class scores of some."""
+
+    one_classifier = False
+
+    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
+        """The samples in the order in which they were kept; another seed gives the same."""
+        return member_stream(networks[0].outputs, self.limit or 1)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class MembersInOnePass(Method):
     """``members`` networks in one, prepared to return class scores ``(B, members, classes)``.

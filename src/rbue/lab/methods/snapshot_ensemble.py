@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from torch import Tensor, nn
 
 from rbue.errors import InvalidInput
-from rbue.lab.methods.base import Method, TrainingBatches, register, spec_of
-from rbue.lab.methods.members import KeptMembers, at_least_two, member_stream, refuse_average
-from rbue.sampling.collect import SampleStream
+from rbue.lab.methods.base import TrainingBatches, register, spec_of
+from rbue.lab.methods.members import KeptMembers, StoredSamples, at_least_two, refuse_average
 
 
 def cycle_ends(epochs: int, cycles: int) -> list[int]:
@@ -35,11 +33,10 @@ def cycle_at(epochs: int, cycles: int, at: float) -> tuple[int, int]:
     return next((start, end) for start, end in pairwise([0, *cycle_ends(epochs, cycles)]) if at < end)
 
 
-class Cyclic(Method, ABC):
+class Cyclic(StoredSamples, ABC):
     """Training by cycles of the learning rate, of which some moments are kept as members."""
 
     cycles: int
-    one_classifier = False
 
     @abstractmethod
     def kept_after(self, epochs: int) -> list[int]:
@@ -59,10 +56,6 @@ class Cyclic(Method, ABC):
         ends = self.kept_after(epochs)
         if epoch in ends:
             network.keep(ends.index(epoch))  # type: ignore[operator]
-
-    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
-        """The members in the order in which they were kept."""
-        return member_stream(networks[0].outputs, self.limit or 1)  # type: ignore[arg-type]
 
 
 @register("snapshot-ensemble", shown=1)

@@ -14,7 +14,6 @@ those of the stream for seed 0, and their statistics are stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,10 +23,9 @@ from torch.func import functional_call
 
 from rbue.batchnorm import update_bn
 from rbue.errors import InvalidInput
-from rbue.lab.methods.base import Method, TrainingBatches, outputs_of, register, spec_of
+from rbue.lab.methods.base import TrainingBatches, outputs_of, register, spec_of
 from rbue.lab.methods.gaussian_layers import standard_normal
-from rbue.lab.methods.members import member_stream, refuse_average
-from rbue.sampling.collect import SampleStream
+from rbue.lab.methods.members import StoredSamples, refuse_average
 from rbue.sampling.passes import class_scores
 
 _STATISTICS = ("running_mean", "running_var")
@@ -126,7 +124,7 @@ def _parted(values: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @register("swag")
 @dataclass(frozen=True)
-class SWAG(Method):
+class SWAG(StoredSamples):
     """A Gaussian of rank ``rank`` plus diagonal over the weights at the ends of epochs, from ``start`` of training on.
 
     ``samples`` networks are drawn from it when training ends.
@@ -135,7 +133,7 @@ class SWAG(Method):
     rank: int = 20
     samples: int = 30
     start: float = 0.6
-    one_classifier = False
+    draws_samples = True  # there could be more of them
 
     def __post_init__(self) -> None:
         for name in ("rank", "samples"):
@@ -177,12 +175,3 @@ class SWAG(Method):
             network.collect(epoch - self._first(epochs))  # type: ignore[operator]
         if epoch == epochs:
             network.estimate_statistics(batches)  # type: ignore[operator]
-
-    @property
-    def draws_samples(self) -> bool:
-        """There could be more of them."""
-        return True
-
-    def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
-        """The samples as they were drawn; another seed draws the same."""
-        return member_stream(networks[0].outputs, self.samples)  # type: ignore[arg-type]

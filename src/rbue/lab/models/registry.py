@@ -12,7 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from rbue.errors import InvalidInput, did_you_mean
+from rbue.errors import InvalidInput, did_you_mean, whole_number
 from rbue.lab.own_code import find_own
 
 Factory = Callable[..., nn.Module]
@@ -68,9 +68,9 @@ def create(name: str, classes: int = 10, channels: int = 3, width: float = 1.0) 
         >>> parameters(create("small_cnn", classes=10, channels=1))
         24058
     """
-    _at_least_one(classes, "classes")
-    _at_least_one(channels, "channels")
     wanted = {"classes": classes, "channels": channels, "width": width}
+    whole_number(classes, "classes")
+    whole_number(channels, "channels")
     if not isinstance(name, str):
         raise InvalidInput(f"a network's name cannot be {name!r}; {_FORM}.")
     if ":" in name:
@@ -130,11 +130,6 @@ def _accepted(factory: Callable[..., Any], wanted: dict[str, Any], spec: str) ->
             f"({error}); give its other parameters a default."
         ) from error
     return arguments
-
-
-def _at_least_one(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InvalidInput(f"{name} is {value!r}; give a whole number of at least 1.")
 
 
 def _a_kind(value: object) -> str:

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from rbue.lab.report import figures, severity_figures
 from rbue.lab.report.figures import PlanePoint
 from rbue.lab.report.page import Block, Columns, FigureBlock, Fold, Heading, Notice, TableBlock
 from rbue.lab.report.run_records import recipe_words
-from rbue.lab.report.run_tables import MEASURES
+from rbue.lab.report.run_tables import MEASURES, METHOD
 from rbue.lab.report.tables import Cell, Column, Row, Table, Uncompared, Value, counted, duration, megabytes, whole
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.training.recipe import recipe_for
@@ -163,7 +162,6 @@ def _listed(names: Iterable[str]) -> str:
 # Tables of measured numbers with the paper's beside them.
 
 
-METHOD = Column("method", "method", numeric=False)
 SEEDS = Column("seeds", "runs", text=whole, about="Trainings with different seeds: mean ± standard deviation.")
 EXTRAS = ("nll", "brier")
 """Not in the paper; shown beside its accuracy and ECE where they were measured."""
@@ -258,22 +256,12 @@ def tables(shown: ExperimentView, drawing: Drawing) -> list[Block]:
     return blocks
 
 
-def boxes(shown: ExperimentView, drawing: Drawing) -> list[Block]:
-    """Box plots over corruptions; where all rows are drawn, folded with a table of medians."""
-    return _by_severity(
-        shown, drawing, severity_figures.severity_boxes, "Box plots of {} over corruptions.", large=True
-    )
-
-
-def medians(shown: ExperimentView, drawing: Drawing) -> list[Block]:
-    """Curves of medians; where all rows are drawn, folded with a table."""
-    return _by_severity(shown, drawing, severity_figures.severity_medians, "Median {} against severity.", large=False)
-
-
-def _by_severity(
-    shown: ExperimentView, drawing: Drawing, figure_of: Callable[..., Any], about: str, large: bool
-) -> list[Block]:
+def by_severity(shown: ExperimentView, drawing: Drawing) -> list[Block]:
+    """Box plots over corruptions, or curves of medians; where all rows are drawn, folded with a table of medians."""
     assert shown.experiment.grid is not None
+    large = drawing.kind == "boxes"
+    about = "Box plots of {} over corruptions." if large else "Median {} against severity."
+    figure_of = severity_figures.severity_boxes if large else severity_figures.severity_medians
     (measure,) = drawing.measures
     found = shown.gathered.corrupted.get(measure, {})
     wanted = drawing.methods or shown.experiment.grid.methods
@@ -361,9 +349,8 @@ def _curve(shown: ExperimentView, model: str, method: str) -> dict[int, dict[str
 
 
 def _most_gained(curves: Mapping[str, Mapping[int, Mapping[str, float]]]) -> str:
-    gains = {method: curve[min(curve)]["ece"] - curve[max(curve)]["ece"] for method, curve in curves.items()}
-    method = max(gains, key=lambda one: gains[one])
-    first, last = curves[method][min(curves[method])]["ece"], curves[method][max(curves[method])]["ece"]
+    ends = [(curve[min(curve)]["ece"], curve[max(curve)]["ece"], method) for method, curve in curves.items()]
+    first, last, method = max(ends, key=lambda one: one[0] - one[1])
     return f"{method}, from {first:.4f} to {last:.4f}"
 
 
@@ -372,9 +359,13 @@ def _off_diagonal(matrix: Sequence[Sequence[float]]) -> float:
     return float(array[~np.eye(len(array), dtype=bool)].mean()) if len(array) > 1 else 0.0
 
 
-FROM_RUNS: Mapping[str, Callable[[ExperimentView, Drawing], list[Block]]] = MappingProxyType(
-    {"table": tables, "boxes": boxes, "medians": medians, "heat-maps": heat_maps, "plane": plane}
-)
+FROM_RUNS: Mapping[str, Callable[[ExperimentView, Drawing], list[Block]]] = {
+    "table": tables,
+    "boxes": by_severity,
+    "medians": by_severity,
+    "heat-maps": heat_maps,
+    "plane": plane,
+}
 
 
 def draw(shown: ExperimentView, drawing: Drawing) -> list[Block]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +144,6 @@ class ExperimentData:
         """What stands in a report for one that has nothing to show."""
         rest = f"; `{self.command}`" if self.missing else ""
         return f"{self.experiment.place} ({self.experiment.title}): {self.state}{rest}"
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 def gather(experiment: Experiment, settings: Settings, root: Path) -> ExperimentData:

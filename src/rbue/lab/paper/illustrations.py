@@ -10,7 +10,6 @@ import base64
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,16 +34,12 @@ CANDIDATES = 200
 NOISY_IMAGES = 3
 LAYER = 256
 SIMULATIONS = 20_000
+_SLOPES = {"lower": 1 / 8, "upper": 1 / 3}
 
 
 def illustration_file(experiment: Experiment, settings: Settings, root: Path) -> Path:
     """Where an experiment's data is kept, apart for quick and full."""
     return root / "paper" / settings.scale.name / f"{experiment.id}.json"
-
-
-def is_illustrated(experiment: Experiment, settings: Settings, root: Path) -> bool:
-    """Whether the data is there."""
-    return read_illustration(experiment, settings, root) is not None
 
 
 def read_illustration(experiment: Experiment, settings: Settings, root: Path) -> dict[str, Any] | None:
@@ -61,18 +56,9 @@ def read_illustration(experiment: Experiment, settings: Settings, root: Path) ->
 def write_illustration(experiment: Experiment, settings: Settings, root: Path, device: torch.device) -> None:
     """Make the data and keep it."""
     assert experiment.illustration is not None
-    make = _MAKERS[experiment.illustration.kind]
-    content = make(experiment, settings, root, device)
+    content = _MAKERS[experiment.illustration.kind](experiment, settings, root, device)
     known = {"scale": settings.scale.name, "environment": facts()}
     write_json(illustration_file(experiment, settings, root), {**known, **content})
-
-
-def _activations(*_: Any) -> dict[str, Any]:
-    return {"q": 0.9, "lower": 1 / 8, "upper": 1 / 3}
-
-
-def _network(*_: Any) -> dict[str, Any]:
-    return {"kinds": ["ReLU", "DropReLU", "RReLU"], "layers": [3, 4, 4, 2], "q": 0.7, "lower": 1 / 8, "upper": 1 / 3}
 
 
 def _framework(experiment: Experiment, settings: Settings, root: Path, device: torch.device) -> dict[str, Any]:
@@ -138,9 +124,9 @@ def _variance(*_: Any) -> dict[str, Any]:
     }
 
 
-_MAKERS = {
-    "activations": _activations,
-    "network": _network,
+_MAKERS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "activations": lambda *_: {"q": 0.9, **_SLOPES},
+    "network": lambda *_: {"kinds": ["ReLU", "DropReLU", "RReLU"], "layers": [3, 4, 4, 2], "q": 0.7, **_SLOPES},
     "framework": _framework,
     "shot-noise": _shot_noise,
     "variance": _variance,
@@ -233,13 +219,11 @@ def _variance_table(numbers: dict[str, Any], caption: str) -> Table:
     return Table(columns, rows, caption)
 
 
-FROM_ILLUSTRATIONS: Mapping[str, Callable[[dict[str, Any], str], list[Block]]] = MappingProxyType(
-    {
-        "curves": _draw_activation_curves,
-        "network": _draw_network,
-        "framework": _draw_framework,
-        "images": _draw_images,
-        "variance": _draw_variance,
-    }
-)
+FROM_ILLUSTRATIONS: Mapping[str, Callable[[dict[str, Any], str], list[Block]]] = {
+    "curves": _draw_activation_curves,
+    "network": _draw_network,
+    "framework": _draw_framework,
+    "images": _draw_images,
+    "variance": _draw_variance,
+}
 """By the kind of a drawing, what makes its blocks from the data and a caption."""

@@ -19,49 +19,38 @@ from rbue.lab.methods import parse, spec_of
 Key = tuple[str, str, str, str, str]
 """table, data, model, method, measure"""
 
-TABLES = MappingProxyType(
-    {"table1-cifar10": "cifar10", "table2-cifar100": "cifar100", "table3-tinyimagenet": "tiny-imagenet"}
-)
+TABLES = {"table1-cifar10": "cifar10", "table2-cifar100": "cifar100", "table3-tinyimagenet": "tiny-imagenet"}
 """The tables of clean results and their data sets."""
 
-DIVERSITY_TABLES = MappingProxyType({"table4-jsd": ("mean_jsd", "max_jsd"), "table5-dis": ("mean_dis", "max_dis")})
+DIVERSITY_TABLES = {"table4-jsd": ("mean_jsd", "max_jsd"), "table5-dis": ("mean_dis", "max_dis")}
 POSITION_TABLE = "table6-position"
-MEASURES = (
-    *("accuracy", "ece", "training_seconds", "relative_size"),
-    *("mean_jsd", "max_jsd", "mean_dis", "max_dis"),
-)
-"""What the paper gives numbers for."""
-
-_DECIMALS = MappingProxyType({"ece": 2, "mean_jsd": 3, "max_jsd": 3, "mean_dis": 3, "max_dis": 3})
+_DECIMALS = {"ece": 2, "mean_jsd": 3, "max_jsd": 3, "mean_dis": 3, "max_dis": 3}
 """How many decimals it prints, where ours are shown with more."""
 
-ROWS = MappingProxyType(
-    {
-        "Single": "single",
-        "MC-Dropout(0.2)": "mc-dropout:0.2",
-        "MC-Dropout(0.5)": "mc-dropout:0.5",
-        "Deep Ensemble(4)": "deep-ensemble:4",
-        "SVI": "svi",
-        "MC-RReLU": "mc-rrelu",
-        "MC-DropReLU(0.8)": "mc-droprelu:0.8",
-        "MC-DropReLU(0.85)": "mc-droprelu:0.85",
-        "MC-DropReLU(0.9)": "mc-droprelu:0.9",
-        "MC-DropReLU(0.95)": "mc-droprelu:0.95",
-        "Deep Ensemble": "deep-ensemble:4",
-        "MC-DropReLU(q=0.8)": "mc-droprelu:0.8",
-        "MC-DropReLU(q=0.95)": "mc-droprelu:0.95",
-        "MC-Dropout(p=0.5)": "mc-dropout:0.5",
-        "MC-Dropout(p=0.2)": "mc-dropout:0.2",
-    }
-)
+ROWS = {
+    "Single": "single",
+    "MC-Dropout(0.2)": "mc-dropout:0.2",
+    "MC-Dropout(0.5)": "mc-dropout:0.5",
+    "Deep Ensemble(4)": "deep-ensemble:4",
+    "SVI": "svi",
+    "MC-RReLU": "mc-rrelu",
+    "MC-DropReLU(0.8)": "mc-droprelu:0.8",
+    "MC-DropReLU(0.85)": "mc-droprelu:0.85",
+    "MC-DropReLU(0.9)": "mc-droprelu:0.9",
+    "MC-DropReLU(0.95)": "mc-droprelu:0.95",
+    "Deep Ensemble": "deep-ensemble:4",
+    "MC-DropReLU(q=0.8)": "mc-droprelu:0.8",
+    "MC-DropReLU(q=0.95)": "mc-droprelu:0.95",
+    "MC-Dropout(p=0.5)": "mc-dropout:0.5",
+    "MC-Dropout(p=0.2)": "mc-dropout:0.2",
+}
 """How the paper's rows are called here."""
 
 
 @cache
 def printed() -> dict[str, Any]:
     """The paper's numbers as they are printed, with their source."""
-    content: dict[str, Any] = json.loads(files("rbue.lab.paper").joinpath("paper_numbers.json").read_text())
-    return content
+    return json.loads(files("rbue.lab.paper").joinpath("paper_numbers.json").read_text())
 
 
 @cache
@@ -87,7 +76,7 @@ def paper_value(data: str, model: str, method_spec: str, measure: str, table: st
         data: ``cifar10``, ``cifar100`` or ``tiny-imagenet``.
         model: ``vgg13``, ``resnet18`` or ``densenet121``.
         method_spec: Short text of a method, such as ``mc-droprelu:0.95``.
-        measure: One of :data:`MEASURES`; accuracy is a fraction, as in this package's results.
+        measure: As in this package's results, where accuracy is a fraction; ``relative_size`` is in sizes of Single.
         table: Only look in this table. Left out, the first table with the number counts: DenseNet-121 with
             ``mc-droprelu:0.8`` stands in Table 3 and, a little different, in the position table.
 
@@ -100,19 +89,12 @@ def paper_value(data: str, model: str, method_spec: str, measure: str, table: st
         >>> paper_value("cifar10", "resnet18", "mc-droprelu:0.95", "nll") is None
         True
     """
-    if table is not None and table not in _known_tables():
-        raise InvalidInput(f"the paper has no table {table!r}; there are {', '.join(_known_tables())}.")
-    method = spec_of(parse(method_spec))
-    numbers = paper_numbers()
-    for name in _known_tables() if table is None else (table,):
-        found = numbers.get((name, data, model, method, measure))
-        if found is not None:
-            return found
-    return None
-
-
-def _known_tables() -> tuple[str, ...]:
-    return (*TABLES, *DIVERSITY_TABLES, POSITION_TABLE)
+    known = (*TABLES, *DIVERSITY_TABLES, POSITION_TABLE)
+    if table is not None and table not in known:
+        raise InvalidInput(f"the paper has no table {table!r}; there are {', '.join(known)}.")
+    method, numbers = spec_of(parse(method_spec)), paper_numbers()
+    found = (numbers.get((name, data, model, method, measure)) for name in (known if table is None else (table,)))
+    return next((number for number in found if number is not None), None)
 
 
 def _read(content: dict[str, Any]) -> Iterator[tuple[Key, float]]:

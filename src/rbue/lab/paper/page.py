@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rbue.lab.paper.claims import judge_all
-from rbue.lab.paper.drawings import COLUMNS, METHOD, SEEDS, ExperimentView, anchor_of, draw
+from rbue.lab.paper.drawings import COLUMNS, SEEDS, ExperimentView, anchor_of, draw
 from rbue.lab.paper.gathering import ExperimentData
 from rbue.lab.paper.judging import CASES, Judged, few_runs_note
 from rbue.lab.paper.numbers import printed
@@ -34,7 +34,7 @@ from rbue.lab.report.page import (
     Text,
 )
 from rbue.lab.report.run_records import recipe_words
-from rbue.lab.report.run_tables import Source, provenance_table, source_from_run
+from rbue.lab.report.run_tables import METHOD, Source, provenance_table, source_from_run
 from rbue.lab.report.tables import Cell, Column, Row, Table, Value, counted
 from rbue.lab.runs.folders import RunConfig, RunFolder
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.nn import functional as F
@@ -165,10 +165,6 @@ class PlannedRun:
         networks = self.missing.count("train")
         words = [f"train {networks}" if networks > 1 else "train"] if networks else []
         return ", ".join([*words, *(kind for kind in self.missing if kind != "train")])
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 def planned(

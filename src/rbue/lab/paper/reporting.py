@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +16,7 @@ from rbue.files import write_bytes
 from rbue.lab.paper.gathering import ExperimentData, GatheredCell
 from rbue.lab.paper.numbers import as_printed
 from rbue.lab.paper.settings import QUICK
-from rbue.lab.report.tables import csv_rows, duration, megabytes
+from rbue.lab.report.tables import csv_rows, duration, markdown_rows, megabytes, whole
 
 Renderer = Callable[[Sequence[ExperimentData]], Mapping[str, bytes]]
 TITLE = "# The paper's tables and figures, measured\n\n"
@@ -37,7 +38,7 @@ _TEXTS: dict[str, Callable[[float], str]] = {
     "training_seconds": duration,
     "stored_bytes": megabytes,
     "prediction_seconds": duration,
-    "parameters": lambda value: f"{value:,.0f}",
+    "parameters": whole,
 }
 QUICK_WARNING = (
     f"**Quick run**: small stand-ins on {QUICK.data} at width {QUICK.width}. It shows that everything works; its "
@@ -89,7 +90,7 @@ def markdown(gathered: ExperimentData) -> str:
         rows = [
             [row.model, row.method, *(cell_text(measure, row.cells[measure]) for measure in measures)] for row in there
         ]
-        lines += ["", *_markdown_table(heads, rows)]
+        lines += ["", markdown_rows(heads, rows).rstrip()]
         if "training_seconds" in measures and gathered.trained is not None:
             lines += ["", gathered.trained.note()]
     lines += _medians(gathered)
@@ -127,13 +128,8 @@ def _medians(gathered: ExperimentData) -> list[str]:
             for method, table in by_method.items()
         ]
         heads = [f"median {HEADINGS[measure]} over corruptions", *(f"severity {one}" for one in severities)]
-        lines += ["", *_markdown_table(heads, rows)]
+        lines += ["", markdown_rows(heads, rows).rstrip()]
     return lines
-
-
-def _markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def plain_files(gathered: Sequence[ExperimentData]) -> dict[str, bytes]:
@@ -141,7 +137,7 @@ def plain_files(gathered: Sequence[ExperimentData]) -> dict[str, bytes]:
     quick = any(one.scale == QUICK.name for one in gathered)
     page = TITLE + (f"{QUICK_WARNING}\n\n" if quick else "") + "\n".join(markdown(one) for one in gathered)
     files = {"report.md": page, "report.csv": comma_separated(gathered)}
-    files |= {f"data/{one.experiment.id}.json": json.dumps(one.as_json(), indent=1) + "\n" for one in gathered}
+    files |= {f"data/{one.experiment.id}.json": json.dumps(asdict(one), indent=1) + "\n" for one in gathered}
     return {name: content.encode() for name, content in files.items()}
 
 

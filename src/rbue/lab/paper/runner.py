@@ -17,7 +17,7 @@ from rbue.files import write_json
 from rbue.lab import data
 from rbue.lab.executors import Executor
 from rbue.lab.paper.experiments import Experiment
-from rbue.lab.paper.illustrations import is_illustrated, write_illustration
+from rbue.lab.paper.illustrations import read_illustration, write_illustration
 from rbue.lab.paper.planning import STEPS, Job, Step, data_is_here, is_trained, jobs_for
 from rbue.lab.paper.settings import Settings, settings_file
 from rbue.lab.runs.folders import RunConfig
@@ -87,10 +87,6 @@ class Outcome:
     already: int = 0
 
 
-def _unseen(_: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 @dataclass(frozen=True)
 class Watch:
     """What is told of the progress within a step, each opened for that step only.
@@ -101,7 +97,7 @@ class Watch:
     """
 
     training: Callable[[], AbstractContextManager[Report | None]] = nullcontext
-    shifting: Callable[[str], AbstractContextManager[data.Progress | None]] = _unseen
+    shifting: Callable[[str], AbstractContextManager[data.Progress | None]] = lambda _: nullcontext()
 
 
 @dataclass(frozen=True)
@@ -295,7 +291,7 @@ def _illustrate(
     tell: Tell,
     outcome: Outcome,
 ) -> None:
-    waiting = [one for one in experiments if not is_illustrated(one, settings, place.root)]
+    waiting = [one for one in experiments if read_illustration(one, settings, place.root) is None]
 
     def following() -> Experiment | None:
         while waiting:

@@ -104,11 +104,6 @@ class Settings:
         """Random passes for each image."""
         return self.samples or self.scale.samples
 
-    @property
-    def shift_sample_count(self) -> int:
-        """Random passes for each corrupted image."""
-        return min(self.sample_count, self.scale.shift_samples)
-
     def samples_of(self, config: RunConfig) -> int:
         """What to ask of one run: an ensemble gives all its members, however few samples are asked for."""
         return max(self.sample_count, config.parsed.limit or 0)
@@ -120,7 +115,7 @@ class Settings:
     def shift_samples_for(self, data: str, model: str, method: str) -> int:
         """Random passes for each corrupted image in one cell."""
         rule = self.rule("shift_samples", data, model, method)
-        return self.shift_sample_count if rule is None else min(rule.shift_samples or 1, self.sample_count)
+        return min(self.scale.shift_samples if rule is None else rule.shift_samples or 1, self.sample_count)
 
     def data_of(self, data: str) -> str:
         """The data set that is really used."""

@@ -16,18 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rbue.lab.report.tables import percent
 from rbue.metrics.calibration_error import top_label
 from rbue.metrics.classification import log_losses, squared_errors
 from rbue.metrics.sets import binomial_interval
 
 Floats = NDArray[np.float64]
+
+_percent = partial(percent, digits=1, gap=" ")
 
 CONFIDENCE = 0.95
 DRAWS = 2000
@@ -199,7 +202,3 @@ def listed(names: Sequence[Any]) -> str:
     """Names as code, the last one after an ``and``."""
     *first, last = (f"`{name}`" for name in names)
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"

@@ -23,22 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, LINE, PAPER = "#1d1f26", "#5a5e69", "#d9d6cd", "#fffffe"
-METHOD_COLOURS = {
-    "single": "#4a4a55",
-    "mc-dropout": "#2f93d4",
-    "deep-ensemble": "#0b3c8c",
-    "svi": "#a8489a",
-    "mc-rrelu": "#0b8a63",
-    "mc-droprelu": "#d4520b",
+_METHODS = {
+    "single": ("#4a4a55", "D"),
+    "mc-dropout": ("#2f93d4", "s"),
+    "deep-ensemble": ("#0b3c8c", "o"),
+    "svi": ("#a8489a", "v"),
+    "mc-rrelu": ("#0b8a63", "^"),
+    "mc-droprelu": ("#d4520b", "*"),
 }
-METHOD_MARKERS = {
-    "single": "D",
-    "mc-dropout": "s",
-    "deep-ensemble": "o",
-    "svi": "v",
-    "mc-rrelu": "^",
-    "mc-droprelu": "*",
-}
+METHOD_COLOURS = {name: colour for name, (colour, _) in _METHODS.items()}
+METHOD_MARKERS = {name: marker for name, (_, marker) in _METHODS.items()}
 OTHER_COLOUR, OTHER_MARKERS = "#7a5c1e", ("P", "X", "p", "h", "d", "<", ">")
 GOOD, BAD = METHOD_COLOURS["deep-ensemble"], METHOD_COLOURS["mc-droprelu"]
 THEME = {

@@ -338,19 +338,17 @@ def lines_against_samples(
     return figure
 
 
-def heat_maps(matrices: Mapping[str, ArrayLike], measure: str, *, columns: int = 4, digits: int = 3) -> Figure:
+def heat_maps(matrices: Mapping[str, ArrayLike], measure: str) -> Figure:
     """Pairwise diversity (JSD, DIS), one square matrix a method; equal colours are equal values in all of them.
 
     Args:
         matrices: method -> ``(S, S)``.
         measure: what the numbers are, for the colour bar.
-        columns: how many matrices stand in a row.
-        digits: decimals of the numbers in the fields.
     """
     squares = {name: np.asarray(matrix, dtype=float) for name, matrix in matrices.items()}
     if not squares or any(one.ndim != 2 or one.shape[0] != one.shape[1] for one in squares.values()):
         raise InvalidInput("heat maps need at least one square matrix, of shape (samples, samples).")
-    columns = min(columns, len(squares))
+    columns = min(4, len(squares))
     rows = math.ceil(len(squares) / columns)
     figure = new_figure(2.15 * columns + 0.8, 2.25 * rows + 0.2)
     top = max(float(np.nanmax(one)) for one in squares.values()) or 1.0
@@ -360,7 +358,7 @@ def heat_maps(matrices: Mapping[str, ArrayLike], measure: str, *, columns: int =
         shown = axes.imshow(matrix, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="none")
         for (row, column), value in np.ndenumerate(matrix):
             shade = readable_on(shown.cmap(shown.norm(value)))
-            axes.text(column, row, f"{value:.{digits}f}", color=shade, fontsize=SMALL - 1, ha="center", va="center")
+            axes.text(column, row, f"{value:.3f}", color=shade, fontsize=SMALL - 1, ha="center", va="center")
         axes.set_title(name, color=INK, fontsize=TEXT)
         names = [str(number) for number in range(1, len(matrix) + 1)]
         axes.set_xticks(range(len(matrix)), names)

@@ -62,20 +62,17 @@ class Answers:
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
         """Whether each answer is right."""
-        right: NDArray[np.bool_] = self.probs.argmax(1) == self.images.labels
-        return right
+        return self.probs.argmax(1) == self.images.labels
 
     @cached_property
     def entropy(self) -> NDArray[np.float64]:
         """Entropy of the mean, in nats."""
-        found: NDArray[np.float64] = metrics.entropy(torch.from_numpy(self.probs)).numpy()
-        return found
+        return metrics.entropy(torch.from_numpy(self.probs)).numpy()
 
     @cached_property
     def confidence(self) -> NDArray[np.float64]:
         """The probability of each answer."""
-        found: NDArray[np.float64] = self.probs.max(1)
-        return found
+        return self.probs.max(1)
 
     def reliability(self) -> metrics.Reliability:
         """The reliability diagram, in as many bins as the images can fill: ``√n / 2``, from 5 to 30."""
@@ -128,7 +125,6 @@ class TestImages:
 
 Samples = NDArray[np.float64]
 
-
 SHOWN = 4
 """How many images of each kind are shown."""
 
@@ -172,8 +168,7 @@ def drawn_again(answers: Answers, chosen: NDArray[np.int64], device: torch.devic
     passes = Passes.noted(record.result)
     found = predict_images(config, networks, answers.images, passes, device, return_samples=True, chosen=chosen)
     assert found.samples is not None
-    samples: Samples = found.samples.double().cpu().numpy()
-    return samples
+    return found.samples.double().cpu().numpy()
 
 
 def _card(answers: Answers, image: int, samples: Samples | None) -> Card:

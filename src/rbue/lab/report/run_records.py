@@ -13,6 +13,7 @@ from rbue.lab.report.figure_style import METHOD_COLOURS, method_name
 from rbue.lab.report.tables import counted
 from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
 from rbue.lab.training import recipe_for
+from rbue.lab.training.trainer import read_log
 
 if TYPE_CHECKING:
     from rbue.lab.shift.rows import Setting
@@ -199,7 +200,7 @@ def _trouble(folder: RunFolder, config: RunConfig) -> str:
         return f"an ensemble of {config.parsed.networks} networks, not measured; {how}"
     if folder.read("training") is not None:
         return f"trained but not measured; {how}"
-    epochs = len({line.partition(",")[0] for line in folder.log.read_text().splitlines()}) if folder.log.exists() else 0
+    epochs = len(read_log(folder.log))
     return f"training stopped after {epochs} of {config.recipe.epochs} epochs; the same `rbue train` continues it."
 
 

@@ -76,7 +76,7 @@ def report_on(
     place = 1 if len(groups) == 1 else len(sections)
     facts = _facts(groups, records)
     page = Page(
-        _title(groups),
+        f"{groups[0].title}: how sure, and how right" if len(groups) == 1 else "How sure, and how right",
         [*sections[:place], *notice, *sections[place:], origin],
         lead=lead or (compared[0].verdict if len(groups) == 1 else facts),
         facts=facts if len(groups) == 1 else "",
@@ -120,10 +120,6 @@ def _sections(parts: Sequence[tuple[Compared, list[Part]]]) -> list[Section]:
             blocks += [Heading(title), *inside]
         sections.append(Section(name, blocks, this.group.title, open=True))
     return sections
-
-
-def _title(groups: Sequence[RunGroup]) -> str:
-    return f"{groups[0].title}: how sure, and how right" if len(groups) == 1 else "How sure, and how right"
 
 
 def _facts(groups: Sequence[RunGroup], records: Sequence[Record]) -> str:

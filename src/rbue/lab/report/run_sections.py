@@ -152,7 +152,7 @@ _CLASS = (
 
 def error_blocks(this: Compared) -> list[Block]:
     """Confusion matrix and scores of each class, one fold a method."""
-    return this.folds(_errors) if this.first else []
+    return this.folds(_errors)
 
 
 def _errors(one: Answers) -> list[Block]:

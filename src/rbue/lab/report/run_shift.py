@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,21 +13,20 @@ from rbue.lab.report import severity_figures
 from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, TableBlock, Text
 from rbue.lab.report.run_answers import Answers
 from rbue.lab.report.run_compared import Compared, column_figure, entropy_pair, stored
+from rbue.lab.report.run_records import Record
 from rbue.lab.report.run_tables import METHOD
 from rbue.lab.report.tables import Column, Row, Table, percent
-from rbue.lab.runs.folders import RunConfig, RunFolder
-from rbue.lab.shift.rows import Setting, ShiftStore, by_severity
+from rbue.lab.shift.rows import Cell, Setting, ShiftStore, by_severity
 
 
 def shift_blocks(this: Compared) -> list[Block]:
     """Accuracy, ECE and entropy on damaged images, on those sets that all runs with any were measured on."""
-    rows = {}
-    for method, records in this.group.methods.items():
-        record, result = records[0], records[0].result
-        setting = record.damaged or Setting.noted(result)
-        found = stored(record, partial(_shift_rows, record.settings, setting), {})
-        if found:
-            rows[method] = found
+
+    def near(record: Record) -> dict[Cell, dict[str, Any]]:
+        setting = record.damaged or Setting.noted(record.result)
+        return stored(record, lambda folder: ShiftStore(folder).near(record.settings, setting), {})
+
+    rows = {method: found for method, records in this.group.methods.items() if (found := near(records[0]))}
     if not rows:
         return []
     variants = [{(cell, row["variant"]) for cell, row in found.items()} for found in rows.values()]
@@ -78,10 +76,6 @@ def shift_blocks(this: Compared) -> list[Block]:
         )
         blocks += [Text(parted), FigureGrid(pairs)]
     return blocks
-
-
-def _shift_rows(config: RunConfig, setting: Setting, folder: RunFolder) -> dict[Any, dict[str, Any]]:
-    return dict(ShiftStore(folder).near(config, setting))
 
 
 def _drawn(measured: Mapping[str, Any], count: str) -> str:

@@ -48,7 +48,7 @@ def severity_boxes(values: Values, measure: str, *, percent: bool = False, title
             capprops={"color": look.colour, "linewidth": 0.9},
         )
         drawn["boxes"][0].set_label(method)
-    axes.set_xticks(range(len(severities)), [_severity_name(number) for number in severities])
+    axes.set_xticks(range(len(severities)), [str(number or "clean") for number in severities])
     for edge in range(1, len(severities)):
         axes.axvline(edge - 0.5, color=MUTED, linewidth=0.4, linestyle=":")
     _finish(axes, measure, percent, title, len(values), columns=5)
@@ -56,14 +56,7 @@ def severity_boxes(values: Values, measure: str, *, percent: bool = False, title
 
 
 def severity_medians(values: Values, measure: str, *, percent: bool = False, title: str = "") -> Figure:
-    """One curve a method: the median over corruptions against their severity.
-
-    Args:
-        values: ``values[method][severity]`` are the numbers of all corruptions.
-        measure: what is measured, for the axis.
-        percent: whether the numbers are fractions to be written in percent.
-        title: stands above.
-    """
+    """One curve a method: the median over corruptions against their severity; arguments as above."""
     severities, styles = _severities(values), looks(values)
     figure = new_figure(5.0, 3.8)
     axes = figure.subplots()
@@ -71,7 +64,7 @@ def severity_medians(values: Values, measure: str, *, percent: bool = False, tit
         shown = sorted(by_severity)
         medians = [float(np.median(by_severity[number])) for number in shown]
         axes.plot(shown, medians, **styles[method].of_line, markersize=5, label=method)
-    axes.set_xticks(severities, [_severity_name(number) for number in severities])
+    axes.set_xticks(severities, [str(number or "clean") for number in severities])
     _finish(axes, f"median {measure}", percent, title, len(values), columns=3)
     return figure
 
@@ -86,10 +79,6 @@ def _severities(values: Values) -> list[int]:
     if not found or any(not len(numbers) for one in values.values() for numbers in one.values()):
         raise InvalidInput("there is nothing to draw; give every method numbers for at least one severity.")
     return found
-
-
-def _severity_name(number: int) -> str:
-    return "clean" if number == 0 else str(number)
 
 
 def _finish(axes: Axes, measure: str, percent: bool, title: str, methods: int, columns: int) -> None:

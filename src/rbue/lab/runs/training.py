@@ -178,7 +178,7 @@ def _train_networks(
         _job(config, folder, images, device, rank, _note(config, log, report, locks.get(config)))
         for config, folder, log in zip(configs, folders, logs, strict=True)
     ]
-    if len(jobs) > 1 and any(draws_from_torch(innermost(job.network), _example(job)) for job in jobs):
+    if len(jobs) > 1 and any(draws_from_torch(innermost(job.network), job.example()) for job in jobs):
         jobs.clear()  # made again one by one, and each measured without the memory of the others
         alone = (_train_networks([config], root, device, rank, report, engine, shard_mib, locks) for config in configs)
         return {config: error for found in alone for config, error in found.items()}
@@ -229,11 +229,6 @@ def _in_short(images: data.ImageSet) -> str:
     """Which images these are, for a message."""
     found = images.checksums()
     return f"of {len(images)} images (checksums {found.images[:8]} and {found.labels[:8]})"
-
-
-def _example(job: Job) -> torch.Tensor:
-    images = job.batches.images
-    return torch.zeros(2, *images.shape[1:], device=images.device).permute(0, 3, 1, 2)
 
 
 def _finish(

@@ -100,6 +100,11 @@ class Job:
         own = {"method": spec_of(self.method), "seed": self.run_seed, **self.recipe.as_json()}
         return dict(json.loads(json.dumps({**own, **self.made_from})))
 
+    def example(self) -> Tensor:
+        """Two black images as the network takes them."""
+        images = self.batches.images
+        return torch.zeros(2, *images.shape[1:], device=images.device).permute(0, 3, 1, 2)
+
 
 def train(job: Job, engine: str = "auto") -> TrainingSummary:
     """Train one network, continuing from its checkpoint if there is one.

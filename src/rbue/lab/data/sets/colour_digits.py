@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rbue.lab.data.images import Bytes
 from rbue.lab.data.registry import Chunk, DataSet, Published, official, register
 from rbue.lab.data.sets.digits import read_digits
 
@@ -29,7 +28,8 @@ def _read(split: str) -> Chunk:
     random = np.random.RandomState(SEEDS[split])  # numpy keeps this stream unchanged
     ground = random.randint(0, LIGHTEST_GROUND, (len(ink), 1, 1, 3))
     light = random.randint(DARKEST_INK, 256, (len(ink), 1, 1, 3))
-    return _painted(ink[..., None], ground, light), labels
+    painted = (ground * 256 + (light - ground) * ink[..., None] + 128) // 256
+    return painted.astype(np.uint8), labels
 
 
 def _doubled(ink: np.ndarray) -> np.ndarray:
@@ -41,10 +41,6 @@ def _doubled(ink: np.ndarray) -> np.ndarray:
         pairs = np.stack([3 * ink + before, 3 * ink + after], axis + 1)
         ink = pairs.reshape([2 * size if place == axis else size for place, size in enumerate(ink.shape)])
     return ink
-
-
-def _painted(ink: np.ndarray, ground: np.ndarray, light: np.ndarray) -> Bytes:
-    return ((ground * 256 + (light - ground) * ink + 128) // 256).astype(np.uint8)
 
 
 def _read_few(split: str) -> Chunk:
