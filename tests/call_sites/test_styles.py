@@ -57,6 +57,7 @@ def test_every_listed_site_is_random(style: Style) -> None:
     expected = run(network, x)
     for index in range(style.sites):
         rbue.convert(network, rbue.DropReLU(0.1), where=[index], example=x)  # enough to get through a max-pooling
+        rbue.seed(network, 0)  # under some seeds a max-pooling hides what was dropped
         assert not torch.equal(run(network, x), expected), f"site {index}"
     rbue.revert(network)
     assert torch.equal(run(network, x), expected)
