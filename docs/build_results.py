@@ -71,6 +71,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         DECISIONS: {"ood": MAIN.outside(), "active": label_next.part(LABELS)},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {
+            "brief": one_training.brief(MAIN),
             "one-training": one_training.table(MAIN),
             "shared": one_training.shared(MAIN),
             "search": one_training.search(),

@@ -37,8 +37,8 @@ NOISES = [name for name in CORRUPTIONS if name.endswith("_noise")]
 SETTINGS = {
     "weight_decay": "weight decay",
     "average": "average",
-    "average_start": "from",
-    "average_learning_rate": "learning rate",
+    "average_start": "averages from",
+    "average_learning_rate": "learning rate of the average",
     "average_decay": "decay",
     "label_smoothing": "label smoothing",
     "augmix": "AugMix",
@@ -140,6 +140,35 @@ def table(study: Study) -> list[str]:
     return result_tables.table(heads, lines)
 
 
+def brief(study: Study) -> list[str]:
+    """What to give ``rbue train --recipe strong``, and what comes of it with augmented passes."""
+    found = {(row.recipe, row.method): row for row in rows(study)}  # augmented passes where measured
+    typed = (
+        (("strong", EARLY), "single", "`single`"),
+        (("strong", EARLY), CHOSEN, f"`{CHOSEN}`"),
+        ((ROBUST,), CHOSEN, "the same, `--augmix 0.5`"),
+        (("strong", EARLY), "deep-ensemble:4", "`deep-ensemble:4`, four trainings"),
+        (("paper",), "deep-ensemble:4", "the same, `--recipe paper`, plain passes"),
+    )
+    lines = []
+    for recipes, method, words in typed:
+        recipe = next(one for one in recipes if (one, method) in found)
+        start = {"strong": "80 %", "paper": "–"}.get(recipe, "60 %")
+        lines.append([words, *_means(found[recipe, method]), start])
+    heads = ["`--method`", "accuracy, %", "ECE", "NLL", "corrupted: accuracy, %", "ECE", "NLL", "averages from"]
+    return result_tables.table(heads, lines)
+
+
+def _means(row: Row) -> list[str]:
+    """Accuracy in percent, ECE and NLL of clean and of corrupted images, means over runs."""
+    damaged = [{name: mean(one[name] for one in sets) for name in ("accuracy", "ece", "nll")} for sets in row.whole()]
+    return [
+        f"{scale * mean(one[name] for one in measured):.{digits}f}" if measured else "–"
+        for measured, places in ((row.clean, (2, 4, 3)), (damaged, (1, 3, 3)))
+        for (name, scale), digits in zip((("accuracy", 100), ("ece", 1), ("nll", 1)), places, strict=True)
+    ]
+
+
 def shared(study: Study) -> list[str]:
     """Augmented passes of the strong recipes on the corrupted sets that every run of them has."""
     compared = [row for row in rows(study) if row.recipe != "paper" and row.augmented and row.damaged]
@@ -162,11 +191,16 @@ NAMES = {
     ("paper", "single"): ("Single", (0, 12), "center"),
     ("paper", "mc-droprelu:0.95"): ("MC-DropReLU 0.95", (10, -3), "left"),
     ("paper", "deep-ensemble:4"): ("Deep Ensemble\nof 4", (16, 0), "left"),
-    (EARLY, "single"): ("Single", (10, 2), "left"),
-    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-12, -30), "right"),
-    (EARLY, "deep-ensemble:4"): ("Deep Ensemble of 4", (14, -18), "right"),
+    ("strong", "single"): ("Single", (6, 12), "left"),
+    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-24, -24), "right"),
+    ("strong", "deep-ensemble:4"): ("Deep Ensemble of 4", (-4, -16), "right"),
 }
 """What is written beside the plain passes of a row, where (in points) and on which side."""
+CORRUPTED = NAMES | {
+    ("strong", "single"): ("Single", (-9, 3), "right"),
+    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (22, -6), "left"),
+}
+"""The same on corrupted images."""
 MARKERS = {ROBUST: "D"}
 """Of recipes that are no circle."""
 
@@ -176,24 +210,24 @@ def picture(study: Study) -> Figure:
     figure = new_figure(9.0, 4.1)
     clean, corrupted = figure.subplots(1, 2)
     found = _drawn(study)
-    _points(clean, {row: [(100 * one["accuracy"], one["nll"]) for one in row.clean] for row in found})
+    _points(clean, {row: [(100 * one["accuracy"], one["nll"]) for one in row.clean] for row in found}, NAMES)
     means = {
         row: [(100 * mean(one["accuracy"] for one in sets), mean(one["nll"] for one in sets)) for sets in row.whole()]
         for row in found
     }
-    _points(corrupted, {row: places for row, places in means.items() if places})
+    _points(corrupted, {row: places for row, places in means.items() if places}, CORRUPTED)
     dress(clean, title="Clean test images", x="accuracy, %", y="negative log-likelihood", grid="both")
     dress(corrupted, title="19 corruptions, 5 severities", x="accuracy, %", grid="both")
     for text, face, count, marker in (
         ("paper's recipe", "white", 1, "o"),
         ("strong recipe", MUTED, 1, "o"),
-        ("with AugMix", MUTED, 1, MARKERS[ROBUST]),
+        ("with AugMix, from 60 %", MUTED, 1, MARKERS[ROBUST]),
         ("4 trainings", "white", 4, "o"),
     ):
         clean.scatter(
             [], [], s=AREA * count, facecolors=face, edgecolors=MUTED, linewidths=1.3, label=text, marker=marker
         )
-    clean.plot([], [], color=MUTED, linewidth=1.0, marker=">", markersize=4, label="to augmented passes")
+    clean.plot([], [], color=MUTED, linewidth=1.0, marker=">", markersize=4, label="from plain to augmented passes")
     clean.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="upper right", labelspacing=0.9)
     return figure
 
@@ -205,7 +239,11 @@ def _drawn(study: Study) -> list[Row]:
     return [row for row in found if row.method != FIRST and not (row.recipe == EARLY and row.method in strong)]
 
 
-def _points(axes: Axes, places: Mapping[Row, list[tuple[float, float]]]) -> None:
+def _points(
+    axes: Axes,
+    places: Mapping[Row, list[tuple[float, float]]],
+    names: Mapping[tuple[str, str], tuple[str, tuple[int, int], str]],
+) -> None:
     """A point for each row, in the middle of its runs, which are faint; an arrow from plain to augmented passes."""
     plain: dict[tuple[str, str], tuple[float, ...]] = {}
     for row, runs in places.items():
@@ -221,9 +259,12 @@ def _points(axes: Axes, places: Mapping[Row, list[tuple[float, float]]]) -> None
             axes.annotate("", centre, xytext=plain[key], arrowprops=arrow)
             continue
         plain[key] = centre
-        if key not in NAMES:
+        early = row.recipe == EARLY
+        named = names.get(("strong", row.method) if early else key)
+        if named is None:
             continue
-        text, offset, side = NAMES[key]
+        text, offset, side = named
+        text += ",\nfrom 60 %" if early else ""
         axes.annotate(
             text, centre, xytext=offset, textcoords="offset points", ha=side, va="center", color=colour, fontsize=TEXT
         )
@@ -236,13 +277,14 @@ def by_corruption(study: Study) -> Figure:
     axes = figure.subplots()
     shown = {(row.recipe, row.method): row for row in _drawn(study) if row.whole()}  # augmented passes where measured
     names = sorted(CORRUPTIONS, key=lambda name: (name.endswith("_noise"), name), reverse=True)
-    for (recipe, method), row in shown.items():
+    for place, ((recipe, method), row) in enumerate(shown.items()):
         nll = [mean(one["nll"] for sets in row.whole([name]) for one in sets) for name in names]
         colour = METHOD_COLOURS[method_name(method)]
         face = "white" if recipe == "paper" else colour
-        label = f"{TITLES[method]}, {recipe}{', augmented passes' if row.augmented else ''}"
-        look = {"s": 34, "facecolors": face, "edgecolors": colour, "linewidths": 1.2, "label": label}
-        axes.scatter(nll, range(len(names)), marker=MARKERS.get(recipe, "o"), zorder=3, **look)
+        label = f"{TITLES[method]}, {recipe}, {'augmented' if row.augmented else 'plain'}"
+        look = {"s": 26, "facecolors": face, "edgecolors": colour, "linewidths": 1.2, "label": label}
+        heights = [line + 0.1 * (place - (len(shown) - 1) / 2) for line in range(len(names))]  # none hides another
+        axes.scatter(nll, heights, marker=MARKERS.get(recipe, "o"), zorder=3, **look)
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.invert_yaxis()
     axes.set_xscale("log")
