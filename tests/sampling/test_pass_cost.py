@@ -151,3 +151,12 @@ def test_gpu_passes_hold_no_more_than_a_share_of_what_is_free(monkeypatch):
     for free, expected in ((100 << 30, GPU_BUDGET), (4 << 30, 1 << 30)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 140 << 30))
         assert _default_budget(torch.device("cuda")) == expected
+
+
+def test_samples_of_one_image_are_cut_into_as_few_pieces_as_the_budget_allows():
+    x, samples = images(1), torch.arange(50, dtype=torch.int32)
+    model = rbue.convert(ResNet18(width=0.25).eval(), rbue.DropReLU(0.9), where=5, example=x)
+    plan = StackedPasses(model, x, seed=0).plan
+    passes = StackedPasses(model, x, seed=0, memory=int(plan.cost(1, 11) + 1))
+    sizes = [len(out) for _, _, out in passes(x, samples, torch.zeros(1, dtype=torch.int32))]
+    assert sizes == [10] * 5

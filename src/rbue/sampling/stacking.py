@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rbue.augment import Augment, Augmentation
 from rbue.call_sites import NotFoldable
-from rbue.call_sites.batch import Batch, as_batch, repeat_rows
+from rbue.call_sites.batch import Batch, as_batch, even_parts, repeat_rows
 from rbue.sampling.passes import PassRunner, Reader, class_scores
 from rbue.sampling.plans import FirstPass, PassPlan, make_plan, shares_alone, warn_of_batch_dependence
 
@@ -200,12 +200,13 @@ class StackedPasses:
         self.plan = make_plan(self.runner, x, self.plan, sharing=False)
 
     def _split(self, piece: Piece) -> list[Piece]:
-        """Smaller pieces of work: fewer images, or fewer samples of one."""
+        """Smaller pieces of work: fewer images, or fewer samples of one, in as few pieces as the budget allows."""
         if piece.size > 1:
             return piece.with_fewer_images(max(1, int(self.budget // self._cost(1, piece.samples))))
-        start, stop = piece.stack.start, piece.stack.stop
-        middle = start + piece.samples // 2
-        return [piece.with_samples(start, middle), piece.with_samples(middle, stop)]
+        start, shared = piece.stack.start, self._cost(1, 0)
+        most = max(1, int((self.budget - shared) // (self._cost(1, 1) - shared)))
+        parts = even_parts(piece.samples, min(most, piece.samples - 1))
+        return [piece.with_samples(start + part.start, start + part.stop) for part in parts]
 
 
 def _form(network: nn.Module) -> int:

@@ -316,6 +316,9 @@ def test_mistakes_get_one_sentence(fails):
     assert "there is no device 'gpux'" in fails("train", "--device", "gpux", code=2)
     assert "rbue data fetch cifar10" in fails("train", "--data", "cifar10", code=1)
     assert "there is no run 'nowhere'" in fails("predict", "nowhere", "x.png", code=2)
+    Path("net.safetensors").touch()
+    for words in (("predict", "net.safetensors", "x.png"), ("evaluate", "net.safetensors")):
+        assert "net.safetensors is a file and no run" in fails(*words, code=2)
     assert not Path("runs").exists()
 
 

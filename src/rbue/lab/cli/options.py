@@ -290,6 +290,11 @@ def find_run(text: str, root: Path) -> RunFolder:
         return found[0]
     if found:
         raise InvalidInput(f"{text!r} names {len(found)} runs in {root}; give the folder of one of them.")
+    if path.is_file():
+        raise InvalidInput(
+            f"{text} is a file and no run; give the folder of a run, or read a file of rbue.save with rbue.load or "
+            "`rbue serve`."
+        )
     raise InvalidInput(f"there is no run {text!r}, neither as a folder nor as an id in {root}; see `rbue runs list`.")
 
 
