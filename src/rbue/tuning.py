@@ -335,13 +335,11 @@ class _Search:
         return found
 
     def _estimated(self, layers: Collection[str]) -> dict[str, Tensor]:
-        """Statistics of the network as it is; those that it has stay."""
+        """Statistics of the network as it is, estimated in place."""
         inputs = _inputs(self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.network)
-        before = update_bn(self.network, inputs, seed=self.seed, layers=layers)
+        changed = update_bn(self.network, inputs, seed=self.seed, layers=layers)
         now = self.network.state_dict()
-        found = {name: now[name].clone() for name in before}
-        self.network.load_state_dict(before, strict=False)
-        return found
+        return {name: now[name].clone() for name in changed}
 
     def _measured(
         self,
@@ -417,7 +415,7 @@ def _suiting(network: nn.Module, example: Batch) -> Callable[[float], Randomness
         _, others = find_sites(network, example, DropReLU())
     except ConversionError:
         return DropActivation
-    return DropActivation if others.keys() & set(LIKELY_MEANT) else DropReLU
+    return DropActivation if others.keys() & LIKELY_MEANT else DropReLU
 
 
 def _inputs(batches: list[tuple[Batch, Tensor]]) -> Iterator[Batch]:
