@@ -97,9 +97,11 @@ def test_forward_returns_the_batch_and_keeps_the_whole(pair, make_batch, make_sa
     metric = make_metric()
     for batch in batches:
         with_gradient = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in batch]
-        torch.testing.assert_close(metric(*with_gradient), function(*batch), rtol=0, atol=1e-12)
+        found = metric(*with_gradient)
+        torch.testing.assert_close(found, function(*batch), rtol=0, atol=1e-12)
+        assert not found.requires_grad  # nor is a graph kept
     torch.testing.assert_close(metric.compute(), function(*inputs), rtol=0, atol=1e-12)
-    assert not metric.compute().requires_grad  # a graph would grow with the batches
+    assert not metric.compute().requires_grad
 
 
 @pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED + NUMBERS)
