@@ -98,6 +98,7 @@ def test_any_candidate_can_be_used_and_all_of_it_undone(network, validation):
     for one in tuned.tried:
         used = tuned.use(one)
         assert rbue.conversion(used).activation == rbue.DropReLU(one.q)
+        assert len(rbue.conversion(used).random) == (one.sites or 1)
         drawn = rbue.predict(used, x, samples=4, temperature=False)
         assert float(metrics.nll(drawn.probs, validation[1])) == pytest.approx(one.nll, abs=1e-5)
     assert tuned.revert() is network

@@ -201,7 +201,7 @@ def tune(
         raise InvalidInput(
             f"max_accuracy_loss is a part of the images and must lie in [0, 1], not {max_accuracy_loss!r}."
         )
-    if activation is not None and (isinstance(activation, Randomness) or not callable(activation)):
+    if activation is not None and not callable(activation):
         raise InvalidInput(f"activation must be a function of q, such as rbue.DropReLU, not {activation!r}.")
     batches = labelled_batches(validation, network, _LARGEST_BATCH)
     for x, _ in batches:
