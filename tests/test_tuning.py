@@ -155,6 +155,7 @@ def test_a_network_that_is_hurt_stays_plain_and_says_so(monkeypatch):
         (0, [0, 1, 2], [True, False, False]),
         (0, [0, 0, 1], [True, True, False]),
         (0.002, [0, 1, 2], [True, True, False]),
+        (0.015, [0, 1, 2], [True, True, True]),
     ],
 )
 def test_one_image_is_no_loss_of_accuracy(loss, wrong, allowed, network, validation, monkeypatch):
