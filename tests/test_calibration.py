@@ -48,11 +48,21 @@ def test_the_derivative_vanishes_at_the_fit():
     assert abs(slope.item()) < 1e-12
 
 
+@pytest.mark.parametrize("factor", [0.2, 1.0, 3.0, 20.0])
+def test_few_passes_over_the_images_are_enough(factor, monkeypatch):
+    calls, softmax = [], torch.Tensor.softmax
+    logits, labels = overconfident(factor=factor)
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda *given, **named: calls.append(1) or softmax(*given, **named))
+    Temperature.fit(logits, labels, inputs="logits", prior=50)
+    assert len(calls) < 15  # halving alone takes 45
+
+
 def test_probabilities_and_logits_give_the_same():
     logits, labels = overconfident()
     probs = logits.softmax(1)
     from_logits = Temperature.fit(logits, labels, inputs="logits")
     from_probs = Temperature.fit(probs, labels)
+    assert Temperature.fit(probs.float(), labels) == Temperature.fit(probs.float().double(), labels)
     assert from_probs.value == pytest.approx(from_logits.value, rel=1e-9)
     torch.testing.assert_close(from_probs(probs), from_probs(logits, inputs="logits"))
 
@@ -94,6 +104,7 @@ def test_shape_and_dtype_are_kept(dtype):
     images = logits.unflatten(0, (5, 3, 4)).movedim(3, 1)
     folded = labels.unflatten(0, (5, 3, 4))
     flat = Temperature.fit(logits, labels, inputs="logits")
+    assert flat == Temperature.fit(logits.double(), labels, inputs="logits")
     deep = Temperature.fit(images, folded, inputs="logits")
     assert deep.value == pytest.approx(flat.value, rel=1e-12)
     out = deep(images, inputs="logits")
@@ -166,10 +177,12 @@ def test_worse_than_chance_ends_at_the_upper_bound():
         assert Temperature.fit(probs, torch.tensor([1, 0])).value == Temperature.HIGHEST
 
 
-@pytest.mark.parametrize("row", [[1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]])
-def test_uniform_predictions_keep_temperature_one(row):
+@pytest.mark.parametrize("ruled_out", [[], [0, 1], [0, 1, 2, 3]])
+def test_uniform_predictions_keep_temperature_one(ruled_out):
+    probs = torch.full((4, 3), 1 / 3)
+    probs[ruled_out] = torch.tensor([0.5, 0.5, 0.0])
     with pytest.warns(RbueWarning, match="every prediction is uniform"):
-        assert Temperature.fit(torch.tensor([row] * 4), torch.tensor([0, 1, 1, 0])).value == 1.0
+        assert Temperature.fit(probs, torch.tensor([0, 1, 1, 0])).value == 1.0
 
 
 def test_ordinary_data_give_no_warning():
@@ -300,6 +313,7 @@ LABELS = torch.tensor([0, 1])
         (lambda: Temperature.fit(PROBS, LABELS, prior=-1), "prior is -1"),
         (lambda: Temperature.fit(PROBS, LABELS, prior=math.inf), "prior is inf"),
         (lambda: Temperature.fit(PROBS, LABELS, prior=True), "prior is True"),
+        (lambda: Temperature.fit(PROBS, LABELS, prior="1"), "prior is '1'"),
         (lambda: Temperature.fit(PROBS[0], LABELS, inputs="logits"), "(2,)"),
         (lambda: Temperature.fit(PROBS[:0], LABELS[:0], inputs="logits"), "(0, 2)"),
         (lambda: Temperature.fit(PROBS / 0, LABELS, inputs="logits"), "inf as the largest value of row 0"),

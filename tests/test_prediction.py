@@ -54,6 +54,29 @@ def test_samples_that_are_all_there_give_what_a_stream_gives():
     for name in ("probs", "variance", "votes", "expected_entropy", "samples_used"):
         assert torch.equal(getattr(found, name), getattr(expected, name))
     assert found.samples is probs
+    half = probs.half()
+    torch.testing.assert_close(of_samples(half).variance, of_samples(half.double()).variance)
+
+
+@pytest.mark.parametrize(("shape", "largest", "calls"), [((4,), 560, 1), ((3, 2, 5), 60, 1), ((3, 50), 150, 2)])
+def test_large_maps_are_taken_in_parts(shape, largest, calls, monkeypatch):
+    probs, sizes, add = random_probs(20, 7, *shape), [], RunningStatistics._add
+    expected = of_samples(probs)
+    monkeypatch.setattr("rbue.prediction._AT_ONCE", 70)
+    monkeypatch.setattr(RunningStatistics, "_add", lambda self, *one: sizes.append(one[1].numel()) or add(self, *one))
+    found = of_samples(probs)
+    assert (max(sizes), sum(sizes)) == (largest, probs.numel())
+    sizes.clear()
+    of_samples(probs[:1, :2])
+    assert len(sizes) == calls
+    for name in ("probs", "variance", "votes", "expected_entropy", "samples_used"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+
+
+def test_tensors_move_to_another_device_together():
+    drawn = of_samples(random_probs(6, 5, 3)).to("meta")
+    values = [getattr(drawn, one.name) for one in dataclasses.fields(drawn)]
+    assert {value.device.type for value in values if isinstance(value, torch.Tensor)} == {"meta"}
 
 
 def test_variance_does_not_lose_digits_with_many_chunks():
@@ -110,6 +133,14 @@ def test_samples_that_follow_do_not_change_a_prediction(kind):
             assert torch.equal(getattr(found, one.name), getattr(expected, one.name)), one.name
 
 
+@pytest.mark.parametrize("kind", [RunningStatistics, MultiLabelStatistics, RegressionStatistics])
+def test_counts_are_whole_and_other_numbers_single(kind):
+    found = accumulate(random_probs(3, 2, 4), [], kind)
+    for one in dataclasses.fields(found):
+        if isinstance(value := getattr(found, one.name), torch.Tensor):
+            assert value.dtype == (torch.int64 if one.name in ("votes", "samples_used") else torch.float32), one.name
+
+
 def test_certain_samples_have_zero_entropy_not_nan():
     probs = torch.zeros(3, 2, 4)
     probs[..., 1] = 1
@@ -135,7 +166,7 @@ def test_repr_says_what_was_drawn():
     text = repr(accumulate(random_probs(6, 5, 3), []))
     assert "5 inputs" in text
     assert "3 classes" in text
-    assert "6 independent samples" in text
+    assert ", 6 independent samples" in text
     assert isinstance(accumulate(random_probs(6, 5, 3), []), Prediction)
     some = dataclasses.replace(accumulate(random_probs(6, 2, 3), []), samples_used=torch.tensor([16, 100]))
     assert "16 to 100 independent samples" in repr(some)
@@ -156,7 +187,9 @@ def test_a_temperature_scales_the_mean_and_leaves_the_spread():
         assert torch.equal(getattr(once, name), getattr(drawn, name)), name
     assert (once.entropy > drawn.entropy).all()
     assert torch.equal(once.scaled(0.5).probs, drawn.scaled(0.5).probs)  # not one after the other
-    assert torch.equal(once.scaled(1).probs, drawn.probs)
+    undone = once.scaled(1)
+    assert torch.equal(undone.probs, drawn.probs)
+    assert (undone.temperature, undone.unscaled_probs) == (1, None)
     both = concatenate([once, once])
     assert (both.temperature, len(both.unscaled_probs)) == (1.7, 12)
     assert "temperature 1.7" in repr(both)

@@ -1,6 +1,7 @@
 """``rbue.tune``: what it tries, what it chooses, and that nothing of it is left after ``revert``."""
 
 import copy
+import dataclasses
 import pickle
 import warnings
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rbue
 from rbue import metrics, tuning
 from rbue.batchnorm import layers_that_vary
-from rbue.calibration import Temperature
+from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites.batch import as_batch
 from rbue.call_sites.table import last_block
 from rbue.tuning import PLAIN
@@ -77,6 +78,10 @@ def test_the_best_is_chosen_by_what_was_measured(tuned, validation):
     assert [float(one(drawn.probs, validation[1])) for one in found] == pytest.approx(stated, abs=1e-5)
     fitted = Temperature.fit(drawn.probs, validation[1], prior=0.5).value
     assert fitted == pytest.approx(tuned.best.temperature, rel=1e-3)
+    scaled = cross_fitted(drawn.probs, validation[1], 5, prior=0.5).probs
+    stated = tuned.best.scaled_nll, tuned.best.scaled_ece
+    assert [float(one(scaled, validation[1])) for one in found[1:]] == pytest.approx(stated, abs=1e-5)
+    assert all(0 < one.seconds < 100 for one in tuned.tried)
 
 
 def test_the_network_has_its_temperature(tuned, validation):
@@ -89,14 +94,17 @@ def test_any_candidate_can_be_used_and_all_of_it_undone(network, validation):
     network[1][0][0].weight.data[0], network[1][0][0].bias.data[0] = 0, 0  # a channel that never varies
     x, before = validation[0], network(validation[0])
     state = copy.deepcopy(network.state_dict())
-    tuned = rbue.tune(network, validation, where=[0, [2, 3], "all"], q=[0.9], samples=4)
+    tuned = rbue.tune(network.train(), validation, where=[0, [2, 3], "all"], q=[0.9], samples=4)
     for one in tuned.tried:
         used = tuned.use(one)
+        assert rbue.conversion(used).activation == rbue.DropReLU(one.q)
+        assert len(rbue.conversion(used).random) == (one.sites or 1)
         drawn = rbue.predict(used, x, samples=4, temperature=False)
         assert float(metrics.nll(drawn.probs, validation[1])) == pytest.approx(one.nll, abs=1e-5)
-    tuned.revert()
+    assert tuned.revert() is network
     assert not rbue.conversion(network)
-    assert network(x).equal(before)
+    assert network.training
+    assert network.eval()(x).equal(before)
     assert all(value.equal(state[name]) for name, value in network.state_dict().items())
 
 
@@ -126,7 +134,12 @@ def test_a_network_that_is_hurt_stays_plain_and_says_so(monkeypatch):
     assert sum(advanced) == 3
     assert tuned.best.where == PLAIN
     assert "plain network with a temperature is best" in repr(tuned)
-    assert "loses accuracy" in repr(tuned)
+    assert [line.split()[:3] for line in repr(tuned).splitlines()[1:4]] == [
+        ["best", "plain", "0"],
+        ["all", "0.3", "2"],
+        ["loses", "accuracy", "all"],
+    ]
+    assert "is best" not in repr(dataclasses.replace(tuned, best=tuned.tried[1]))
     rows = []
     network[1].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     drawn = rbue.predict(network, held[0])
@@ -136,18 +149,37 @@ def test_a_network_that_is_hurt_stays_plain_and_says_so(monkeypatch):
     assert drawn.mutual_information.max() < 1e-6
 
 
-@pytest.mark.parametrize(("loss", "allowed"), [(0, [True, False, False]), (0.002, [True, True, False])])
-def test_one_image_is_no_loss_of_accuracy(loss, allowed, network, validation, monkeypatch):
+@pytest.mark.parametrize(
+    ("loss", "wrong", "allowed"),
+    [
+        (0, [0, 1, 2], [True, False, False]),
+        (0, [0, 0, 1], [True, True, False]),
+        (0.002, [0, 1, 2], [True, True, False]),
+        (0.015, [0, 1, 2], [True, True, True]),
+    ],
+)
+def test_one_image_is_no_loss_of_accuracy(loss, wrong, allowed, network, validation, monkeypatch):
     """Where the limit is less than one image; wrong answers are made up."""
     x, y = (part[:200] for part in validation)
-    wrong = iter([0, 1, 2])
+    wrong = iter(wrong)
 
     def accuracy(probs, labels):
         return torch.tensor(0.9 - next(wrong) / 200)
 
     monkeypatch.setattr(tuning.metrics, "accuracy", accuracy)
+    monkeypatch.setattr(tuning, "SampleProgress", None)  # nobody asked for it
     found = rbue.tune(network, (x, y), where=["last"], q=[0.98, 0.95], samples=2, max_accuracy_loss=loss)
     assert [one.allowed for one in found.tried] == allowed[: len(found.tried)]
+
+
+def test_q_falls_for_as_long_as_the_nll_does(network, validation, monkeypatch):
+    """The plain network's is another matter; all are made up."""
+    nll, measured = iter([1.0, 4.0, 3.0, 3.0, 3.5]), tuning._Search._measured
+    monkeypatch.setattr(
+        tuning._Search, "_measured", lambda *given: dataclasses.replace(measured(*given), scaled_nll=next(nll))
+    )
+    tuned = rbue.tune(network, [part[:50] for part in validation], where="last", q=[0.5, 0.6, 0.7, 0.8, 0.9], samples=1)
+    assert [one.q for one in tuned.tried] == [1, 0.9, 0.8, 0.7, 0.6]
 
 
 def test_a_large_pair_is_run_in_parts(network, validation):
@@ -209,7 +241,7 @@ def test_two_classes_from_one_logit():
         rbue.tune(network, (x, y % 2), q=0.9)
     with torch.no_grad():
         expected = nn.functional.binary_cross_entropy_with_logits(network(x), (y % 2).float())
-    tuned = rbue.tune(network, (x, y % 2), where="all", q=0.9, samples=2, outputs="binary")
+    tuned = rbue.tune(network, (x, y % 2), where="all", q=0.9, samples=2, folds=2, outputs="binary")
     assert tuned.tried[0].nll == pytest.approx(float(expected), rel=1e-4)
     assert tuned.tried[1].where == "all"
 
@@ -223,9 +255,12 @@ def test_a_batch_dependent_network_is_not_taken_for_another():
 
 def test_maps_are_tuned_by_image():
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    clipped = nn.Hardtanh(inplace=True)
+    network = nn.Sequential(clipped, nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
     x, labels = torch.randn(20, 1, 6, 6), torch.randint(3, (20, 6, 6))
-    tuned = rbue.tune(network, (x, labels), where="all", q=0.9, samples=2, max_accuracy_loss=1)
+    given = x.clone()
+    tuned = rbue.tune(network, (x, labels), where="all", q=0.9, samples=2, folds=20, max_accuracy_loss=1)
+    assert x.equal(given)
     assert tuned.best.losses.shape == (20,)
     assert tuned.best.losses.mean() == pytest.approx(tuned.best.scaled_nll, rel=1e-4)
 
@@ -299,7 +334,7 @@ def test_what_a_layer_saw_is_what_counts():
 
 def test_placements_may_be_indices_and_lists(network, validation):
     """Few sites come before many, and none twice."""
-    tuned = rbue.tune(network, validation, where=iter([[0, "2.*"], -1, "last", -1]), q=0.95, samples=2)
+    tuned = rbue.tune(network, validation, where=iter([[0, "2.*"], -1, "last", -1]), q=iter([0.95] * 2), samples=2)
     assert [one.where for one in tuned.tried] == ["plain", -1, [0, "2.*"]]
     assert "[0, '2.*']" in repr(tuned)
 
@@ -341,6 +376,7 @@ def test_a_gelu_network_gets_dropactivation(last):
             lambda x, y: {"validation": (x, y), "activation": rbue.DropReLU(0.9)},
             "must be a function of q, .* not DropReLU",
         ),
+        (lambda x, y: {"validation": (x, y), "activation": "DropReLU"}, "must be a function of q, .* not 'DropReLU'"),
         (
             lambda x, y: {"validation": (x, y), "activation": lambda q: rbue.RReLU()},
             "RReLU.* for q=1, which is not the",

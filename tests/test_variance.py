@@ -1,5 +1,6 @@
 import math
 import re
+from fractions import Fraction
 
 import pytest
 import torch
@@ -99,7 +100,8 @@ def test_standard_error_is_the_spread_of_repeated_estimates():
     assert seen.variance.mean().item() == pytest.approx(exact, abs=4 * seen.variance.std().item() / 20)
 
 
-def test_moments_equal_those_of_all_draws_at_once(monkeypatch):
+@pytest.mark.parametrize(("elements", "at_once"), [(70, 7), (5, 1)])  # of 10
+def test_moments_equal_those_of_all_draws_at_once(elements, at_once, monkeypatch):
     drawn = []
     drawer = variance._drawer
 
@@ -108,9 +110,9 @@ def test_moments_equal_those_of_all_draws_at_once(monkeypatch):
         return lambda x, uniform: drawn.append(draw(x, uniform)) or drawn[-1]
 
     monkeypatch.setattr(variance, "_drawer", spy)
-    monkeypatch.setattr(variance, "_WORK_ELEMENTS", 70)
+    monkeypatch.setattr(variance, "_WORK_ELEMENTS", elements)
     seen = variance.simulate(X, "rrelu", samples=103)
-    assert max(len(block) for block in drawn) == 7
+    assert max(len(block) for block in drawn) == at_once
     sums = torch.cat(drawn).sum(-1)
     assert len(sums) == 103
     torch.testing.assert_close(seen.variance, sums.var(0))
@@ -128,12 +130,13 @@ def test_seed_alone_decides():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("q", [0, 1, 0.0, 1.0])
+@pytest.mark.parametrize("q", [0, 1, 0.0, 1.0, Fraction(1)])
 def test_no_randomness_no_variance(q):
     assert variance.drop_relu(X, q).tolist() == [0.0, 0.0]
     seen = variance.simulate(X, "drop_relu", q=q, samples=50)
     assert seen.variance.tolist() == pytest.approx([0.0, 0.0], abs=1e-20)
     assert seen.mean.tolist() == pytest.approx((X.relu() if q else X).sum(-1).tolist())
+    assert variance.rrelu(X, Fraction(1, 4), 0.25).tolist() == [0.0, 0.0]
 
 
 def test_torch_dropout_is_the_scaled_form():
@@ -142,13 +145,16 @@ def test_torch_dropout_is_the_scaled_form():
     sums = torch.nn.functional.dropout(x.expand(40_000, -1), p=0.3).sum(-1)
     assert variance.dropout(x, 0.3, scaled=True).item() == pytest.approx(sums.var().item(), rel=0.05)
     assert variance.dropout(x, 1.0, scaled=True).item() == 0.0
-    assert variance.simulate(x, "dropout", p=1.0, scaled=True, samples=10).variance.item() == 0.0
+    assert variance.simulate(x, "dropout", p=1.0, scaled=True, samples=2).variance.item() == 0.0
 
 
 def test_half_precision_is_summed_in_float64():
     x = torch.full((1000,), -300.0, dtype=torch.float16)
     assert variance.drop_relu(x, 0.5).item() == 0.25 * 1000 * 300**2
     assert variance.drop_relu(x, 0.5).dtype == torch.float64
+    seen = variance.simulate(x.requires_grad_(), "drop_relu", q=0.0, samples=2)
+    assert (seen.mean.item(), seen.variance.item()) == (-300_000, 0)
+    assert not seen.mean.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -157,6 +163,7 @@ def test_half_precision_is_summed_in_float64():
         (lambda: variance.drop_relu(X, 1.5), "q is 1.5"),
         (lambda: variance.drop_relu(X, math.nan), "q is nan"),
         (lambda: variance.drop_relu(X, "0.5"), "q is '0.5'"),
+        (lambda: variance.drop_relu(X, True), "q is True"),
         (lambda: variance.drop_relu_paper(X, -0.1), "q is -0.1"),
         (lambda: variance.dropout(X, 2), "p is 2"),
         (lambda: variance.rrelu(X, 0.5, 0.1), "lower=0.5, upper=0.1"),
@@ -174,6 +181,7 @@ def test_half_precision_is_summed_in_float64():
         (lambda: variance.simulate(X, "drop_relu", q=2), "q is 2"),
         (lambda: variance.simulate(X, "drop_relu", p=0.2), "drop_relu has no 'p'"),
         (lambda: variance.simulate(X, "dropout"), "dropout needs p"),
+        (lambda: variance.simulate(X, "dropout", p=2), "p is 2"),
         (lambda: variance.simulate(X, "rrelu", q=0.2), "rrelu has no 'q'"),
         (lambda: variance.simulate(X, "rrelu", samples=1), "samples is 1"),
         (lambda: variance.simulate(X, "rrelu", seed=-1), "seed is -1"),

@@ -63,7 +63,13 @@ class Shift:
     fill: float | tuple[float, ...] = 0.0
 
     def __post_init__(self) -> None:
-        whole_number(self.pixels, "pixels", least=1)
+        whole_number(self.pixels, "pixels")
+        try:
+            finite = bool(torch.as_tensor(self.fill, dtype=torch.float64).isfinite().all())
+        except (TypeError, ValueError):
+            finite = False
+        if not finite:
+            raise InvalidInput(f"fill is {self.fill!r}; give a finite number, or one for each channel.")
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
         """Shift each row by whole pixels."""
@@ -73,7 +79,7 @@ class Shift:
         if self.pixels >= side:
             seen = f"moves images of {height}x{width} out of sight; shift by less, such as {max(1, side // 16)}"
             raise InvalidInput(f"a shift by {self.pixels} pixels {seen}.")
-        fill = torch.tensor(self.fill, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+        fill = torch.as_tensor(self.fill, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
         if len(fill) not in (1, x.shape[1]):
             raise InvalidInput(f"fill is {self.fill} for images of {x.shape[1]} channels; give one, or one for each.")
         padded = fill.expand(*x.shape[:2], height + 2 * self.pixels, width + 2 * self.pixels).clone()

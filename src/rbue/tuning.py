@@ -201,7 +201,7 @@ def tune(
         raise InvalidInput(
             f"max_accuracy_loss is a part of the images and must lie in [0, 1], not {max_accuracy_loss!r}."
         )
-    if activation is not None and (isinstance(activation, Randomness) or not callable(activation)):
+    if activation is not None and not callable(activation):
         raise InvalidInput(f"activation must be a function of q, such as rbue.DropReLU, not {activation!r}.")
     batches = labelled_batches(validation, network, _LARGEST_BATCH)
     for x, _ in batches:
@@ -335,13 +335,11 @@ class _Search:
         return found
 
     def _estimated(self, layers: Collection[str]) -> dict[str, Tensor]:
-        """Statistics of the network as it is; those that it has stay."""
+        """Statistics of the network as it is, estimated in place."""
         inputs = _inputs(self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.network)
-        before = update_bn(self.network, inputs, seed=self.seed, layers=layers)
+        changed = update_bn(self.network, inputs, seed=self.seed, layers=layers)
         now = self.network.state_dict()
-        found = {name: now[name].clone() for name in before}
-        self.network.load_state_dict(before, strict=False)
-        return found
+        return {name: now[name].clone() for name in changed}
 
     def _measured(
         self,
@@ -417,7 +415,7 @@ def _suiting(network: nn.Module, example: Batch) -> Callable[[float], Randomness
         _, others = find_sites(network, example, DropReLU())
     except ConversionError:
         return DropActivation
-    return DropActivation if others.keys() & set(LIKELY_MEANT) else DropReLU
+    return DropActivation if others.keys() & LIKELY_MEANT else DropReLU
 
 
 def _inputs(batches: list[tuple[Batch, Tensor]]) -> Iterator[Batch]:

@@ -7,6 +7,7 @@ import pickle
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from style_networks import SharedReluResNet, TransformerClassifier, images, mlp, rows
@@ -31,11 +32,15 @@ class Mixed(nn.Module):
 
 def test_it_counts_what_is_random_and_what_stayed_plain() -> None:
     network = Mixed()
-    assert not rbue.conversion(network)
+    plain = rbue.conversion(network)
+    assert (bool(plain), plain.line, plain.everywhere, plain.temperature) == (False, "not converted", False, 1)
     assert repr(rbue.conversion(network)) == "Mixed is not converted."
     with pytest.warns(rbue.RbueWarning, match=r"^1 ReLU random; 2 GELU plain: use rbue\.DropActivation\(q\)") as seen:
         rbue.convert(network, rbue.DropReLU(0.9), example=torch.zeros(2, 4))
     assert len(seen) == 1
+    for where in ("first", "last"):
+        with pytest.warns(rbue.RbueWarning, match="2 GELU plain"):
+            rbue.convert(Mixed(), rbue.DropReLU(0.9), where=where, example=torch.zeros(2, 4))
     found = rbue.conversion(network)
     assert dict(found.plain) == {"GELU": 2, "Sigmoid": 1, "Tanh": 1}
     assert [site.name for site in found.random] == ["(root)"]
@@ -52,9 +57,10 @@ def test_it_counts_what_is_random_and_what_stayed_plain() -> None:
         (Mixed, rbue.Dropout(0.1), {}),
         (Mixed, rbue.DropReLU(0.9), {"where": "*"}),
         (Mixed, rbue.DropReLU(0.9), {"where": [0]}),
+        (Mixed, rbue.DropReLU(0.9), {"where": np.array([0, -1])}),
         (lambda: nn.Sequential(mlp(), nn.Softmax(1), nn.Sigmoid(), nn.Tanh()), rbue.RReLU(), {}),
     ],
-    ids=["DropActivation", "Dropout", "pattern", "index", "outputs only"],
+    ids=["DropActivation", "Dropout", "pattern", "index", "array", "outputs only"],
 )
 def test_nothing_is_said_where_nothing_is_missing(build: Any, activation: Any, settings: dict[str, Any]) -> None:
     network = build()

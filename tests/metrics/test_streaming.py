@@ -12,6 +12,7 @@ from rbue.errors import InvalidInput
 
 LABELLED = [
     (metrics.Accuracy, metrics.accuracy),
+    (metrics.TopKAccuracy, metrics.top_k_accuracy),
     (partial(metrics.TopKAccuracy, k=3), partial(metrics.top_k_accuracy, k=3)),
     (metrics.ECE, metrics.ece),
     (partial(metrics.ECE, bins=7), partial(metrics.ece, bins=7)),
@@ -35,6 +36,7 @@ SCORED = [
     (metrics.FPR95, metrics.fpr95),
     (metrics.AURC, metrics.aurc),
     (metrics.AUGRC, metrics.augrc),
+    (metrics.CoverageAtRisk, metrics.coverage_at_risk),
     (partial(metrics.CoverageAtRisk, risk=0.3), partial(metrics.coverage_at_risk, risk=0.3)),
 ]
 NUMBERS = [
@@ -86,6 +88,7 @@ def test_batches_equal_the_function_on_everything(pair, make_batch, make_samples
         metric.compute()
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED + NUMBERS)
 def test_forward_returns_the_batch_and_keeps_the_whole(pair, make_batch, make_samples):
     make_metric, function = pair
@@ -93,8 +96,12 @@ def test_forward_returns_the_batch_and_keeps_the_whole(pair, make_batch, make_sa
     batches = list(zip(*(tensor.split([40, 60], dim) for tensor in inputs), strict=True))
     metric = make_metric()
     for batch in batches:
-        torch.testing.assert_close(metric(*batch), function(*batch), rtol=0, atol=1e-12)
+        with_gradient = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in batch]
+        found = metric(*with_gradient)
+        torch.testing.assert_close(found, function(*batch), rtol=0, atol=1e-12)
+        assert not found.requires_grad  # nor is a graph kept
     torch.testing.assert_close(metric.compute(), function(*inputs), rtol=0, atol=1e-12)
+    assert not metric.compute().requires_grad
 
 
 @pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED + NUMBERS)
@@ -119,6 +126,7 @@ def test_state_does_not_grow_with_the_images(make_batch, make_samples):
             metric.update(*inputs)
             sizes.append(sum(getattr(metric, name).numel() for name in metric._defaults))
         assert sizes[0] == sizes[1] == sizes[2]
+        assert {getattr(metric, name).dtype for name in metric._defaults} == {torch.int64, torch.float64}
 
 
 def test_float32_batches_are_summed_in_float64(make_batch):
@@ -199,6 +207,8 @@ def test_the_number_of_samples_may_not_change(make_metric, how, make_samples):
         (partial(metrics.MCE, bins=-1), "bins is -1"),
         (partial(metrics.AdaptiveECE, bins=1.5), "bins is 1.5"),
         (partial(metrics.TopKAccuracy, k=0), "k is 0"),
+        (partial(metrics.CoverageAtRisk, risk=5), "risk is 5; give an error rate"),
+        (partial(metrics.CoverageAtRisk, risk="a"), "risk is 'a'; give an error rate"),
     ],
 )
 def test_bad_settings(make_metric, said):
@@ -253,6 +263,15 @@ def test_two_processes_add_up(tmp_path):
     for rank in range(2):
         for value, want in zip(torch.load(tmp_path / f"{rank}.pt", weights_only=True), expected, strict=True):
             torch.testing.assert_close(value, want, rtol=0, atol=1e-12)
+
+
+def test_which_are_better_when_higher():
+    """As ``torchmetrics.MetricTracker`` asks."""
+    found = {pair[0]: pair[0].higher_is_better for pair in LABELLED + SAMPLED + SCORED if isinstance(pair[0], type)}
+    better = {metrics.Accuracy, metrics.TopKAccuracy, metrics.JSD, metrics.Disagreement}
+    better |= {metrics.AUROC, metrics.AUPR, metrics.CoverageAtRisk}
+    neither = {metrics.PredictiveEntropy, metrics.MutualInformation}
+    assert found == {one: None if one in neither else one in better for one in found}
 
 
 def test_all_names_are_there():

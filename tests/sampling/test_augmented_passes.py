@@ -94,14 +94,20 @@ def test_numbers_are_uniform_and_images_differ():
 @pytest.mark.parametrize(
     ("u", "down", "right"), [((0.1, 0.9), -2, 2), ((0.5, 0.3), 0, -1), ((0.999999, 0.0001), 2, -2)]
 )
-def test_a_shift_moves_by_whole_pixels(u, down, right):
-    x = images(1)
-    moved = Shift(2, fill=9.0)(x, lambda n: torch.tensor([u]))
+@pytest.mark.parametrize("fill", [9.0, (7.0, 8.0, 9.0)])
+def test_a_shift_moves_by_whole_pixels(u, down, right, fill):
+    x = images(1)[..., :6]
+    moved = Shift(2, fill)(x, lambda n: torch.tensor([u]))
     for row in range(8):
-        for column in range(8):
-            inside = 0 <= row - down < 8 and 0 <= column - right < 8
-            expected = x[0, :, row - down, column - right] if inside else torch.full((3,), 9.0)
+        for column in range(6):
+            inside = 0 <= row - down < 8 and 0 <= column - right < 6
+            expected = x[0, :, row - down, column - right] if inside else torch.tensor(fill).expand(3)
             assert moved[0, :, row, column].equal(expected)
+
+
+def test_every_second_image_is_flipped():
+    x = images(2)
+    assert Flip()(x, lambda n: torch.tensor([[0.51], [0.49]])).equal(torch.stack([x[0], x[1].flip(2)]))
 
 
 def test_a_crop_is_a_window_enlarged():
@@ -112,6 +118,13 @@ def test_a_crop_is_a_window_enlarged():
     corner = Crop(0.5)(x, lambda n: torch.tensor([[0.0, 0.0, 1.0]] * 2))  # the smallest window, left and at the bottom
     window = torch.nn.functional.interpolate(x[:, :, 4:, :4], scale_factor=2, mode="bilinear", align_corners=False)
     torch.testing.assert_close(corner[:, :, 1:, :-1], window[:, :, 1:, :-1])  # the other edges see pixels outside
+    columns = torch.arange(16.0).expand(16, 16)
+    slope = torch.stack([columns, columns.mT])[None]
+    found = Crop(0.5)(slope, lambda n: torch.tensor([[0.5, 0.25, 0.75]]))[0, :, 1:-1, 1:-1]  # 12 pixels of the 16
+    expected = 0.75 * (torch.arange(1, 15) + 0.5) - 0.5
+    torch.testing.assert_close(
+        found, torch.stack([(expected + 1).expand(14, -1), (expected + 3)[:, None].expand(-1, 14)])
+    )
 
 
 @pytest.mark.parametrize("step", EVERY, ids=repr)
@@ -177,6 +190,9 @@ def test_what_is_no_augmentation_is_refused(augment, message):
         (lambda: Crop(0), r"smallest .* must lie in \(0, 1\], not 0"),
         (lambda: Crop("most"), r"smallest .* must lie in \(0, 1\], not 'most'"),
         (lambda: Shift(4)(torch.zeros(1, 1, 4, 5), None), "a shift by 4 pixels moves images of 4x5 out of sight"),
+        (lambda: Shift(4)(torch.zeros(1, 1, 5, 4), None), "a shift by 4 pixels moves images of 5x4 out of sight"),
+        (lambda: Shift(1, fill="red"), "fill is 'red'; give a finite number, or one for each channel"),
+        (lambda: Shift(1, fill=(0.0, float("nan"))), r"fill is \(0\.0, nan\); give"),
         *((lambda step=step: step(torch.zeros(3, 4), None), r"needs images .*, not \(3, 4\)") for step in EVERY),
     ],
 )

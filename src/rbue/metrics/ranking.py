@@ -7,6 +7,7 @@ one group, they make results independent of the data's order.
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -165,13 +166,19 @@ def coverage_at_risk(confidence: Tensor, correct: Tensor, risk: float = 0.05) ->
         >>> coverage_at_risk(torch.tensor([0.9, 0.7, 0.6, 0.2]), torch.tensor([True, True, False, False]), 0.4).item()
         0.75
     """
-    if not 0 <= risk <= 1:
-        raise InvalidInput(f"risk is {risk}; give an error rate in [0, 1].")
+    error_rate(risk)
     confidence, correct = _checks.scores_and_flags(confidence, correct, "confidence", "correct")
     wrong, right = counts_above(confidence, ~correct)
     answered = wrong + right
     allowed = answered[wrong.double() / answered <= risk]
     return (allowed.max() if len(allowed) else answered.new_zeros(())).double() / len(confidence)
+
+
+def error_rate(risk: float) -> float:
+    """Refuse what is none."""
+    if not isinstance(risk, Real) or not 0 <= risk <= 1:
+        raise InvalidInput(f"risk is {risk!r}; give an error rate in [0, 1].")
+    return risk
 
 
 def descending_with_tied_means(scores: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:

@@ -169,6 +169,6 @@ def below_quantiles(quantiles: Tensor, levels: Tensor, targets: Tensor) -> tuple
 
 
 def _positive(values: Tensor, name: str) -> None:
-    least = float(values.min())
+    least = float(values.detach().min())
     if least <= 0:
         raise InvalidInput(f"{name} holds {least:.6g}; give positive numbers (exp() of a log-variance).")

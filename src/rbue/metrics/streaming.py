@@ -21,7 +21,7 @@ from rbue.errors import InvalidInput, whole_number
 from rbue.metrics import _checks
 from rbue.metrics.calibration_error import BinSums, Reliability, bin_sums, equal_mass_error, top_label
 from rbue.metrics.classification import hits, log_losses, squared_errors
-from rbue.metrics.ranking import augrc, aupr, aurc, auroc, coverage_at_risk, fpr95
+from rbue.metrics.ranking import augrc, aupr, aurc, auroc, coverage_at_risk, error_rate, fpr95
 from rbue.metrics.uncertainty import disagreement_sums, entropy, jsd_sums, mutual_information
 
 
@@ -138,7 +138,6 @@ class _PairMetric(_SumMetric):
     def __init__(self, num_samples: int | None = None, **settings: Any) -> None:
         if num_samples is not None:
             self._total_shape = (whole_number(num_samples, "num_samples", least=2),) * 2
-        self.num_samples = num_samples
         super().__init__(**settings)
 
     def forward(self, samples: Tensor) -> Any:
@@ -373,7 +372,7 @@ class CoverageAtRisk(AURC):
     higher_is_better = True
 
     def __init__(self, risk: float = 0.05, **settings: Any) -> None:
-        self.risk = risk
+        self.risk = error_rate(risk)
         super().__init__(**settings)
 
     def compute(self) -> Tensor:
