@@ -17,7 +17,7 @@ import label_next
 import one_training
 import scaling_page
 from result_picture import against_q, picture
-from result_tables import RERUNS, ROOT, RUNS, SAMPLES, Study, table
+from result_tables import EARLY, RERUNS, ROOT, RUNS, SAMPLES, Study, table
 from tutorial_pictures import webp
 
 from rbue.files import read_json, write_bytes
@@ -73,7 +73,9 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         ONE_TRAINING: {
             "brief": one_training.brief(MAIN),
             "one-training": one_training.table(MAIN),
+            "temperatures": one_training.temperatures(MAIN),
             "shared": one_training.shared(MAIN),
+            "earlier": one_training.table(MAIN, EARLY),
             "search": one_training.search(),
         },
         SCALING: {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -78,13 +78,13 @@ class Row:
         return parse(self.method).networks
 
 
-def rows(study: Study) -> list[Row]:
-    """Every row that was measured, as far as this page shows it: the paper's recipe first, then the strong one."""
+def rows(study: Study, recipes: Sequence[str] = RECIPES) -> list[Row]:
+    """Every row with these recipes that was measured, as far as this page shows it."""
     groups: dict[tuple[str, str], list[RunFolder]] = {}
     for recipe, method, folder in study.folders():
         if method in TITLES:
             groups.setdefault((recipe, method), []).append(folder)
-    order = [(recipe, method) for recipe in RECIPES for method in TITLES]
+    order = [(recipe, method) for recipe in recipes for method in TITLES]
     return [
         row
         for recipe, method in order
@@ -112,18 +112,18 @@ def _spread(values: list[float], digits: int, scale: float = 1.0) -> str:
     return text if len(values) == 1 else f"{text} ± {scale * stdev(values):.{digits}f}"
 
 
-def table(study: Study) -> list[str]:
+def table(study: Study, recipes: Sequence[str] = RECIPES) -> list[str]:
     """Clean and corrupted test images; mean and standard deviation over seeds."""
     heads = [
         *("recipe", "network", "trainings", "passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³"),
         *("corrupted: accuracy, %", "ECE", "NLL", "NLL under noise"),
     ]
     lines = []
-    for row in rows(study):
+    for row in rows(study, recipes):
         title = TITLES[row.method]
         cells = [
             row.recipe,
-            f"**{title}**" if row.method == CHOSEN and row.recipe != EARLY else title,
+            f"**{title}**" if row.method == CHOSEN and recipes == RECIPES else title,
             str(row.trainings),
             "augmented" if row.augmented else "plain",
             str(len(row.clean)),
@@ -135,28 +135,39 @@ def table(study: Study) -> list[str]:
             _spread([mean(one["nll"] for one in sets) for sets in row.whole(NOISES)], 2),
         ]
         lines.append(cells)
-    for name, (accuracy, aurc) in PUBLISHED.items():
+    for name, (accuracy, aurc) in PUBLISHED.items() if recipes == RECIPES else ():
         lines.append(["published", name, "1", "plain", "", f"{accuracy:.2f}", "", "", f"{aurc:.2f}", *[""] * 4])
     return result_tables.table(heads, lines)
+
+
+def temperatures(study: Study) -> list[str]:
+    """What a temperature would do to the augmented passes of the strong recipes."""
+    kept = [
+        one
+        for _, _, folder in study.folders()
+        for key, one in folder.entries("calibration").items()
+        if "augment" in key
+    ]
+    fitted = [value for one in kept for value in one["temperatures"]]
+    change = max(abs(one["before"]["nll"] - one["after"]["nll"]) for one in kept)
+    return [
+        f"No temperature is used: with augmented passes it would be {min(fitted):.2f} to {max(fitted):.2f}, and change "
+        f"the NLL by at most {change:.4f} (`rbue calibrate`)."
+    ]
 
 
 def brief(study: Study) -> list[str]:
     """What to give ``rbue train --recipe strong``, and what comes of it with augmented passes."""
     found = {(row.recipe, row.method): row for row in rows(study)}  # augmented passes where measured
     typed = (
-        (("strong", EARLY), "single", "`single`"),
-        (("strong", EARLY), CHOSEN, f"`{CHOSEN}`"),
-        ((ROBUST,), CHOSEN, "the same, `--augmix 0.5`"),
-        (("strong", EARLY), "deep-ensemble:4", "`deep-ensemble:4`, four trainings"),
-        (("paper",), "deep-ensemble:4", "the same, `--recipe paper`, plain passes"),
+        ("strong", "single", "`single`"),
+        ("strong", CHOSEN, f"`{CHOSEN}`"),
+        (ROBUST, CHOSEN, "the same, `--augmix 0.5`"),
+        ("strong", "deep-ensemble:4", "`deep-ensemble:4`, four trainings"),
+        ("paper", "deep-ensemble:4", "the same, `--recipe paper`, plain passes"),
     )
-    lines = []
-    for recipes, method, words in typed:
-        recipe = next(one for one in recipes if (one, method) in found)
-        start = {"strong": "80 %", "paper": "–"}.get(recipe, "60 %")
-        lines.append([words, *_means(found[recipe, method]), start])
-    heads = ["`--method`", "accuracy, %", "ECE", "NLL", "corrupted: accuracy, %", "ECE", "NLL", "averages from"]
-    return result_tables.table(heads, lines)
+    heads = ["`--method`", "accuracy, %", "ECE", "NLL", "corrupted: accuracy, %", "ECE", "NLL"]
+    return result_tables.table(heads, [[words, *_means(found[recipe, method])] for recipe, method, words in typed])
 
 
 def _means(row: Row) -> list[str]:
@@ -170,21 +181,18 @@ def _means(row: Row) -> list[str]:
 
 
 def shared(study: Study) -> list[str]:
-    """Augmented passes of the strong recipes on the corrupted sets that every run of them has."""
-    compared = [row for row in rows(study) if row.recipe != "paper" and row.augmented and row.damaged]
+    """Augmented passes of the strong recipes, where all noises were measured, on the sets that their runs share."""
+    found = rows(study, RECIPES + EARLY)
+    compared = [row for row in found if row.recipe != "paper" and row.augmented and row.whole(NOISES)]
     runs = [{(one["corruption"], one["severity"]): one for one in sets} for row in compared for sets in row.damaged]
     common = set.intersection(*map(set, runs))
-    lines = [f"| {len(common)} of the corrupted sets | seeds | accuracy, % | ECE | NLL |", "|---" * 5 + "|"]
+    lines = []
     for row in compared:
         own = [[one for one in sets if (one["corruption"], one["severity"]) in common] for sets in row.damaged]
-        cells = [
-            f"{TITLES[row.method]}, {row.recipe}",
-            str(len(own)),
-            _spread([mean(one["accuracy"] for one in sets) for sets in own], 1, 100),
-            *(_spread([mean(one[name] for one in sets) for sets in own], 3) for name in ("ece", "nll")),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        accuracy = _spread([mean(one["accuracy"] for one in sets) for sets in own], 1, 100)
+        scores = (_spread([mean(one[name] for one in sets) for sets in own], 3) for name in ("ece", "nll"))
+        lines.append([f"{TITLES[row.method]}, {row.recipe}", str(len(own)), accuracy, *scores])
+    return result_tables.table([f"{len(common)} of the corrupted sets", "seeds", "accuracy, %", "ECE", "NLL"], lines)
 
 
 NAMES = {
@@ -192,13 +200,13 @@ NAMES = {
     ("paper", "mc-droprelu:0.95"): ("MC-DropReLU 0.95", (10, -3), "left"),
     ("paper", "deep-ensemble:4"): ("Deep Ensemble\nof 4", (16, 0), "left"),
     ("strong", "single"): ("Single", (6, 12), "left"),
-    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-24, -24), "right"),
-    ("strong", "deep-ensemble:4"): ("Deep Ensemble of 4", (-4, -16), "right"),
+    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-36, -20), "right"),
+    ("strong", "deep-ensemble:4"): ("Deep Ensemble of 4", (-22, -14), "right"),
 }
 """What is written beside the plain passes of a row, where (in points) and on which side."""
 CORRUPTED = NAMES | {
-    ("strong", "single"): ("Single", (-9, 3), "right"),
-    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (22, -6), "left"),
+    ("strong", "single"): ("Single", (0, 13), "left"),
+    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-14, -3), "right"),
 }
 """The same on corrupted images."""
 MARKERS = {ROBUST: "D"}
@@ -209,7 +217,7 @@ def picture(study: Study) -> Figure:
     """Accuracy against NLL, on clean and on corrupted images; the size of a point is the trainings it needs."""
     figure = new_figure(9.0, 4.1)
     clean, corrupted = figure.subplots(1, 2)
-    found = _drawn(study)
+    found = rows(study)
     _points(clean, {row: [(100 * one["accuracy"], one["nll"]) for one in row.clean] for row in found}, NAMES)
     means = {
         row: [(100 * mean(one["accuracy"] for one in sets), mean(one["nll"] for one in sets)) for sets in row.whole()]
@@ -221,7 +229,7 @@ def picture(study: Study) -> Figure:
     for text, face, count, marker in (
         ("paper's recipe", "white", 1, "o"),
         ("strong recipe", MUTED, 1, "o"),
-        ("with AugMix, from 60 %", MUTED, 1, MARKERS[ROBUST]),
+        ("with AugMix", MUTED, 1, MARKERS[ROBUST]),
         ("4 trainings", "white", 4, "o"),
     ):
         clean.scatter(
@@ -230,13 +238,6 @@ def picture(study: Study) -> Figure:
     clean.plot([], [], color=MUTED, linewidth=1.0, marker=">", markersize=4, label="from plain to augmented passes")
     clean.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="upper right", labelspacing=0.9)
     return figure
-
-
-def _drawn(study: Study) -> list[Row]:
-    """The rows that pictures show: one ``q`` by channel, and of a method one strong recipe."""
-    found = rows(study)
-    strong = {row.method for row in found if row.recipe == "strong"}
-    return [row for row in found if row.method != FIRST and not (row.recipe == EARLY and row.method in strong)]
 
 
 def _points(
@@ -259,15 +260,10 @@ def _points(
             axes.annotate("", centre, xytext=plain[key], arrowprops=arrow)
             continue
         plain[key] = centre
-        early = row.recipe == EARLY
-        named = names.get(("strong", row.method) if early else key)
-        if named is None:
-            continue
-        text, offset, side = named
-        text += ",\nfrom 60 %" if early else ""
-        axes.annotate(
-            text, centre, xytext=offset, textcoords="offset points", ha=side, va="center", color=colour, fontsize=TEXT
-        )
+        if key in names:
+            text, offset, side = names[key]
+            look = {"ha": side, "va": "center", "color": colour, "fontsize": TEXT}
+            axes.annotate(text, centre, xytext=offset, textcoords="offset points", **look)
     axes.margins(0.12)
 
 
@@ -275,7 +271,7 @@ def by_corruption(study: Study) -> Figure:
     """NLL under each corruption, mean over severities and seeds; the noises first."""
     figure = new_figure(7.2, 5.4)
     axes = figure.subplots()
-    shown = {(row.recipe, row.method): row for row in _drawn(study) if row.whole()}  # augmented passes where measured
+    shown = {(row.recipe, row.method): row for row in rows(study) if row.whole()}  # augmented passes where measured
     names = sorted(CORRUPTIONS, key=lambda name: (name.endswith("_noise"), name), reverse=True)
     for place, ((recipe, method), row) in enumerate(shown.items()):
         nll = [mean(one["nll"] for sets in row.whole([name]) for one in sets) for name in names]
