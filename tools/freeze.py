@@ -38,6 +38,7 @@ MORE = " and more"
 SHOWN = 100
 """Characters of a value in a line."""
 
+FAILED = "failed as a whole"
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 FIXED = {
     "OMP_NUM_THREADS": "1",
@@ -95,14 +96,16 @@ def _attempted(way: Callable[[], Any]) -> Any:
         return way()
     except Exception as error:
         traceback.print_exc()
-        return {"failed": f"{type(error).__name__}: {error}"}
+        return {FAILED: f"{type(error).__name__}: {error}"}
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Where two frozen states differ: path, value before, value after; a placeholder equals everything."""
     if VARIES in (before, after):
         return
-    if isinstance(before, dict) and isinstance(after, dict):
+    if isinstance(before, dict) and FAILED in before:
+        yield path, before, after  # on both sides, too: nothing was compared
+    elif isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
             inner = f"{path} / {key}" if path else key
             if key in before and key in after:

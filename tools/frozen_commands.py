@@ -232,8 +232,9 @@ def _run(folder: Path) -> Iterator[tuple[str, Any]]:
     """One run: its folder and id by its settings, what is stored of training, every measurement, its calibration."""
     yield "shown", _read(f"runs show {folder} --json")
     for key in json.loads((folder / "results.json").read_text()):
-        samples, seed = re.findall(r"\d+", key)
-        yield key, _read(f"evaluate {folder} --samples {samples} --sample-seed {seed} --device cpu --json")
+        asked = dict(part.split("=") for part in re.split(r",(?=\w+=)", key))
+        options = " ".join(f"--{'sample-seed' if name == 'seed' else name} {value}" for name, value in asked.items())
+        yield key, _read(f"evaluate {folder} {options} --device cpu --json")
     yield "calibration", _read(f"calibrate {folder} --json")
 
 

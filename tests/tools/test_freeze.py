@@ -78,6 +78,21 @@ def test_the_numbers_of_an_array_share_a_line(freeze):
     assert len(list(freeze.differences([{"a": 1}, "b"], [{"a": 2}, "c"]))) == 2
 
 
+def test_a_section_that_failed_on_both_sides_is_no_agreement(freeze, capsys):
+    broken = {"results": freeze._attempted(lambda: 1 / 0)}
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert [path for path, *_ in freeze.differences(broken, broken)] == ["results"]
+
+
+def test_every_measurement_of_a_run_is_asked_for_again(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    commands = importlib.import_module("frozen_commands")
+    monkeypatch.setattr(commands, "_read", lambda text: text)
+    (tmp_path / "results.json").write_text(json.dumps({"samples=48,seed=1,draws=balanced,augment=flip,shift:2": {}}))
+    _, (_, asked), _ = commands._run(tmp_path)
+    assert "--samples 48 --sample-seed 1 --draws balanced --augment flip,shift:2 " in asked
+
+
 def test_long_values_are_shortened(freeze):
     assert freeze.shortened({"a": [1, 2]}) == '{"a": [1, 2]}'
     text = freeze.shortened("begin\n" + "x" * 1000 + "end")
