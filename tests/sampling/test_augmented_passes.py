@@ -172,8 +172,13 @@ def test_adaptive_stopping_does_not_count_on_the_balance():
         (nn.ReLU(), r"augment must be .*, augment\(x, uniform\), .* not ReLU"),
         (Shift(99), r"a shift by 99 pixels moves images of \d+x\d+ out of sight; shift by less, such as 1\."),
         (Shift(1, fill=(1.0, 2.0)), r"fill is \(1\.0, 2\.0\) for images of 3 channels; give one, or one for each"),
-        (lambda x, uniform: x[..., 1:], r"must keep the shape \(.*, 3, 8, 8\) of its images, but gave \(.*, 3, 8, 7\)"),
-        (lambda x, uniform: None, "must keep the shape .* but gave NoneType"),
+        (
+            lambda x, uniform: x[..., 1:],
+            r"must keep images of shape \(.*, 3, 8, 8\) and .*, but <.*lambda.* gave shape \(.*, 3, 8, 7\) and ",
+        ),
+        (lambda x, uniform: x.double(), r"must keep .* torch\.float32 on .*lambda.* gave .* torch\.float64 on cpu\.$"),
+        (lambda x, uniform: x.to("meta"), r"must keep .* on cpu, but .*lambda.* gave .* on meta\.$"),
+        (lambda x, uniform: None, "must keep .*, but <.*lambda.* gave NoneType"),
     ],
 )
 def test_what_is_no_augmentation_is_refused(augment, message):
