@@ -79,10 +79,14 @@ class Shift:
         if self.pixels >= side:
             seen = f"moves images of {height}x{width} out of sight; shift by less, such as {max(1, side // 16)}"
             raise InvalidInput(f"a shift by {self.pixels} pixels {seen}.")
-        fill = torch.as_tensor(self.fill, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+        exact = torch.as_tensor(self.fill, dtype=torch.float64, device="cpu").reshape(-1, 1, 1)
+        fill = exact.to(x.dtype)
+        if not x.is_floating_point() and not fill.double().equal(exact):
+            raise InvalidInput(f"fill is {self.fill}, which {x.dtype} cannot hold; give a value of the images' type.")
         if len(fill) not in (1, x.shape[1]):
             raise InvalidInput(f"fill is {self.fill} for images of {x.shape[1]} channels; give one, or one for each.")
-        padded = fill.expand(*x.shape[:2], height + 2 * self.pixels, width + 2 * self.pixels).clone()
+        size = height + 2 * self.pixels, width + 2 * self.pixels
+        padded = fill.to(x.device).expand(*x.shape[:2], *size).clone()
         padded[:, :, self.pixels : -self.pixels, self.pixels : -self.pixels] = x
         steps = 2 * self.pixels + 1
         # Where the window lies in the padded image: moved to the left, it shows the image moved to the right.

@@ -134,6 +134,8 @@ def test_bytes_are_augmented_as_their_numbers_are(step):
     found = step(x, lambda n: u[:, :n])
     assert found.dtype == torch.uint8
     assert found.equal(step(x.double(), lambda n: u[:, :n]).round().to(torch.uint8))
+    white = Shift(2, fill=255.0)(x, lambda n: torch.full((4, n), 0.999))
+    assert (white[:, :, :2] == 255).all()
 
 
 def test_of_several_inputs_the_first_is_augmented():
@@ -196,6 +198,11 @@ def test_what_is_no_augmentation_is_refused(augment, message):
         (lambda: Crop("most"), r"smallest .* must lie in \(0, 1\], not 'most'"),
         (lambda: Shift(4)(torch.zeros(1, 1, 4, 5), None), "a shift by 4 pixels moves images of 4x5 out of sight"),
         (lambda: Shift(4)(torch.zeros(1, 1, 5, 4), None), "a shift by 4 pixels moves images of 5x4 out of sight"),
+        *(
+            (lambda fill=fill: Shift(1, fill)(torch.zeros(1, 3, 4, 4).byte(), None), rf"fill is {fill}, which .*uint8")
+            for fill in (-1, 256, 0.5)
+        ),
+        (lambda: Shift(1, (0, 1, -1))(torch.zeros(1, 3, 4, 4).byte(), None), r"fill is \(0, 1, -1\), which"),
         (lambda: Shift(1, fill="red"), "fill is 'red'; give a finite number, or one for each channel"),
         (lambda: Shift(1, fill=(0.0, float("nan"))), r"fill is \(0\.0, nan\); give"),
         *((lambda step=step: step(torch.zeros(3, 4), None), r"needs images .*, not \(3, 4\)") for step in EVERY),
