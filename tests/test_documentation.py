@@ -251,6 +251,30 @@ def test_the_temperatures_of_the_search_are_those_that_were_fitted():
     assert said.groups() == (f"{min(found):.2f}", f"{max(found):.2f}")
 
 
+def test_the_page_of_the_paper_says_what_is_run_and_what_was_measured(tmp_path):
+    from rbue.lab.data import registry
+    from rbue.lab.paper.budget import budget_file, read_budget
+    from rbue.lab.paper.experiments import RELATED
+    from rbue.lab.paper.settings import FULL, QUICK, Settings
+
+    text = " ".join((ROOT / "docs" / "paper.md").read_text().split())
+    assert f"| samples | {FULL.samples} of clean images, {FULL.shift_samples} of corrupted ones |" in text
+    height, width, _ = registry.get(QUICK.data).shape
+    assert QUICK.width == 1 / 8
+    assert f"an eighth of the width, images of {height}x{width} pixels" in text
+    left_out = [one for one in RELATED if not Settings(quick=True).repetitions("cifar10", "resnet18", one)]
+    assert len(left_out) == 4
+    assert "Four methods of the related work are left out of it" in text
+    file = budget_file(tmp_path)
+    file.parent.mkdir(parents=True)
+    file.write_text(re.search(r"```json (.*?) ```", text)[1])
+    epoch, training = read_budget(tmp_path)
+    assert epoch.why == read_budget(ROOT / "results" / "runs")[0].why
+    (single,) = (ROOT / "results" / "runs" / "cifar10" / "densenet121").glob("single-seed0-*/training.json")
+    minutes = json.loads(single.read_text())["seconds"] / 60
+    assert training.why == f"one training takes {minutes:.0f} minutes on an H200"
+
+
 def test_every_kept_run_of_active_learning_can_be_read():
     from rbue.lab.active.curves import read_runs
     from rbue.lab.active.loop import find_active

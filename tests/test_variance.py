@@ -177,6 +177,7 @@ def test_half_precision_is_summed_in_float64():
         (lambda: variance.drop_relu(torch.tensor([0.0, math.nan]), 0.5), "the first at (1,)"),
         (lambda: variance.drop_relu(torch.tensor([0.0, math.inf]), 0.5), "inf at (1,)"),
         (lambda: variance.simulate(X, "relu"), "kind is 'relu'"),
+        (lambda: variance.simulate(X, ["rrelu"]), "kind is ['rrelu']; give"),
         (lambda: variance.simulate(X, "drop_relu"), "drop_relu needs q"),
         (lambda: variance.simulate(X, "drop_relu", q=2), "q is 2"),
         (lambda: variance.simulate(X, "drop_relu", p=0.2), "drop_relu has no 'p'"),

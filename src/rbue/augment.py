@@ -1,10 +1,10 @@
 """Augmented passes: every sample of an image sees it flipped, shifted or cropped in its own way.
 
-An augmentation is a function ``augment(x, uniform) -> x`` of the rows of a pass, ``(rows, ...)``. It changes each row
-by numbers of its own: ``uniform(n)`` has ``n`` of them for each row, ``(rows, n)``, in ``(0, 1)``. They come from the
-random stream, so sample ``k`` of image ``i`` sees the same picture whatever the batch size, the device and the number
-of samples. Balanced samples have them in mirrored pairs, ``u`` and ``1 - u``: of two samples one is flipped, and they
-are shifted to opposite sides. Of several inputs the first is augmented.
+An augmentation is a function ``augment(x, uniform) -> x`` of the rows of a pass, ``(rows, ...)``, and keeps their shape
+and type. It changes each row by numbers of its own: ``uniform(n)`` has ``n`` of them for each row, ``(rows, n)``, in
+``(0, 1)``. They come from the random stream, so sample ``k`` of image ``i`` sees the same picture whatever the batch
+size, the device and the number of samples. Balanced samples have them in mirrored pairs, ``u`` and ``1 - u``: of two
+samples one is flipped, and they are shifted to opposite sides. Of several inputs the first is augmented.
 
 Several are given as a list and are applied in turn, each with numbers of its own.
 """
@@ -79,10 +79,14 @@ class Shift:
         if self.pixels >= side:
             seen = f"moves images of {height}x{width} out of sight; shift by less, such as {max(1, side // 16)}"
             raise InvalidInput(f"a shift by {self.pixels} pixels {seen}.")
-        fill = torch.as_tensor(self.fill, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+        exact = torch.as_tensor(self.fill, dtype=torch.float64, device="cpu").reshape(-1, 1, 1)
+        fill = exact.to(x.dtype)
+        if not x.is_floating_point() and not fill.double().equal(exact):
+            raise InvalidInput(f"fill is {self.fill}, which {x.dtype} cannot hold; give a value of the images' type.")
         if len(fill) not in (1, x.shape[1]):
             raise InvalidInput(f"fill is {self.fill} for images of {x.shape[1]} channels; give one, or one for each.")
-        padded = fill.expand(*x.shape[:2], height + 2 * self.pixels, width + 2 * self.pixels).clone()
+        size = height + 2 * self.pixels, width + 2 * self.pixels
+        padded = fill.to(x.device).expand(*x.shape[:2], *size).clone()
         padded[:, :, self.pixels : -self.pixels, self.pixels : -self.pixels] = x
         steps = 2 * self.pixels + 1
         # Where the window lies in the padded image: moved to the left, it shows the image moved to the right.
@@ -148,11 +152,14 @@ class Augmentation:
         keys = site_keys(self.state, cycles, images, numbers)
         for number, step in enumerate(self.steps):
             found = step(x, _uniform(keys[:, number], turns))
-            if not isinstance(found, Tensor) or found.shape != x.shape:
-                what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-                raise InvalidInput(f"augment must keep the shape {tuple(x.shape)} of its images, but gave {what}.")
+            if _kind(found) != _kind(x):
+                raise InvalidInput(f"augment must keep images of {_kind(x)}, but {step!r} gave {_kind(found)}.")
             x = found
         return x
+
+
+def _kind(x: object) -> str:
+    return f"shape {tuple(x.shape)} and {x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def _takes_two(step: Augment) -> bool:

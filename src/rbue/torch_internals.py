@@ -7,8 +7,9 @@ it is read by compilers too, so the functions are plain and small.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, TypeVar
 
@@ -45,6 +46,7 @@ __all__ = [
     "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
+    "uncompiled",
     "uncompiled_call",
     "writing",
 ]
@@ -170,12 +172,28 @@ def compiled_network(model: nn.Module) -> nn.Module | None:
     return model._orig_mod
 
 
-def uncompiled_call(network: nn.Module) -> Callable[..., Any]:
-    """What to call for a pass without the code that the network's ``compile()`` made; a ``__call__`` of its own runs.
+_stance = threading.RLock()
 
-    Where there is such code, that ``__call__`` would run it, so it is passed by.
-    """
-    return network if network._compiled_call_impl is None else network._call_impl
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run compiled networks as they are written; one thread at a time, since torch has one stance for all."""
+    with _stance, torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def uncompiled_call(network: nn.Module) -> Callable[..., Any]:
+    """What to call for a pass without the code that ``network.compile()`` made; a ``__call__`` of its own runs."""
+    if network._compiled_call_impl is None:
+        return network
+    if type(network).__call__ is nn.Module.__call__:
+        return network._call_impl  # any number of threads may be in it at once
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with uncompiled():
+            return network(*args, **kwargs)
+
+    return call
 
 
 def graph_break(message: str) -> None:

@@ -189,7 +189,7 @@ def simulate(x: Tensor, kind: Kind, *, samples: int = 10_000, seed: int = 0, **p
 def _drawer(kind: str, parameters: dict[str, float]) -> Callable[[Tensor, Tensor], Tensor]:
     """The definition of ``kind`` as a function of inputs and uniform numbers in ``[0, 1)``."""
     allowed = {"drop_relu": {"q"}, "rrelu": {"lower", "upper"}, "dropout": {"p", "scaled"}}
-    if kind not in allowed:
+    if not isinstance(kind, str) or kind not in allowed:
         raise InvalidInput(f'kind is {kind!r}; give "drop_relu", "rrelu" or "dropout".')
     for name in parameters:
         if name not in allowed[kind]:

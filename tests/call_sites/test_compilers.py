@@ -132,6 +132,25 @@ def test_network_compiled_in_place() -> None:
     assert torch.allclose(run(network, rows()), plain)
 
 
+class OwnCall(nn.Sequential):
+    """Takes rows of any shape, by a ``__call__`` of its own."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x.flatten(1)).abs()
+
+
+def test_network_compiled_in_place_keeps_its_own_call() -> None:
+    network, x = OwnCall(*mlp()), rows().unflatten(1, (2, -1))
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    network.compile(backend=graphs)
+    assert len(rbue.sites(network, x)) == 2
+    rbue.convert(network, rbue.DropReLU(0.5), where="last", example=x)
+    found = rbue.predict(network, x, samples=4, outputs="values")
+    assert graphs.frame_count == 0  # what comes before the last site is shared
+    network._compiled_call_impl = None
+    assert found.mean.equal(rbue.predict(network, x, samples=4, outputs="values").mean)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "before",

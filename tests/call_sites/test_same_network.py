@@ -38,6 +38,16 @@ def test_a_copy_made_in_another_mode_is_random(how: str) -> None:
         assert not copied(x).equal(copied(x))
 
 
+def test_a_copy_that_would_share_its_modules_is_refused() -> None:
+    network = copy.deepcopy(converted())
+    for one in (network, copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        with pytest.raises(rbue.ConversionError, match=r"^copy\.copy of Sequential, .* use copy\.deepcopy\.$"):
+            copy.copy(one)
+        assert not torch.equal(one(rows()), one(rows()))
+    copy.copy(network[1])  # a module inside has nothing to share
+    assert copy.copy(rbue.revert(network))(rows()).equal(network(rows()))
+
+
 def test_class_and_attributes_are_unchanged() -> None:
     network = SharedReluResNet()
     network.note = "mine"

@@ -48,6 +48,7 @@ def test_a_classifier_says_what_predict_says(classifier):
     found = direct(classifier, X)
     probs = classifier.predict_proba(X)
     assert np.abs(probs - found.probs.numpy()).max() < 1e-6
+    assert np.abs(probs.sum(1) - 1).max() < 1e-14
     assert (classifier.predict(X) == classifier.classes_[found.label.numpy()]).all()
     assert classifier.score(X, NAMES) == (classifier.predict(X) == NAMES).mean() > 0.6
     assert np.array_equal(probs, classifier.predict_proba(X))
@@ -70,7 +71,14 @@ def test_copies_are_equal(classifier, regressor):
     assert np.array_equal(pickle.loads(pickle.dumps(classifier)).predict_proba(X), classifier.predict_proba(X))
     again = clone(regressor)
     assert not hasattr(again, "network_")
-    assert np.array_equal(again.fit(X, Y).predict(X), regressor.predict(X))
+    with torch.no_grad():
+        assert np.array_equal(again.fit(X, Y).predict(X), regressor.predict(X))
+
+
+def test_targets_that_are_all_the_same_are_learned():
+    model = RbueRegressor(**QUICK | {"epochs": 1}).fit(X, np.full(len(X), 5.0))
+    assert (model.mean_, model.scale_) == (5, 1)
+    assert np.isfinite(model.predict(X)).all()
 
 
 def test_torchs_random_numbers_are_left_alone():

@@ -134,6 +134,8 @@ def test_bytes_are_augmented_as_their_numbers_are(step):
     found = step(x, lambda n: u[:, :n])
     assert found.dtype == torch.uint8
     assert found.equal(step(x.double(), lambda n: u[:, :n]).round().to(torch.uint8))
+    white = Shift(2, fill=255.0)(x, lambda n: torch.full((4, n), 0.999))
+    assert (white[:, :, :2] == 255).all()
 
 
 def test_of_several_inputs_the_first_is_augmented():
@@ -172,8 +174,13 @@ def test_adaptive_stopping_does_not_count_on_the_balance():
         (nn.ReLU(), r"augment must be .*, augment\(x, uniform\), .* not ReLU"),
         (Shift(99), r"a shift by 99 pixels moves images of \d+x\d+ out of sight; shift by less, such as 1\."),
         (Shift(1, fill=(1.0, 2.0)), r"fill is \(1\.0, 2\.0\) for images of 3 channels; give one, or one for each"),
-        (lambda x, uniform: x[..., 1:], r"must keep the shape \(.*, 3, 8, 8\) of its images, but gave \(.*, 3, 8, 7\)"),
-        (lambda x, uniform: None, "must keep the shape .* but gave NoneType"),
+        (
+            lambda x, uniform: x[..., 1:],
+            r"must keep images of shape \(.*, 3, 8, 8\) and .*, but <.*lambda.* gave shape \(.*, 3, 8, 7\) and ",
+        ),
+        (lambda x, uniform: x.double(), r"must keep .* torch\.float32 on .*lambda.* gave .* torch\.float64 on cpu\.$"),
+        (lambda x, uniform: x.to("meta"), r"must keep .* on cpu, but .*lambda.* gave .* on meta\.$"),
+        (lambda x, uniform: None, "must keep .*, but <.*lambda.* gave NoneType"),
     ],
 )
 def test_what_is_no_augmentation_is_refused(augment, message):
@@ -191,6 +198,11 @@ def test_what_is_no_augmentation_is_refused(augment, message):
         (lambda: Crop("most"), r"smallest .* must lie in \(0, 1\], not 'most'"),
         (lambda: Shift(4)(torch.zeros(1, 1, 4, 5), None), "a shift by 4 pixels moves images of 4x5 out of sight"),
         (lambda: Shift(4)(torch.zeros(1, 1, 5, 4), None), "a shift by 4 pixels moves images of 5x4 out of sight"),
+        *(
+            (lambda fill=fill: Shift(1, fill)(torch.zeros(1, 3, 4, 4).byte(), None), rf"fill is {fill}, which .*uint8")
+            for fill in (-1, 256, 0.5)
+        ),
+        (lambda: Shift(1, (0, 1, -1))(torch.zeros(1, 3, 4, 4).byte(), None), r"fill is \(0, 1, -1\), which"),
         (lambda: Shift(1, fill="red"), "fill is 'red'; give a finite number, or one for each channel"),
         (lambda: Shift(1, fill=(0.0, float("nan"))), r"fill is \(0\.0, nan\); give"),
         *((lambda step=step: step(torch.zeros(3, 4), None), r"needs images .*, not \(3, 4\)") for step in EVERY),

@@ -21,9 +21,9 @@ from rbue import metrics, random_stream
 from rbue.call_sites import Draw, running
 from rbue.errors import ConversionError, InvalidInput, RbueError, RbueWarning
 from rbue.sampling.passes import PassRunner, class_scores
-from rbue.sampling.plans import uncompiled
 from rbue.sampling.stacking import Piece, StackedPasses, is_out_of_memory
 from rbue.sampling.tasks import given_probabilities
+from rbue.torch_internals import uncompiled
 
 OUTPUT_TOLERANCE = 2e-6
 """Network outputs differ between batch sizes by the rounding of other convolution kernels; masks do not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,6 +80,28 @@ def test_a_network_whose_bits_depend_on_the_batch_gets_requests_one_by_one():
     )
 
 
+@pytest.mark.parametrize("what", ["probs", "samples", "std"])
+def test_the_largest_call_and_every_number_are_compared(what):
+    class Rounding(MadeUp):
+        def predict(self, x, index, sampling):
+            found = super().predict(x, index, sampling)
+            return replace(found, **{what: np.nextafter(getattr(found, what), 9)}) if len(x) == 4 else found
+
+    async def joins(batcher):
+        return batcher.joins
+
+    assert run(MadeUp(), joins)
+    assert not run(Rounding(), joins)
+    assert run(Rounding(), joins, most=3)
+
+
+def test_calls_of_one_image_are_not_shared():
+    async def words(batcher):
+        return batcher.words
+
+    assert run(MadeUp(), words, most=1) == "each request has calls of its own"
+
+
 def test_padded_calls_have_one_size():
     engine = MadeUp(batch_dependent=True)
     requests = [image(10), image(20, 2), image(30, 6)]
@@ -111,6 +134,18 @@ def test_other_seeds_are_other_calls():
 
     run(engine, use)
     assert sorted((size, sampling.seed) for size, _, sampling in engine.calls) == [(2, 0), (2, 1)]
+
+
+def test_who_shares_a_call_has_asked_for_the_same_samples_kept_or_not():
+    engine = MadeUp()
+    wanted = [Sampling(5), USUAL, Sampling(4, keep=True)]
+
+    async def use(batcher):
+        return await asyncio.gather(*(batcher.answer(image(k), one, soon()) for k, one in enumerate(wanted)))
+
+    found = run(engine, use)
+    assert [(size, sampling.samples) for size, _, sampling in engine.calls] == [(1, 5), (2, 4)]
+    assert found[2].samples.shape == (1, 4, 3)
 
 
 def test_one_request_does_not_spoil_anothers_answer():
@@ -148,6 +183,16 @@ def test_who_waits_too_long_leaves_and_costs_nothing():
     assert len(engine.calls) == 1
 
 
+def test_nobody_waits_for_others_longer_than_for_an_answer():
+    async def use(batcher):
+        with pytest.raises(TimeoutError):
+            await batcher.answer(image(1), USUAL, soon(0.01))
+
+    start = time.monotonic()
+    run(MadeUp(), use, wait=10)
+    assert time.monotonic() - start < 5
+
+
 def test_closing_answers_those_that_wait_and_takes_no_more():
     engine = MadeUp()
 
@@ -162,9 +207,12 @@ def test_closing_answers_those_that_wait_and_takes_no_more():
         engine.go_on.set()
         found = await asyncio.gather(*waiting)
         await closing
+        assert not batcher.failed
         return found
 
+    start = time.monotonic()
     assert len(run(engine, use, wait=10)) == 3
+    assert time.monotonic() - start < 5
 
 
 def test_a_network_answers_with_the_bits_of_predict():

@@ -29,7 +29,7 @@ from rbue import lab
 from rbue.lab import data
 from rbue.lab.runs import RunConfig, RunFolder, train_run
 from rbue.lab.training import recipe_for
-from rbue.serving import Conformal, OnnxEngine, Settings, create_app
+from rbue.serving import Conformal, OnnxEngine, Sampling, Settings, create_app
 
 pytestmark = pytest.mark.slow
 SOURCE = str(Path(rbue.__file__).parents[1])
@@ -151,6 +151,11 @@ def test_an_exported_file_is_served_without_torch(tmp_path):
     assert list(together["predictions"][0]["probabilities"]) == ["cat", "dog", "bird"]
     assert together["predictions"][:1] == alone["predictions"]
     assert "20 samples" in refused["error"]
+    engine = OnnxEngine(tmp_path / "net.onnx")
+    late = engine.predict(x.numpy(), np.arange(3), Sampling(20, seed=2**64 - 1)).probs
+    assert np.abs(late - rbue.predict(net, x, samples=20, seed=2**64 - 1).probs.numpy()).max() < 1e-6
+    with pytest.raises(rbue.InvalidInput, match="the network returned NaN or infinity"):
+        engine.predict(np.full((1, 1, 6, 6), 3e38, np.float32), np.arange(1), Sampling(20))
     model = onnx.load(tmp_path / "net.onnx")
     (note,) = (one for one in model.metadata_props if one.key == "rbue")
     note.value = note.value.replace('"dog", "bird"', '"dog"')

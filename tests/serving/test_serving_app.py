@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from rbue.errors import InvalidInput
 from rbue.serving import Conformal, Inputs, Settings, create_app
 from rbue.serving.process import _bound
-from rbue.serving.uploads import Refused, receive
+from rbue.serving.uploads import Refused, Upload, read, receive
 
 TOKEN = "a-token-of-tests"
 
@@ -115,6 +115,8 @@ def test_the_usual_samples_may_be_asked_for_whatever_the_limit(client):
         (picture((1000, 1001)), "more pixels than the 1,000,000"),
         (picture(mode="RGBA", value=(1, 2, 3, 4)), "mode RGBA"),
         (npy(np.zeros((2, 4, 4, 3))), "shape (2, 4, 4, 3)"),
+        (npy(np.zeros((0, 4, 4, 1))), "shape (0, 4, 4, 1)"),
+        (npy(np.zeros(4)).replace(b"'<f8'", b"'2f8'"), "not numbers"),
         (npy(np.full((4, 4, 1), np.nan)), "NaN"),
         (npy(np.full((4, 4, 1), 0.5)), "no bytes"),
         (npy(np.full((4, 4, 1), 256)), "no bytes"),
@@ -141,7 +143,9 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(strict, content, says):
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, "JSON"),
         ({"content": b"[" * 50_000, "headers": {"content-type": "application/json"}}, 400, "JSON"),
         ({"json": {"image": []}}, 400, '{"images"'),
+        ({"json": {"images": [[[[1]] * 4] * 4], "seed": 3}}, 400, '{"images"'),
         ({"json": {"images": [[1, 2], [3]]}}, 422, "different lengths"),
+        ({"files": files(*[npy(np.zeros((2, 4, 4, 1)))] * 2)}, 413, "more than 3 images"),
         ({"json": {"images": ["a" * 20_000, *[""] * 5000]}}, 422, "holds text"),
         ({"json": {"images": []}}, 422, "shape (0,)"),
         ({"json": {"images": [[[[None]] * 4] * 4]}}, 422, "not numbers"),
@@ -194,6 +198,35 @@ def test_an_upload_without_a_length_is_stopped_at_the_limit():
         asyncio.run(receive(request, 5000, 3))
     assert refusal.value.status == 413
     assert len(given) == 6
+
+    given.clear()
+    request.scope["headers"].append((b"content-length", b"5001"))
+    with pytest.raises(Refused):
+        asyncio.run(receive(Request(request.scope, chunk), 5000, 3))
+    assert not given
+
+
+def test_the_end_of_a_form_may_come_in_pieces():
+    end = b"\r\n--x--\r\n"
+    body = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' + picture() + end
+    headers = [(b"content-type", b"multipart/form-data; boundary=x")]
+    for cut in range(len(body) - len(end), len(body)):
+        pieces = [body[:cut], body[cut:]]
+
+        async def chunk(pieces=pieces):
+            return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+        (upload,) = asyncio.run(receive(Request({"type": "http", "method": "POST", "headers": headers}, chunk), 999, 3))
+        assert upload.content == picture()
+
+
+def test_files_and_arrays_are_read_in_their_order_and_as_they_lie_in_memory():
+    two = np.arange(48, dtype=np.uint8).reshape(2, 4, 6, 1)
+    uploads = [Upload("a", npy(np.asfortranarray(two))), Upload("b", picture((40, 30))), Upload("c", picture((6, 4)))]
+    given = read(uploads, Inputs((4, 6, 1), bytes=True), 4, 10_000)
+    assert np.array_equal(given.x[:2], two)
+    assert (given.x[2:] == 7).all()
+    assert given.scaled_from == {2: (40, 30)}
 
 
 def test_the_name_of_a_file_does_not_say_what_it_is(client):
@@ -292,7 +325,9 @@ def test_numbers_as_the_network_takes_them(client):
     large = {"images": [[[[1e300] * 4] * 4] * 3]}
     large = here.post("/predict", json=large)
     assert "too large for float32" in large.json()["error"]
-    for wrong in ({"mean": (0.5,)}, {"mean": (0.5,), "std": (0.0,)}, {"mean": (1.0,), "std": (1.0, 1.0)}):
+    assert Inputs((3, 4, 6), mean=(0.5,), std=(0.5,)).picture == ("RGB", (6, 4))
+    wrongs = [((0.5,), None), ((0.5,), (0.0,)), ((1.0,), (1.0, 1.0)), ((np.nan,), (1.0,)), ((0.0,), (np.inf,))]
+    for wrong in ({"mean": mean, "std": std} for mean, std in wrongs):
         with pytest.raises(InvalidInput):
             Inputs((3, 4, 4), **wrong)
 

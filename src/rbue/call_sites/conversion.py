@@ -112,7 +112,7 @@ class Conversion:
 
     def __getstate__(self) -> dict[str, Any]:
         # A block that set another mode ends for the original alone; plans are cheap to make and of one machine.
-        return self.__dict__ | {"mode": "random", "plans": {}}
+        return self.__dict__ | {"mode": "random", "plans": {}, "copied": True}  # until a network takes it
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from rbue.kernels.triton_support import by_formula
 from rbue.sampling.passes import PassRunner
 from rbue.sampling.shared_prefix import UNSHAREABLE
 from rbue.sampling.watching import HostReads, LargestTensor, LiveRows, Products
+from rbue.torch_internals import uncompiled
 
 _LIVE_TENSORS = 4
 """A pass holds about this many tensors of the largest size at once, where they cannot be followed."""
@@ -398,16 +398,6 @@ def warn_of_batch_dependence() -> None:
         "an image's samples depend on the batch it is in: the network mixes the rows of its images before a random "
         "site, or draws random numbers of its own."
     )
-
-
-_stance = threading.RLock()
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Run compiled networks as they are written; one thread at a time, since torch has one stance for all."""
-    with _stance, torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @contextmanager

@@ -131,9 +131,8 @@ class Batcher:
         if len(self._jobs) >= self._queue:
             raise QueueFull
         usual = sampling.samples == self._engine.samples and not sampling.stops_early  # others were not compared
-        fits = len(x) <= self._most or self._batching == "padded"
         future = asyncio.get_running_loop().create_future()
-        job = _Job(x, sampling, deadline, future, self.joins and usual and fits)
+        job = _Job(x, sampling, deadline, future, self.joins and usual)
         self._jobs.append(job)
         self._wake.set()
         try:

@@ -175,7 +175,7 @@ def _npy(upload: Upload) -> Numbers:
     except Exception as error:  # whatever NumPy makes of damaged bytes
         raise InvalidInput(f"{upload.name} is no .npy file that can be read ({type(error).__name__}).") from error
     content = upload.content[file.tell() :]
-    if dtype.kind not in "uif" or dtype.subdtype is not None:
+    if dtype.kind not in "uif":
         raise InvalidInput(f"{upload.name} holds {dtype}, not numbers.")
     if min(shape, default=0) < 0 or len(content) != math.prod(shape) * dtype.itemsize:
         raise InvalidInput(

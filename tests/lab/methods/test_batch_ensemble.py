@@ -76,7 +76,7 @@ def test_vectors_start_as_signs_are_few_and_do_not_decay():
     decaying = Recipe(epochs=1, batch=16, learning_rate=0.1, weight_decay=0.5)
     optimiser = TrainingStep(ensemble, parse("batch-ensemble:4"), batches(), decaying, 0).optimiser
     decayed = {id(one): group["weight_decay"] for group in optimiser.param_groups for one in group["params"]}
-    assert (decayed[id(layer.fast_in)], decayed[id(layer.weight)]) == (0, 0.5)
+    assert [decayed[id(one)] for one in (layer.fast_in, layer.fast_out, layer.weight)] == [0, 0, 0.5]
 
 
 def test_linear_layers_of_sequences():
@@ -87,6 +87,12 @@ def test_linear_layers_of_sequences():
     for member, rows in enumerate((slice(0, 3), slice(3, 6))):
         weight = layer.weight * torch.outer(layer.fast_out[member], layer.fast_in[member])
         torch.testing.assert_close(ensemble(x)[rows], F.linear(x[rows], weight, layer.member_bias[member]))
+
+
+def test_every_input_of_a_convolution_in_groups_has_a_factor():
+    layer = nn.Conv2d(8, 6, 3, groups=2)
+    make_rank_one(layer, 3)
+    assert (layer.fast_in.shape, layer.fast_out.shape) == ((3, 8), (3, 6))
 
 
 def test_a_network_without_layers_is_refused():

@@ -217,3 +217,9 @@ def test_a_wrapper_leaves_the_draws_as_they_are(wrap):
             expected = network(x)
         with weight_draw(wrapped, 5, 2):
             assert wrapped(x).equal(expected)
+
+
+@pytest.mark.parametrize("relative", [1e-3, 2.0])
+def test_standard_deviations_start_where_they_should(relative):
+    layer = make_gaussian(nn.Linear(4, 3), relative)
+    torch.testing.assert_close(layer.std, torch.full((3, 4), relative / 2))

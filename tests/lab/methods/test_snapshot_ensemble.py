@@ -72,3 +72,7 @@ def test_a_recipe_of_odd_length_has_cycles_too(monkeypatch):
     found, ends = trained("snapshot-ensemble:3", replace(RECIPE, epochs=4), monkeypatch)
     assert found.kept[0][0].weight.equal(ends[0].network[0].weight)
     assert found.kept[1][0].weight.equal(ends[1].network[0].weight)
+
+
+def test_a_cycle_of_one_epoch_will_do():
+    parse("snapshot-ensemble:4").check_training(4, None)

@@ -51,6 +51,9 @@ class Cosine(nn.Module):
         self.features, self.norm, self.classes = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3, bias=False)
         self.register_buffer("calls", torch.zeros(()))
 
+    def __call__(self, x):
+        return super().__call__(x.flatten(1))
+
     def forward(self, x):
         self.calls += 1
         x = F.dropout(self.norm(self.features.forward(x)), 0.5)
@@ -64,7 +67,7 @@ def test_layers_whose_draws_have_no_effect_are_named_and_the_network_stays_as_it
     with pytest.warns(
         RbueWarning, match=r"the random weights of classes have no effect, .*let it call the layer"
     ) as given:
-        parse("svi").prepare(wrap(network), torch.zeros(2, 6))
+        parse("svi").prepare(wrap(network), torch.zeros(2, 2, 3))
     assert len(given) == 1
     assert torch.get_rng_state().equal(generator)
     assert all(network.state_dict()[name].equal(value) for name, value in before.items())

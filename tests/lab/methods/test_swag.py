@@ -33,23 +33,28 @@ def test_what_is_collected_is_mean_variance_and_the_last_deviations(monkeypatch)
     assert variance.max() > 1e-5
 
 
-def test_mean_and_covariance_of_samples_are_those_of_the_formula(monkeypatch):
+@pytest.mark.parametrize(("room", "rank"), [(3, 3), (9, 5)])
+def test_mean_and_covariance_of_samples_are_those_of_the_formula(monkeypatch, room, rank):
     """A sample is linear in its normal numbers, so that what each of them does gives the covariance exactly."""
     torch.manual_seed(0)
-    one = CollectedWeights(nn.Linear(2, 2, bias=False), rank=3, samples=2)
+    one = CollectedWeights(nn.Linear(2, 2, bias=False), rank=room, samples=2)
     iterates = torch.randn(5, 4)
     for count, weights in enumerate(iterates, 1):
         one.network.weight.data = weights.view(2, 2)
         one.collect(count)
-    deviations = torch.stack([iterates[n] - iterates[: n + 1].mean(0) for n in (2, 3, 4)])
-    covariance = iterates.var(0, correction=0).diag() / 2 + deviations.T @ deviations / (2 * (3 - 1))
+    deviations = torch.stack([iterates[n] - iterates[: n + 1].mean(0) for n in range(5 - rank, 5)])
+    covariance = iterates.var(0, correction=0).diag() / 2 + deviations.T @ deviations / (2 * (rank - 1))
     assert not one.sample(0).equal(one.sample(1))
     effects = []
-    for place in range(4 + 3):  # of z1, then of z2
-        numbers = iter(torch.eye(7)[place].split([4, 3]))
+    for effect in torch.eye(4 + rank):  # of z1, then of z2
+        numbers = iter(effect.split([4, rank]))
         monkeypatch.setattr(swag, "standard_normal", lambda *_, numbers=numbers: next(numbers))
         effects.append(one.sample(0) - iterates.mean(0))
     torch.testing.assert_close(torch.stack(effects).T @ torch.stack(effects), covariance)
+    places = []
+    monkeypatch.setattr(swag, "standard_normal", lambda like, *place: places.append(place) or like)
+    one.sample(0), one.sample(1)
+    assert len(set(places)) == 4  # no numbers are used twice
 
 
 def test_each_sample_is_a_network_with_statistics_of_its_own():
@@ -57,11 +62,12 @@ def test_each_sample_is_a_network_with_statistics_of_its_own():
     step = TrainingStep(fresh("single"), parse("single"), batches(), RECIPE, 0)
     assert found.collected == 3
     expected = []
-    for number in range(3):
+    for weights in (*map(found.sample, range(3)), found.mean):
         network = fresh("single")
-        nn.utils.vector_to_parameters(found.sample(number), network.parameters())
+        nn.utils.vector_to_parameters(weights, network.parameters())
         update_bn(network, (x for x, _ in step._batches_of(RECIPE.epochs)))
         expected.append(network.eval()(X).softmax(1).detach())
+    torch.testing.assert_close(found.eval()(X).softmax(1), expected.pop())
     torch.testing.assert_close(samples("swag:20,3,0.5", found, 3), torch.stack(expected))
     torch.testing.assert_close(samples("swag:20,3,0.5", found, 3, seed=6), torch.stack(expected))
     assert (expected[0] - expected[1]).abs().max() > 1e-3
@@ -86,6 +92,7 @@ def test_a_network_without_batchnorm_has_no_statistics():
 def test_the_learning_rate_falls_to_a_half_and_stays():
     found = [parse("swag").learning_rate(0.1, 10, at) for at in (0.0, 3.0, 6.0, 9.5)]
     assert found == pytest.approx([0.1, 0.075, 0.05, 0.05])
+    assert parse("swag:2,2,0.07").learning_rate(0.1, 100, 7.0) == pytest.approx(0.05)  # 0.07 * 100 is more than 7
 
 
 @pytest.mark.parametrize(

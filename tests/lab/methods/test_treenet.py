@@ -97,9 +97,17 @@ class PassingBy(nn.Module):
         return self.c(self.b(x)) + x
 
 
+class AcrossRows(PassingBy):
+    """Adds the rows before to each."""
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x.flatten(1)))).cumsum(0)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (AcrossRows, r"cannot branch AcrossRows after 0\.5 of its parts, since something passes by them"),
         (PassingBy, r"cannot branch PassingBy after 0\.5 of its parts \("),
         (lambda: nn.Sequential(nn.Flatten()), "Sequential has no parts with weights"),
     ],

@@ -75,6 +75,10 @@ def test_equal_answers_are_a_tie():
     assert all(one.ahead == ["a", "b", "c", "d"] for one in found.values())
     assert verdict(found).startswith("The 4 methods cannot be told apart on 100 images")
     assert "would show" not in verdict(found)
+    labels = np.arange(100) % CLASSES
+    probs = answers(labels, some(100, 1))
+    rounded = resample({"a": [probs], "b": [probs * (1 - 1e-14)]}, labels, 200)
+    assert not any(one.apart("a", "b") for one in rounded.values())
 
 
 def test_one_method_has_nothing_to_be_compared_with():
@@ -113,13 +117,20 @@ def test_shares_have_exact_intervals():
     assert (round(low, 3), high) == (0.940, 1)
 
 
+def test_no_interval_of_a_calibration_error_is_below_zero():
+    labels = np.arange(80) % CLASSES
+    found = resample({"one": [answers(labels, some(80, *range(20)), 0.75)]}, labels, 200)["ece"]
+    assert found.values[0] == pytest.approx(0)
+    assert found.interval("one")[0] == 0
+
+
 def test_trainings_count_as_their_mean():
     labels = np.arange(100) % CLASSES
     trainings = [answers(labels, some(100, 1)), answers(labels, some(100, *range(11)))]
     found = resample({"two": trainings, "one": trainings[:1]}, labels, 200)
     assert found["accuracy"].values == pytest.approx([0.94, 0.99])
     low, high = found["accuracy"].interval("two")
-    assert low < 0.94 < high < 1
+    assert 0.89 < low < 0.94 < high < 1  # that of 94 right answers of 100 would begin at 0.87
     assert found["ece"].values[0] == pytest.approx(
         np.mean([float(metrics.ece(torch.from_numpy(one), torch.from_numpy(labels))) for one in trainings])
     )

@@ -25,7 +25,7 @@ from rbue import random_stream
 from rbue.call_sites import evaluating, innermost, unchanged
 from rbue.call_sites.table import path_word
 from rbue.errors import InvalidInput, warn
-from rbue.sampling.plans import uncompiled
+from rbue.torch_internals import uncompiled
 
 _TINY = 1e-16  # keeps the square root differentiable where a pre-activation has no variance, or one rounded below 0
 
@@ -190,7 +190,7 @@ def idle_layers(network: nn.Module, example: Tensor) -> list[str]:
     layers = list(gaussian_layers(network))
     with suppress(Exception), unchanged(network, example.device), evaluating(network), uncompiled(), _unfused():
         with _calls_noted(layers) as called:
-            network._call_impl(example)
+            network(example)
         return [path for path, _ in layers if path not in called]
     return []
 
