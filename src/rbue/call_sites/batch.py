@@ -172,7 +172,7 @@ class Batch:
             if x.dim() and x.shape[0] not in (1, len(self)):
                 raise InvalidInput(
                     f"{images} has {len(self)} rows and {name} has {x.shape[0]}; give as many rows as images, the "
-                    "images first, or one row for all of them."
+                    "images first, or one row for all of them; of a graph, average plain calls of the network."
                 )
         for name, values in self._lists:
             texts = all(isinstance(one, str) for one in values)

@@ -23,7 +23,14 @@ from rbue.call_sites.summary import ConversionSummary, warn_of_plain
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
 from rbue.kernels import random_relu, site_function
-from rbue.torch_internals import is_exporting, is_exporting_to_onnx, let_modes_see, outside_graphs, tree_map_only
+from rbue.torch_internals import (
+    is_exporting,
+    is_exporting_to_onnx,
+    let_modes_see,
+    outside_graphs,
+    tree_leaves,
+    tree_map_only,
+)
 
 MODES = ("random", "mean", "plain")
 
@@ -90,7 +97,8 @@ class Conversion:
         if how == "mean":
             mode = SiteMode(place, self.activation, self._mean)
         else:
-            handler = _RandomSites(self, network, self._direct_draw(network, x) if given is None else given)
+            draw = self._direct_draw(network, x, (args, kwargs)) if given is None else given
+            handler = _RandomSites(self, network, draw)
             if hook is None:
                 mode = SiteMode(place, self.activation, handler)
             else:
@@ -166,13 +174,20 @@ class Conversion:
         given = scope.running.draws
         return given[1] if given is not None and given[0] == self.token else None
 
-    def _direct_draw(self, network: nn.Module, x: Tensor | None) -> draws.Draw:
+    def _direct_draw(self, network: nn.Module, x: Tensor | None, inputs: Any) -> draws.Draw:
+        if x is None and any(map(_may_hold_tensors, tree_leaves(inputs))):  # the whole of it counts as one image
+            return checkpointing.recorded(lambda: draws.direct_draw(network, 1, network.get_buffer(draws.SEED).device))
         if x is None:
             raise InvalidInput(
                 "a converted network needs a tensor with a batch dimension among its inputs; torch.fx gives it none, "
                 "so trace the network first and convert what comes of it."
             )
         return checkpointing.recorded(lambda: draws.direct_draw(network, x.shape[0], x.device))
+
+
+def _may_hold_tensors(value: Any) -> bool:
+    """Whether an argument is an object of the user's, such as a graph."""
+    return hasattr(value, "__dict__") and not isinstance(value, (Tensor, torch.fx.Proxy))
 
 
 @outside_graphs
@@ -297,8 +312,9 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     if example is not None:
         conversion.inputs = max(1, call.positional)
         args, kwargs = call.arguments
-        with suppress(Exception):  # only rbue.save has use for it, and asks for an example if it is not there
-            conversion.example = tree_map_only(Tensor, lambda x: torch.empty_like(x, device="meta"), kwargs or args)
+        if any(call.has_rows):  # an object of the user's is not kept
+            with suppress(Exception):  # only rbue.save has use for it, and asks for an example if it is not there
+                conversion.example = tree_map_only(Tensor, lambda x: torch.empty_like(x, device="meta"), kwargs or args)
     warn_of_plain(conversion.summary(network), where)
     return model
 
