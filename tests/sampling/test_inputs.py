@@ -570,3 +570,15 @@ def test_labels_beside_an_array_are_named():
     network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
     with pytest.raises(InvalidInput, match=r"inputs and what looks like their labels; give x\[0\] alone"):
         rbue.predict(network, (np.zeros((5, 6)), np.arange(5)), samples=2)
+
+
+def test_a_dict_that_is_one_argument_may_hold_empty_tensors():
+    class OfATable(StatementInPlace):
+        def forward(self, batch):
+            return super().forward(torch.cat([batch["categories"], batch["numbers"]], 1))
+
+    network = rbue.convert(OfATable(), rbue.DropReLU(0.5))
+    x = {"categories": torch.zeros(5, 0), "numbers": torch.randn(5, 6)}
+    close(drawn(network, {"batch": x}), loop(network, 4, x))
+    with pytest.raises(InvalidInput, match=r"x\['batch'\] must hold at least one value an image"):
+        rbue.predict(network, {"batch": {"categories": torch.zeros(5, 0)}}, samples=2)
