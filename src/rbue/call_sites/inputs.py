@@ -294,7 +294,8 @@ def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tup
             batch = batch, batch[name]
         if not _is_pair(batch):
             raise _not_labelled(batch)
-        inputs = one_call(batch[0], network)
+        several = len(batch[0]) if isinstance(batch[0], (tuple, list)) else 1  # ((one, other), label)
+        inputs = one_call(batch[0], network, several)
         if inputs is None:
             raise InvalidInput(f"the inputs of validation must be tensors, not {type(batch[0]).__name__}.")
         inputs = beside(inputs, network)
@@ -330,9 +331,10 @@ def _is_pair(batch: Any) -> bool:
 
 
 def _not_labelled(found: Any) -> InvalidInput:
+    way = f" of {len(found)}; give several inputs as ((a, b), y)" if isinstance(found, (tuple, list)) else ""
     return InvalidInput(
         "validation must be a pair (x, y) of inputs and class numbers, a dict with 'labels', or a loader of these, but "
-        f"holds {type(found).__name__}."
+        f"holds {type(found).__name__}{way}."
     )
 
 
