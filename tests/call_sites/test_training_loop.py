@@ -213,6 +213,8 @@ def test_a_checkpointed_relu_is_not_warned_of(reentrant):
 class Graph:
     """As those of torch_geometric: tensors by name, and no Mapping."""
 
+    __slots__ = ("x",)
+
     def __init__(self, x: Tensor) -> None:
         self.x = x
 

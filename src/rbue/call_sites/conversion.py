@@ -6,6 +6,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from numbers import Number
 from typing import Any
 
 import torch
@@ -186,8 +187,9 @@ class Conversion:
 
 
 def _may_hold_tensors(value: Any) -> bool:
-    """Whether an argument is an object of the user's, such as a graph."""
-    return hasattr(value, "__dict__") and not isinstance(value, (Tensor, torch.fx.Proxy))
+    """Whether an argument is an object of the user's, such as a graph; arrays would not run as tensors do."""
+    known = value is None or isinstance(value, (Number, str, bytes, torch.fx.Proxy))
+    return not known and not hasattr(type(value), "__array__")
 
 
 @outside_graphs
