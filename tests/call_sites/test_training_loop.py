@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from typing import Any
 
 import pytest
@@ -240,6 +241,19 @@ def test_a_network_of_an_object_is_random_and_a_seed_repeats_it() -> None:
     rbue.seed(model, 0)
     assert torch.equal(model(graph), first)
     assert torch.equal(rbue.revert(model)(graph), plain(graph.x))
+
+
+class OfADeque(nn.Sequential):
+    def forward(self, parts: deque[Tensor]) -> Tensor:
+        return super().forward(parts[0])
+
+
+def test_a_container_that_torch_knows_has_the_rows_of_its_first_tensor() -> None:
+    x, plain = moons()[0], rbue.convert(network(), rbue.DropReLU(0.5))
+    model = rbue.convert(OfADeque(*network()), rbue.DropReLU(0.5))
+    rbue.seed(plain, 0)
+    rbue.seed(model, 0)
+    assert torch.equal(model(deque([x])), plain(x))
 
 
 @pytest.mark.parametrize("loader", [False, True])

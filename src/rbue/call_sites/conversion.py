@@ -176,7 +176,9 @@ class Conversion:
         return given[1] if given is not None and given[0] == self.token else None
 
     def _direct_draw(self, network: nn.Module, x: Tensor | None, inputs: Any) -> draws.Draw:
-        if x is None and any(map(_may_hold_tensors, tree_leaves(inputs))):  # the whole of it counts as one image
+        leaves = tree_leaves(inputs) if x is None else []
+        x = draws.first_tensor(leaves) if x is None else x  # that of a container which torch knows, as a TensorDict
+        if x is None and any(map(_may_hold_tensors, leaves)):  # the whole of it counts as one image
             return checkpointing.recorded(lambda: draws.direct_draw(network, 1, network.get_buffer(draws.SEED).device))
         if x is None:
             raise InvalidInput(
