@@ -356,12 +356,35 @@ def test_a_gelu_network_gets_dropactivation(last):
     assert rbue.conversion(network).activation == rbue.DropActivation(0.98)
 
 
+class OneOrTwo(nn.Module):
+    """As fastai's for tables, which takes numbers beside categories."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(36, 8), nn.Linear(8, 10)
+
+    def forward(self, x, more=None):
+        return self.head(torch.relu(self.layer((x if more is None else x + more).flatten(1))))
+
+
+def test_a_pair_of_inputs_beside_its_labels():
+    (x, y), settings = clouds(100, 0), {"where": ["all"], "q": [0.98], "samples": 2}
+    torch.manual_seed(0)
+    network = OneOrTwo()
+    one = rbue.tune(copy.deepcopy(network), (x, y), **settings)
+    for two in (((x / 2, x / 2), y), [([x / 2, x / 2], y)]):
+        assert repr_without_time(rbue.tune(copy.deepcopy(network), two, **settings)) == repr_without_time(one)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (lambda x, y: {"validation": x}, "validation must be a pair .* but holds Tensor"),
         (lambda x, y: {"validation": None}, "validation must be a pair .* but holds NoneType"),
-        (lambda x, y: {"validation": [(x, y, y)]}, "validation must be a pair .* but holds tuple"),
+        (
+            lambda x, y: {"validation": [(x, y, y)]},
+            "validation must be a pair .* but holds tuple of 3; give several inputs",
+        ),
         (lambda x, y: {"validation": [{"input": x}]}, "validation holds a dict without 'labels', only 'input'"),
         (lambda x, y: {"validation": (x, y.float())}, "must be class numbers, not torch.float32; give integers"),
         (lambda x, y: {"validation": (x, y[:, None])}, r"labels has shape \(600, 1\)"),

@@ -40,11 +40,15 @@ class TakesTwo(nn.Module):
         return y.relu()
 
 
-class KeepsItsClass(nn.ReLU):
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "__class__":
-            raise TypeError("it has a class for good")
-        super().__setattr__(name, value)
+class Final(type):
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Final:
+        if any(isinstance(base, cls) for base in bases):
+            raise TypeError("it has no subclasses")
+        return super().__new__(cls, name, bases, namespace)
+
+
+class KeepsItsClass(nn.ReLU, metaclass=Final):
+    """Its class cannot be followed."""
 
 
 class Clips(nn.Module):

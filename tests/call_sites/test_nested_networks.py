@@ -237,3 +237,23 @@ def test_wrapper_with_the_attributes_of_a_converted_network_can_be_converted() -
     assert not any("_rbue" in name for name in network.state_dict())
     rbue.revert(rbue.revert(network).wrapped)
     assert torch.equal(network(rows()), network(rows()))
+
+
+class SetsToo(PassesOn):
+    """As the wrapper of Lightning's Fabric, which also sets the attributes of the network inside."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name not in ("wrapped", "head") and "wrapped" in self._modules:
+            setattr(self.wrapped, name, value)
+
+
+def test_wrapper_that_sets_attributes_of_the_network_inside_leaves_it_as_it_is() -> None:
+    inner = mlp()
+    network = rbue.convert(SetsToo(inner), rbue.DropReLU(0.5), example=rows())
+    rbue.predict(network, rows(), samples=3)
+    assert inner.training
+    assert network.training
+    rbue.revert(network)
+    assert (type(inner), type(network)) == (type(mlp()), SetsToo)
+    assert torch.equal(network(rows()), network(rows()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import rbue
-from rbue.errors import RbueWarning
+from rbue.errors import InvalidInput, RbueWarning
 
 
 def moons(count: int = 256) -> tuple[Tensor, Tensor]:
@@ -207,3 +209,56 @@ def test_a_checkpointed_relu_is_not_warned_of(reentrant):
         warnings.simplefilter("ignore", UserWarning)  # of torch's, in the pass that looks for sites without gradients
         warnings.simplefilter("error", RbueWarning)
         rbue.convert(network, rbue.DropReLU(0.5), example=x)(x).sum().backward()
+
+
+class Graph:
+    """As those of torch_geometric: tensors by name, and no Mapping."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def keys(self) -> list[str]:
+        return ["x"]
+
+    def __iter__(self) -> Any:
+        return iter([("x", self.x)])
+
+
+class OfAGraph(nn.Sequential):
+    def forward(self, graph: Graph) -> Tensor:
+        return super().forward(graph.x)
+
+
+def test_a_network_of_an_object_is_random_and_a_seed_repeats_it() -> None:
+    graph, plain = Graph(moons()[0]), network()
+    model = rbue.convert(OfAGraph(*plain), rbue.DropReLU(0.5), where="last", example=graph)
+    rbue.seed(model, 0)
+    first, second = model(graph), model(graph)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[:128] - plain(graph.x)[:128], first[128:] - plain(graph.x)[128:])
+    rbue.seed(model, 0)
+    assert torch.equal(model(graph), first)
+    assert torch.equal(rbue.revert(model)(graph), plain(graph.x))
+
+
+class OfADeque(nn.Sequential):
+    def forward(self, parts: deque[Tensor]) -> Tensor:
+        return super().forward(parts[0])
+
+
+def test_a_container_that_torch_knows_has_the_rows_of_its_first_tensor() -> None:
+    x, plain = moons()[0], rbue.convert(network(), rbue.DropReLU(0.5))
+    model = rbue.convert(OfADeque(*network()), rbue.DropReLU(0.5))
+    rbue.seed(plain, 0)
+    rbue.seed(model, 0)
+    assert torch.equal(model(deque([x])), plain(x))
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_an_object_cannot_be_cut_into_images(loader: bool) -> None:
+    graph = Graph(moons()[0])
+    model = rbue.convert(OfAGraph(*network()), rbue.DropReLU(0.5))
+    with pytest.raises(InvalidInput, match=r"x is a Graph, which does not say .*, average plain calls"):
+        rbue.predict(model, [graph] if loader else graph, samples=2)

@@ -529,3 +529,56 @@ def test_hugging_face_classifiers_work_as_they_are(name):
         unmasked, masked = drawn(network, x["input_ids"]), drawn(network, x)
         close(unmasked[:, :4], masked[:, :4])
         assert float((unmasked[:, 4:] - masked[:, 4:]).abs().max()) > 100 * TOLERANCE
+
+
+class Table:
+    """As a DataFrame: numpy reads it, and its iterator has the names of its columns."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype)
+
+    def __iter__(self):
+        return iter("abcdef")
+
+    def __len__(self):
+        return len(self.values)
+
+    def keys(self):
+        return list("abcdef")
+
+
+def test_a_table_is_the_array_that_it_holds():
+    x, y = torch.randn(5, 6, dtype=torch.float64).numpy(), np.arange(5) % 2
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5), example=Table(x))
+    expected = drawn(network, x)
+    for form in (
+        Table(x),
+        {"x": Table(x)},
+        [Table(x)],
+        [(Table(x), Table(y))],
+        DataLoader([0], collate_fn=lambda _: Table(x)),
+    ):
+        assert torch.equal(drawn(network, form), expected)
+    tried = [rbue.tune(StatementInPlace(), pair, where=["last"], q=[0.9]) for pair in ((x, y), (Table(x), Table(y)))]
+    assert [len(one.tried) for one in tried] == [2, 2]
+
+
+def test_labels_beside_an_array_are_named():
+    network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
+    with pytest.raises(InvalidInput, match=r"inputs and what looks like their labels; give x\[0\] alone"):
+        rbue.predict(network, (np.zeros((5, 6)), np.arange(5)), samples=2)
+
+
+def test_a_dict_that_is_one_argument_may_hold_empty_tensors():
+    class OfATable(StatementInPlace):
+        def forward(self, batch):
+            return super().forward(torch.cat([batch["categories"], batch["numbers"]], 1))
+
+    network = rbue.convert(OfATable(), rbue.DropReLU(0.5))
+    x = {"categories": torch.zeros(5, 0), "numbers": torch.randn(5, 6)}
+    close(drawn(network, {"batch": x}), loop(network, 4, x))
+    with pytest.raises(InvalidInput, match=r"x\['batch'\] must hold at least one value an image"):
+        rbue.predict(network, {"batch": {"categories": torch.zeros(5, 0)}}, samples=2)

@@ -788,6 +788,20 @@ def test_output_without_class_scores_names_the_way_out(output):
         class_scores(output)
 
 
+def test_a_hook_picks_the_class_scores_of_a_tuple():
+    class WithFeatures(StatementInPlace):
+        def forward(self, x):
+            return super().forward(x), x
+
+    network, x = rbue.convert(WithFeatures(), rbue.DropReLU(0.5)), torch.randn(4, 6)
+    with pytest.raises(RbueError, match=r"net.register_forward_hook\(lambda net, x, out: out\[0\]\)"):
+        rbue.predict(network, x, samples=3)
+    network.register_forward_hook(lambda net, x, out: out[0])
+    plain = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
+    plain.load_state_dict(network.state_dict())
+    assert torch.equal(rbue.predict(network, x, samples=3).probs, rbue.predict(plain, x, samples=3).probs)
+
+
 def test_nan_in_a_later_batch_is_named_by_the_number_of_its_image():
     network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
     x = torch.randn(6, 6)

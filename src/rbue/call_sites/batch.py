@@ -140,7 +140,7 @@ class Batch:
         for x in self.rows:
             if x.is_floating_point() or x.is_complex():
                 odd = ~torch.isfinite(x) if len(self.rows) == 1 else torch.isnan(x)
-                wrong |= odd.reshape(len(x), -1).any(1)
+                wrong |= odd.reshape(len(x), x.shape[1:].numel()).any(1)
         return wrong
 
     def check(self, network: nn.Module) -> None:
@@ -158,7 +158,9 @@ class Batch:
                 raise InvalidInput(
                     f"{name} must be a dense tensor, not a {kind} one; give x.to_dense(), or pad its images."
                 )
-            if x.numel() == 0 or (len(given) == 1 and x.dim() == 0):
+            # Of a dict that is one argument some may be empty, as where a table has no categories.
+            empty = x.numel() == 0 and (len(x) == 0 or not any(y.numel() for other, y in given if other == name))
+            if empty or (len(given) == 1 and x.dim() == 0):
                 what = "one image" if x.dim() == 0 or len(x) == 0 else "one value an image"
                 raise InvalidInput(f"{name} must hold at least {what}, but its shape is {tuple(x.shape)}.")
             if parameter is not None and parameter.device != x.device and x.dim():  # one number may come from a CPU
@@ -172,7 +174,7 @@ class Batch:
             if x.dim() and x.shape[0] not in (1, len(self)):
                 raise InvalidInput(
                     f"{images} has {len(self)} rows and {name} has {x.shape[0]}; give as many rows as images, the "
-                    "images first, or one row for all of them."
+                    "images first, or one row for all of them; of a graph, average plain calls of the network."
                 )
         for name, values in self._lists:
             texts = all(isinstance(one, str) for one in values)

@@ -6,6 +6,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from numbers import Number
 from typing import Any
 
 import torch
@@ -23,7 +24,14 @@ from rbue.call_sites.summary import ConversionSummary, warn_of_plain
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
 from rbue.kernels import random_relu, site_function
-from rbue.torch_internals import is_exporting, is_exporting_to_onnx, let_modes_see, outside_graphs, tree_map_only
+from rbue.torch_internals import (
+    is_exporting,
+    is_exporting_to_onnx,
+    let_modes_see,
+    outside_graphs,
+    tree_leaves,
+    tree_map_only,
+)
 
 MODES = ("random", "mean", "plain")
 
@@ -90,7 +98,8 @@ class Conversion:
         if how == "mean":
             mode = SiteMode(place, self.activation, self._mean)
         else:
-            handler = _RandomSites(self, network, self._direct_draw(network, x) if given is None else given)
+            draw = self._direct_draw(network, x, (args, kwargs)) if given is None else given
+            handler = _RandomSites(self, network, draw)
             if hook is None:
                 mode = SiteMode(place, self.activation, handler)
             else:
@@ -166,13 +175,23 @@ class Conversion:
         given = scope.running.draws
         return given[1] if given is not None and given[0] == self.token else None
 
-    def _direct_draw(self, network: nn.Module, x: Tensor | None) -> draws.Draw:
+    def _direct_draw(self, network: nn.Module, x: Tensor | None, inputs: Any) -> draws.Draw:
+        leaves = tree_leaves(inputs) if x is None else []
+        x = draws.first_tensor(leaves) if x is None else x  # that of a container which torch knows, as a TensorDict
+        if x is None and any(map(_may_hold_tensors, leaves)):  # the whole of it counts as one image
+            return checkpointing.recorded(lambda: draws.direct_draw(network, 1, network.get_buffer(draws.SEED).device))
         if x is None:
             raise InvalidInput(
                 "a converted network needs a tensor with a batch dimension among its inputs; torch.fx gives it none, "
                 "so trace the network first and convert what comes of it."
             )
         return checkpointing.recorded(lambda: draws.direct_draw(network, x.shape[0], x.device))
+
+
+def _may_hold_tensors(value: Any) -> bool:
+    """Whether an argument is an object of the user's, such as a graph; arrays would not run as tensors do."""
+    known = value is None or isinstance(value, (Number, str, bytes, torch.fx.Proxy))
+    return not known and not hasattr(type(value), "__array__")
 
 
 @outside_graphs
@@ -297,8 +316,9 @@ def convert(model: nn.Module, activation: Randomness, where: Placement = "all", 
     if example is not None:
         conversion.inputs = max(1, call.positional)
         args, kwargs = call.arguments
-        with suppress(Exception):  # only rbue.save has use for it, and asks for an example if it is not there
-            conversion.example = tree_map_only(Tensor, lambda x: torch.empty_like(x, device="meta"), kwargs or args)
+        if any(call.has_rows):  # an object of the user's is not kept
+            with suppress(Exception):  # only rbue.save has use for it, and asks for an example if it is not there
+                conversion.example = tree_map_only(Tensor, lambda x: torch.empty_like(x, device="meta"), kwargs or args)
     warn_of_plain(conversion.summary(network), where)
     return model
 

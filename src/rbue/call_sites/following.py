@@ -224,7 +224,12 @@ def follow(network: nn.Module, token: str, activation: Randomness) -> None:
         if module is network or activation.in_every_module or _may_apply_activation(module):
             module.__dict__.setdefault(PATHS, {})[token] = path
             if "_rbue_base" not in vars(type(module)):
-                module.__class__ = followed_class(type(module))
+                _set_class(module, followed_class(type(module)))
+
+
+def _set_class(module: nn.Module, found: type[nn.Module]) -> None:
+    """Not by a ``__setattr__`` of the module's own: that of a wrapper may set it on the network inside, too."""
+    object.__setattr__(module, "__class__", found)
 
 
 def converted_part(network: nn.Module) -> str | None:
@@ -242,4 +247,4 @@ def unfollow(network: nn.Module, token: str) -> None:
         if not paths:
             del module.__dict__[PATHS]
             if "_rbue_base" in vars(type(module)):
-                module.__class__ = plain_class(module)
+                _set_class(module, plain_class(module))

@@ -37,6 +37,7 @@ def one_call(x: Any, network: nn.Module, inputs: int = 1) -> Batch | None:
     if isinstance(x, Batch):
         return x
     _refuse_packed(x)
+    x = _tables_as_arrays(x)
     if isinstance(x, (Tensor, np.ndarray)):
         return Batch((_as_tensors(x, "x", network),))
     if isinstance(x, Mapping):
@@ -52,8 +53,8 @@ def one_call(x: Any, network: nn.Module, inputs: int = 1) -> Batch | None:
                 f"x is a tuple of {len(x)}, which may be {len(x)} batches or as many arguments of "
                 f"{plain_class(network).__name__}; give a list of batches, or a dict of keyword arguments."
             )
-        _refuse_ragged(x)
         _refuse_labels(x)
+        _refuse_ragged(x)
     return None
 
 
@@ -71,6 +72,7 @@ def batches_of(x: Any, network: nn.Module, inputs: int = 1) -> Iterator[Batch]:
         for batch in DataLoader(x, batch_size=_DATASET_BATCH, collate_fn=_collated):
             yield beside(_loaded(batch, network, inputs), network)
         return
+    _refuse_keyed(x)
     if isinstance(x, (str, bytes)) or not isinstance(x, Iterable):
         raise InvalidInput(
             f"x must be a tensor, an array, a dict of keyword arguments, a Dataset or a loader of these, not "
@@ -94,6 +96,9 @@ def example_call(example: Any, network: nn.Module) -> Batch:
     """An example as the arguments of one call: a tuple or list is always that; of a loader, the first batch."""
     if isinstance(example, Batch):
         return example
+    example = _tables_as_arrays(example)
+    if _is_keyed(example):
+        return Batch((example,))
     if isinstance(example, (tuple, list)):
         call = _by_position(example, network)
         if not any(isinstance(x, Tensor) for x in call.leaves):
@@ -124,6 +129,8 @@ def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
     if isinstance(batch, Batch):
         return batch
     _refuse_packed(batch)
+    _refuse_keyed(batch)
+    batch = _tables_as_arrays(batch)
     if isinstance(batch, (tuple, list)) and batch:
         first = batch[0]
         _refuse_packed(first)
@@ -155,6 +162,28 @@ def _refuse_packed(x: Any) -> None:
         raise InvalidInput(
             "x is a PackedSequence, whose rows are steps, not images; give the padded tensor and one of the lengths, "
             "and pack them in the network."
+        )
+
+
+def _tables_as_arrays(x: Any) -> Any:
+    """``x`` with arrays in the place of whatever numpy can read, such as a DataFrame, which iterates over names."""
+    return tree_map_only(_is_table, np.asarray, x)
+
+
+def _is_table(x: Any) -> bool:
+    return hasattr(type(x), "__array__") and not isinstance(x, (Tensor, np.ndarray, np.generic))
+
+
+def _is_keyed(x: Any) -> bool:
+    """Whether it holds tensors by name and is no Mapping, as a graph of torch_geometric does."""
+    return hasattr(type(x), "keys") and not isinstance(x, Mapping) and not _is_table(x)
+
+
+def _refuse_keyed(x: Any) -> None:
+    if _is_keyed(x):
+        raise InvalidInput(
+            f"x is a {type(x).__name__}, which does not say which of its rows are images; give its tensors as a dict "
+            "of keyword arguments, or, as for a graph, average plain calls: torch.stack([net(x) for _ in range(100)])."
         )
 
 
@@ -252,6 +281,7 @@ def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tup
     """Batches of at most so many inputs, and their class numbers, where the network is."""
     if isinstance(validation, Dataset):
         validation = DataLoader(validation, batch_size=most, collate_fn=_collated)
+    validation = _tables_as_arrays(validation)
     if isinstance(validation, (str, Tensor, np.ndarray)) or not isinstance(validation, Iterable):
         raise _not_labelled(validation)
     batches = []
@@ -264,7 +294,8 @@ def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tup
             batch = batch, batch[name]
         if not _is_pair(batch):
             raise _not_labelled(batch)
-        inputs = one_call(batch[0], network)
+        several = len(batch[0]) if isinstance(batch[0], (tuple, list)) else 1  # ((one, other), label)
+        inputs = one_call(batch[0], network, several)
         if inputs is None:
             raise InvalidInput(f"the inputs of validation must be tensors, not {type(batch[0]).__name__}.")
         inputs = beside(inputs, network)
@@ -300,9 +331,10 @@ def _is_pair(batch: Any) -> bool:
 
 
 def _not_labelled(found: Any) -> InvalidInput:
+    way = f" of {len(found)}; give several inputs as ((a, b), y)" if isinstance(found, (tuple, list)) else ""
     return InvalidInput(
         "validation must be a pair (x, y) of inputs and class numbers, a dict with 'labels', or a loader of these, but "
-        f"holds {type(found).__name__}."
+        f"holds {type(found).__name__}{way}."
     )
 
 

@@ -26,6 +26,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         for module in modules:
             users, flag = _training_flags.get(module, (0, module.training))
             _training_flags[module] = users + 1, flag
+        for module in modules:  # when all are noted: a wrapper may set its own flag on the network inside, too
             module.training = False
     try:
         yield

@@ -127,7 +127,8 @@ def class_scores(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise RbueError(
             f"the network returned {type(output).__name__}; rbue needs a tensor, or an object or dict with 'logits' or "
-            "'out'; give outputs= a function that picks the tensor, or wrap the network in a module that returns it."
+            "'out'; wrap the network in a module that returns the scores, or let a hook pick them: "
+            "net.register_forward_hook(lambda net, x, out: out[0]); for numbers, give outputs= a function that does."
         )
     return output
 
