@@ -91,13 +91,7 @@ def random_words(keys: Tensor, layout: ElementLayout, activation: Randomness) ->
 
 
 def _forward(
-    x: Tensor,
-    keys: Tensor,
-    activation: RandomSlope,
-    cap: float | None,
-    repeat: int,
-    inplace: bool,
-    saved: bool,
+    x: Tensor, keys: Tensor, activation: RandomSlope, cap: float | None, repeat: int, inplace: bool, saved: bool
 ) -> Tensor:
     layout = ElementLayout.of(x, keys.shape[-1], repeat, activation.mask)
     if activation.fixed_slope == 1:  # the one probability without a 32-bit threshold

@@ -168,8 +168,7 @@ class Recording(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("shape", "sizes"),
-    [((7, 3, 4, 4), [3, 3, 1]), ((3, 3, 4, 4), [3]), ((2, 3, 100, 100), [1, 1]), ((7, 5), [7])],
+    ("shape", "sizes"), [((7, 3, 4, 4), [3, 3, 1]), ((3, 3, 4, 4), [3]), ((2, 3, 100, 100), [1, 1]), ((7, 5), [7])]
 )
 def test_the_rows_of_a_pass_depend_on_the_pixels(monkeypatch, shape, sizes):
     monkeypatch.setitem(base.PASS_PIXELS, "cpu", 48)

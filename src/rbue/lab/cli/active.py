@@ -13,14 +13,7 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import (
-    ENGINES,
-    Samples,
-    Selection,
-    TaskOptions,
-    fractions,
-    place_and_steps,
-)
+from rbue.lab.cli.options import ENGINES, Samples, Selection, TaskOptions, fractions, place_and_steps
 from rbue.lab.cli.output import AsJson, complain, duration, number, percent, print_json, remark, say, table, working
 from rbue.lab.cli.train import Together, of_way
 

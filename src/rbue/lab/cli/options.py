@@ -41,8 +41,7 @@ DRAWS = typer.Option(
 )
 Draws = Annotated[str, typer.Option("--draws", help=DRAWS.help)]
 Augment = Annotated[
-    str,
-    typer.Option("--augment", help="What each pass does to its images: a list of flip, shift:2, crop:0.8."),
+    str, typer.Option("--augment", help="What each pass does to its images: a list of flip, shift:2, crop:0.8.")
 ]
 Split = Annotated[
     str, typer.Option("--split", help="Images to measure on: 'test', or 'validation', those of --holdout.")

@@ -30,8 +30,7 @@ Shift = Annotated[
     _of_extent("--shift/--no-shift", help="Corruptions for every run, or for none; else where the paper has them."),
 ]
 Only = Annotated[
-    str | None,
-    typer.Option("--only", help=f"Only these ids or patterns, or these steps: {KINDS}. With commas."),
+    str | None, typer.Option("--only", help=f"Only these ids or patterns, or these steps: {KINDS}. With commas.")
 ]
 
 

@@ -9,23 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rbue.lab.cli.options import (
-    ENGINES,
-    MethodName,
-    Selection,
-    check_engine,
-    device_named,
-)
-from rbue.lab.cli.output import (
-    AsJson,
-    duration,
-    number,
-    percent,
-    print_json,
-    say,
-    table,
-    training_progress,
-)
+from rbue.lab.cli.options import ENGINES, MethodName, Selection, check_engine, device_named
+from rbue.lab.cli.output import AsJson, duration, number, percent, print_json, say, table, training_progress
 from rbue.lab.processes import is_first
 
 if TYPE_CHECKING:

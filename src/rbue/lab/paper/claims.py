@@ -25,19 +25,7 @@ from rbue.lab.paper.claim_checks import (
     rates_differ,
 )
 from rbue.lab.paper.experiments import DIVERSE, DROPOUT, DROPRELU, ENSEMBLE, METHODS, MODELS, SIX
-from rbue.lab.paper.judging import (
-    Axis,
-    Cases,
-    Claim,
-    Judged,
-    Look,
-    Numbers,
-    Predicate,
-    Verdict,
-    every,
-    judge,
-    some,
-)
+from rbue.lab.paper.judging import Axis, Cases, Claim, Judged, Look, Numbers, Predicate, Verdict, every, judge, some
 from rbue.lab.paper.numbers import POSITION_TABLE, TABLES
 from rbue.lab.paper.results import CORRUPTION_COUNT
 
@@ -53,11 +41,7 @@ PLANE: dict[str, Axis] = {"data": "cifar10", "model": "resnet18"}
 # Under corruptions the paper shows figures without numbers, so only measured ones can tell. All medians are over the
 # 19 corruptions on DenseNet-121, the paper's network, or on the one that was asked for. The paper's six boxes are read
 # as p=0.2 and q=0.9.
-SHIFTED: dict[str, Axis] = {
-    "data": "cifar10",
-    "model": attrgetter("shift_model"),
-    "severity": attrgetter("severities"),
-}
+SHIFTED: dict[str, Axis] = {"data": "cifar10", "model": attrgetter("shift_model"), "severity": attrgetter("severities")}
 SHIFT_OURS, SHIFT_OTHERS = (Q09, "mc-rrelu"), ("single", "mc-dropout:0.2", "svi")
 AT = "{model}, severity {severity}"
 
