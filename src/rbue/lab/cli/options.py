@@ -137,16 +137,8 @@ class Selection:
             **named,
             **changes,
         )
-        return RunConfig(
-            data=self.data,
-            model=self.model,
-            method=method,
-            seed=self.seed,
-            width=self.width,
-            holdout=self.holdout,
-            holdout_seed=self.holdout_seed,
-            recipe=recipe,
-        )
+        same = ("data", "model", "seed", "width", "holdout", "holdout_seed")
+        return RunConfig(method=method, recipe=recipe, **{name: getattr(self, name) for name in same})
 
 
 @dataclass(frozen=True)
