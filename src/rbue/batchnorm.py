@@ -21,6 +21,7 @@ from rbue.torch_internals import uncompiled_call
 
 __all__ = ["update_bn"]
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -117,8 +118,7 @@ def _halves(found: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _statistics(layer: nn.Module) -> list[tuple[str, Tensor]]:
-    names = ("running_mean", "running_var", "num_batches_tracked")
-    return [(name, value) for name, value in layer.named_buffers(recurse=False) if name in names]
+    return [(name, value) for name, value in layer.named_buffers(recurse=False) if name in STATISTICS]
 
 
 def _pieces(x: Any, size: int, network: nn.Module) -> Iterator[Batch]:
