@@ -269,8 +269,8 @@ def report(
             records, paper_value, pictures=chosen is Form.html, answers=chosen is not Form.csv, device=place
         )
         page = made.page
-        tables_only = {Form.md: page.markdown, Form.latex: page.latex, Form.csv: lambda: csv_table(made.runs)}
-        write_bytes(output, tables_only.get(chosen, page.html)().encode())
+        others = {Form.md: page.markdown, Form.latex: page.latex, Form.csv: lambda: csv_table(made.runs)}
+        write_bytes(output, others.get(chosen, page.html)().encode())
     if json:
         measured = [str(record.folder.path) for record in records if record.results]
         print_json({"report": output, "format": chosen.value, "runs": measured, "missing": made.missing})
