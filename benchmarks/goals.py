@@ -219,20 +219,8 @@ GOALS = [
         lambda found: {"": found["ratio_to_plain"]["ResNet-18, batch 32, last"]["100 samples, last"]},
         digits=3,
     ),
-    Goal(
-        "memory of 1,000 samples over that of 10",
-        "H200",
-        1.05,
-        "sampling_memory_cuda.json",
-        memory_of_a_full_pass,
-    ),
-    Goal(
-        "memory of 1,000 samples over that of 10",
-        "CPU",
-        1.05,
-        "sampling_memory_cpu.json",
-        memory_of_a_full_pass,
-    ),
+    Goal("memory of 1,000 samples over that of 10", "H200", 1.05, "sampling_memory_cuda.json", memory_of_a_full_pass),
+    Goal("memory of 1,000 samples over that of 10", "CPU", 1.05, "sampling_memory_cpu.json", memory_of_a_full_pass),
     Goal(
         "squared error of independent draws over balanced, 1 to 10 cycles, ResNet-18 on CIFAR-10",
         "H200",

@@ -21,12 +21,7 @@ author = "The rbue developers"
 copyright = "the rbue developers"
 release = version = __version__
 
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "executed_pages",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "executed_pages"]
 myst_heading_anchors = 4
 highlight_language = "text"  # blocks without a language are commands
 nitpicky = True

@@ -300,10 +300,7 @@ def flipped(saved: Path, path: Path) -> None:
 FILES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "nothing there": (lambda saved, path: None, "there is no file"),
     "cut off": (cut_off, "is cut off or no safetensors file"),
-    "torch.save": (
-        lambda saved, path: torch.save({"a": torch.ones(1)}, path),
-        "into the network by load_state_dict",
-    ),
+    "torch.save": (lambda saved, path: torch.save({"a": torch.ones(1)}, path), "into the network by load_state_dict"),
     "text": (lambda saved, path: path.write_text("weights"), "is cut off or no safetensors file"),
     "flipped bit": (flipped, "it is damaged: it does not have the checksum"),
     "plain safetensors": (lambda saved, path: save_file({"a": torch.ones(1)}, path), "rbue.save did not write it"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from rbue.torch_internals import uncompiled_call
 
 __all__ = ["update_bn"]
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -95,18 +97,16 @@ def update_bn(
 def layers_that_vary(network: nn.Module, example: Batch) -> tuple[str, ...]:
     """The names of the BatchNorm layers whose inputs differ between two samples."""
     seen: dict[str, list[Tensor]] = {}
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, args, path=path: seen.setdefault(path, []).append(args[0].clone()))
-        for path, layer in network.named_modules()
-        if isinstance(layer, _LAYERS)
-    ]
-    try:
-        with torch.no_grad(), evaluating(network):
-            for _ in range(2):
-                example.clone().call(network)
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+    def note(path: str, layer: nn.Module, args: tuple) -> None:
+        seen.setdefault(path, []).append(args[0].clone())
+
+    with ExitStack() as hooks, torch.no_grad(), evaluating(network):
+        for path, layer in network.named_modules():
+            if isinstance(layer, _LAYERS):
+                hooks.enter_context(layer.register_forward_pre_hook(partial(note, path)))
+        for _ in range(2):
+            example.clone().call(network)
     return tuple(path for path, found in seen.items() if not torch.equal(*_halves(found)))
 
 
@@ -118,8 +118,7 @@ def _halves(found: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _statistics(layer: nn.Module) -> list[tuple[str, Tensor]]:
-    names = ("running_mean", "running_var", "num_batches_tracked")
-    return [(name, value) for name, value in layer.named_buffers(recurse=False) if name in names]
+    return [(name, value) for name, value in layer.named_buffers(recurse=False) if name in STATISTICS]
 
 
 def _pieces(x: Any, size: int, network: nn.Module) -> Iterator[Batch]:
@@ -162,16 +161,14 @@ def _cumulative(seen: dict[nn.Module, int]) -> Iterator[None]:
         seen[layer] += values
         layer.momentum = values / max(seen[layer], 1)
 
-    hooks = []
     try:
-        for layer in seen:
-            hooks.append(layer.register_forward_pre_hook(weigh, with_kwargs=True))
-            layer.reset_running_stats()  # type: ignore[operator]
-            layer.training = True
-        yield
+        with ExitStack() as hooks:
+            for layer in seen:
+                hooks.enter_context(layer.register_forward_pre_hook(weigh, with_kwargs=True))
+                layer.reset_running_stats()  # type: ignore[operator]
+                layer.training = True
+            yield
     finally:
-        for hook in hooks:
-            hook.remove()
         for layer, momentum in momenta.items():
             layer.momentum = momentum
 

@@ -75,11 +75,8 @@ def save(model: nn.Module, file: str | Path, classes: Sequence[str] | None = Non
     sites, chosen = conversion.sites, conversion.chosen
     names = class_names(conversion.classes if classes is None else classes)
     returned: list[Any] = []
-    hook = network.register_forward_hook(lambda *given: returned.append(given[-1]))
-    try:
+    with network.register_forward_hook(lambda *given: returned.append(given[-1])):
         example = _telling_example(network, conversion.example, conversion.activation, sites) if sites else None
-    finally:
-        hook.remove()
     scores = getattr(returned[-1], "logits", returned[-1]) if returned else None
     if names is not None and isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:
         one_name_each(names, scores.shape[1])  # one number may mean two classes, and maps have theirs at other places

@@ -27,29 +27,11 @@ from torch.utils._pytree import (  # torch.utils.pytree came later than 2.10
 )
 
 __all__ = [
-    "HigherOrderOperator",
-    "TorchDispatchMode",
-    "compiled_network",
-    "computed_once",
-    "forward_mode",
-    "function_modes",
-    "graph_break",
-    "in_backward",
-    "is_exporting",
-    "is_exporting_to_onnx",
-    "is_known_equal",
-    "is_vmapped",
-    "let_modes_see",
-    "outside_graphs",
-    "plain_eager",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map_only",
-    "tree_unflatten",
-    "uncompiled",
-    "uncompiled_call",
-    "writing",
-]
+    "HigherOrderOperator", "TorchDispatchMode", "compiled_network", "computed_once", "forward_mode",
+    "function_modes", "graph_break", "in_backward", "is_exporting", "is_exporting_to_onnx", "is_known_equal",
+    "is_vmapped", "let_modes_see", "outside_graphs", "plain_eager", "tree_flatten", "tree_leaves", "tree_map_only",
+    "tree_unflatten", "uncompiled", "uncompiled_call", "writing",
+]  # fmt: skip
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rbue import metrics
 from rbue.activations import DropActivation, DropReLU, Randomness
-from rbue.batchnorm import layers_that_vary, update_bn
+from rbue.batchnorm import STATISTICS, layers_that_vary, update_bn
 from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import Placement, convert, evaluating, innermost, revert, set_temperature, sites
 from rbue.call_sites.batch import Batch
@@ -266,9 +266,8 @@ class _Search:
         self.labels = torch.cat([labels for _, labels in batches])
         self.sites = sites(network, example, make(0.9))
         self.estimated_plainly: dict[tuple[str, ...], dict[str, Tensor]] = {}
-        self.plain_statistics = {
-            name: value.clone() for name, value in network.state_dict().items() if _is_statistic(name)
-        }
+        stored = network.state_dict().items()
+        self.plain_statistics = {name: one.clone() for name, one in stored if name.rpartition(".")[2] in STATISTICS}
 
     def plain(self) -> Candidate:
         """The network as it is; an activation that changes it even with ``q = 1`` is refused."""
@@ -426,10 +425,6 @@ def _on_device(x: Any, network: nn.Module) -> Batch | Iterator[Batch]:
     """Inputs of any form, where the network is."""
     whole = one_call(x, network)
     return beside(whole, network) if whole is not None else (beside(one, network) for one in batches_of(x, network))
-
-
-def _is_statistic(name: str) -> bool:
-    return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
 
 
 @contextmanager

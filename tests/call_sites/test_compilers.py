@@ -331,8 +331,7 @@ def assert_exported_same_bits(network: nn.Module, x: Tensor, strict: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("strict", "activation"),
-    [(False, ACTIVATIONS[0]), pytest.param(True, ACTIVATIONS[1], marks=pytest.mark.slow)],
+    ("strict", "activation"), [(False, ACTIVATIONS[0]), pytest.param(True, ACTIVATIONS[1], marks=pytest.mark.slow)]
 )
 def test_exported_program_draws_new_bits_at_each_call(strict: bool, activation: Any) -> None:
     assert_exported_same_bits(rbue.convert(mlp(), activation, example=rows()), rows(), strict)

@@ -8,10 +8,7 @@ import rbue
 from rbue.decisions import abstaining, acquiring, conformal
 from rbue.decisions import out_of_distribution as ood
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def data(device):

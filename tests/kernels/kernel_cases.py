@@ -21,11 +21,7 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
 ACTIVATIONS = [DropReLU(0.6), DropReLU(0.6, "channel"), RReLU(), RReLU(0, 1)]
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 CASES = {  # shape, rows, copies; few are quickly interpreted
-    "few": [
-        ((1, 1), 1, 1),
-        ((6, 3, 5, 6), 3, 1),
-        ((2, 3, 4, 4), 6, 3),
-    ],
+    "few": [((1, 1), 1, 1), ((6, 3, 5, 6), 3, 1), ((2, 3, 4, 4), 6, 3)],
     "more": [
         ((4, 3, 5, 6), 4, 1),
         ((3, 1100), 3, 1),
@@ -218,10 +214,7 @@ def test_programs_cover_every_element_within_the_limits_of_cuda(shape, hashed):
 
 
 FUSED_CASES = {  # shape, copies; few are quickly interpreted
-    "few": [
-        ((3, 3, 3, 5), 2),
-        ((2, 1, 3, 3), 1),
-    ],
+    "few": [((3, 3, 3, 5), 2), ((2, 1, 3, 3), 1)],
     "more": [
         ((3, 5, 4, 6), 1),
         ((2, 64, 2, 4), 3),

@@ -113,11 +113,7 @@ def test_adaptive_ece_splits_ties_by_their_common_accuracy():
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    tenths=st.lists(st.integers(5, 10), min_size=1, max_size=30),
-    bins=st.integers(1, 40),
-    seed=st.integers(0, 1000),
-)
+@given(tenths=st.lists(st.integers(5, 10), min_size=1, max_size=30), bins=st.integers(1, 40), seed=st.integers(0, 1000))
 def test_range_and_invariance_to_order(tenths, bins, seed):
     generator = torch.Generator().manual_seed(seed)
     confidence = torch.tensor(tenths, dtype=torch.float64) / 10

@@ -6,10 +6,7 @@ import torch
 from rbue import calibration, metrics, variance
 from rbue.errors import InvalidInput
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def data(device):
@@ -68,11 +65,7 @@ def test_simulation_on_the_gpu():
 
 def test_a_metric_on_the_cpu_takes_gpu_batches():
     _, probs, labels, scores, flags = data("cuda")
-    batches = {
-        metrics.ECE(): (probs, labels),
-        metrics.NLL(): (probs, labels),
-        metrics.AUROC(): (scores, flags),
-    }
+    batches = {metrics.ECE(): (probs, labels), metrics.NLL(): (probs, labels), metrics.AUROC(): (scores, flags)}
     for metric, batch in batches.items():
         metric.update(*batch)
         assert metric.compute().device.type == "cpu"

@@ -41,10 +41,7 @@ def test_ties_give_the_expectation_over_every_order():
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    pairs=st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=25),
-    seed=st.integers(0, 1000),
-)
+@given(pairs=st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=25), seed=st.integers(0, 1000))
 def test_order_never_matters_and_full_coverage_is_the_error_rate(pairs, seed):
     confidence = torch.tensor([float(c) for c, _ in pairs])
     correct = torch.tensor([r for _, r in pairs])

@@ -74,12 +74,16 @@ class StatementInPlace(nn.Module):
         return self.head(y)
 
 
-class RemembersBatchSize(nn.Module):
-    """Code that defeats prefix sharing: it reshapes by a batch size read before the first site."""
+class TwoLayers(nn.Module):
+    """What they do with the batch is up to subclasses."""
 
     def __init__(self):
         super().__init__()
         self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+
+class RemembersBatchSize(TwoLayers):
+    """Code that defeats prefix sharing: it reshapes by a batch size read before the first site."""
 
     def forward(self, x):
         batch = x.shape[0]
@@ -98,24 +102,16 @@ class InPlaceThroughAView(nn.Module):
         return self.head(torch.cat([F.relu_(y[:, :4]), y], 1))
 
 
-class TimeFirst(nn.Module):
+class TimeFirst(TwoLayers):
     """A site whose first dimension is not the batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
 
     def forward(self, x):  # (B, 7, 6)
         y = F.relu(self.first(x.transpose(0, 1)))
         return self.head(y.mean(0))
 
 
-class Patches(nn.Module):
+class Patches(TwoLayers):
     """Images cut into patches along the batch dimension before the ReLU."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
 
     def forward(self, x):  # (B, 7, 6)
         y = F.relu(self.first(x.flatten(0, 1)))

@@ -147,8 +147,7 @@ def test_rows_that_are_in_order_may_be_sorted_all_the_same(descending):
 
 @pytest.mark.parametrize("memory", [None, 1])
 @pytest.mark.parametrize(
-    ("make", "shape"),
-    [(SequenceFirst, (8, 12, 6)), (RelativeToTheLast, (5, 6)), (InChunks, (5, 6)), (Summed, (5, 6))],
+    ("make", "shape"), [(SequenceFirst, (8, 12, 6)), (RelativeToTheLast, (5, 6)), (InChunks, (5, 6)), (Summed, (5, 6))]
 )
 def test_what_depends_on_the_batch_is_said(make, shape, memory):
     x = torch.randn(shape)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from networks import build
+from networks import TwoLayers, build
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -160,12 +160,8 @@ class Gated(nn.Module):
         return self.head(y * self.gate(y.mean((2, 3))).sigmoid()[:, :, None, None]).flatten(1)
 
 
-class Tokens(nn.Module):
+class Tokens(TwoLayers):
     """A linear layer of tokens ``(B, T, D)``, whose scores are averaged."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
 
     def forward(self, x):
         return self.head(F.relu(self.first(x))).mean(1)

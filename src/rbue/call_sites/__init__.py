@@ -21,25 +21,7 @@ from rbue.call_sites.tracing import innermost, sites
 from rbue.call_sites.untouched import evaluating, unchanged
 
 __all__ = [
-    "Conversion",
-    "ConversionSummary",
-    "Draw",
-    "NotFoldable",
-    "Placement",
-    "Site",
-    "SiteTable",
-    "conversion_of",
-    "convert",
-    "count_call",
-    "evaluating",
-    "innermost",
-    "install",
-    "mode",
-    "revert",
-    "running",
-    "seed",
-    "set_temperature",
-    "sites",
-    "unchanged",
-    "uncounted",
-]
+    "Conversion", "ConversionSummary", "Draw", "NotFoldable", "Placement", "Site", "SiteTable", "conversion_of",
+    "convert", "count_call", "evaluating", "innermost", "install", "mode", "revert", "running", "seed",
+    "set_temperature", "sites", "unchanged", "uncounted",
+]  # fmt: skip

@@ -32,17 +32,9 @@ from rbue.metrics import _checks
 from rbue.prediction import Regression
 
 __all__ = [
-    "APS",
-    "LAC",
-    "RAPS",
-    "ConformalIntervals",
-    "ConformalSets",
-    "Intervals",
-    "NormalisedResiduals",
-    "QuantileResiduals",
-    "Residuals",
-    "rank_of_threshold",
-]
+    "APS", "LAC", "RAPS", "ConformalIntervals", "ConformalSets", "Intervals", "NormalisedResiduals",
+    "QuantileResiduals", "Residuals", "rank_of_threshold",
+]  # fmt: skip
 
 
 def rank_of_threshold(images: int, coverage: float) -> int:

@@ -27,19 +27,9 @@ from rbue.metrics import _checks
 from rbue.prediction import MultiLabel, Prediction, binary_entropy
 
 __all__ = [
-    "Detection",
-    "KNearest",
-    "Mahalanobis",
-    "detection",
-    "energy",
-    "entropy",
-    "expected_entropy",
-    "max_logit",
-    "max_probability",
-    "mutual_information",
-    "scores",
-    "variation_ratio",
-]
+    "Detection", "KNearest", "Mahalanobis", "detection", "energy", "entropy", "expected_entropy", "max_logit",
+    "max_probability", "mutual_information", "scores", "variation_ratio",
+]  # fmt: skip
 
 
 def max_probability(prediction: Any) -> Tensor:

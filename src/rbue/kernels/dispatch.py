@@ -91,13 +91,7 @@ def random_words(keys: Tensor, layout: ElementLayout, activation: Randomness) ->
 
 
 def _forward(
-    x: Tensor,
-    keys: Tensor,
-    activation: RandomSlope,
-    cap: float | None,
-    repeat: int,
-    inplace: bool,
-    saved: bool,
+    x: Tensor, keys: Tensor, activation: RandomSlope, cap: float | None, repeat: int, inplace: bool, saved: bool
 ) -> Tensor:
     layout = ElementLayout.of(x, keys.shape[-1], repeat, activation.mask)
     if activation.fixed_slope == 1:  # the one probability without a 32-bit threshold
@@ -219,13 +213,7 @@ def _saved(ctx: Any) -> tuple[Tensor, Tensor | None, RandomSlope, float | None]:
 def random_activation(x: Tensor, activation: Activation, keys: Tensor, call: SiteCall, *, repeat: int = 1) -> Tensor:
     """Any activation by its formula, under given keys; out of place.
 
-    Args:
-        x: floating-point input; its first dimension is a multiple of ``rows / repeat``.
-        activation: what to draw.
-        keys: ``int32`` of shape ``(2, rows)``, one 64-bit key for each row, or ``(3, rows)`` with its turn
-            (:class:`rbue.random_stream.Cycle`).
-        call: what the network wrote.
-        repeat: copies of ``x`` to make, each with keys of its own (samples first). Not differentiable.
+    The arguments are those of :func:`random_relu`; ``call`` is what the network wrote.
     """
     layout = ElementLayout.of(x, keys.shape[-1], repeat, activation.mask)
     if repeat > 1:
@@ -263,7 +251,7 @@ def random_dropout(x: Tensor, dropout: Dropout, keys: Tensor, *, repeat: int = 1
     """``0`` with probability ``p``, else ``x / (1 - p)``, under given keys.
 
     The formula is the only form: it sits before the classifier, where tensors are small, and compilers fuse it. The
-    arguments are those of :func:`random_activation`.
+    arguments are those of :func:`random_relu`.
     """
     layout = ElementLayout.of(x, keys.shape[-1], repeat, dropout.mask)
     if repeat > 1:

@@ -28,7 +28,7 @@ class _Draw(NamedTuple):
     """What to apply to which elements, under which keys."""
 
     form: SlopeForm
-    keys: Tensor
+    keys: Tensor | None
     layout: ElementLayout
     cap: float | None
 
@@ -93,16 +93,11 @@ def pooled_relu(x: Tensor, form: SlopeForm, keys: Tensor, layout: ElementLayout,
 
 
 def backward(
-    grad: Tensor,
-    out: Tensor,
-    form: SlopeForm,
-    keys: Tensor | None,
-    layout: ElementLayout,
-    cap: float | None,
+    grad: Tensor, out: Tensor, form: SlopeForm, keys: Tensor | None, layout: ElementLayout, cap: float | None
 ) -> Tensor:
     """The gradient at the input, from the output; the twin of ``capped_backward`` in :mod:`rbue.activations.relu`."""
     result = torch.empty_like(out)
-    _backward(_supported(), grad, out, result, form, keys, layout, cap)
+    _backward(_supported(), grad, out, result, _Draw(form, keys, layout, cap))
     return result
 
 
@@ -128,22 +123,15 @@ def _pooled(kernels: ctypes.CDLL, x: Tensor, out: Tensor, draw: _Draw) -> None:
 
 def _run(function: Any, x: Tensor, out: Tensor, draw: _Draw, *more: int) -> None:
     form, keys, layout, cap = draw
+    assert keys is not None
     table, keys = layout.table(), _plain_rows(keys)
     rows = Rows(layout.rows, layout.rows // layout.repeat, layout.row_elements)
     tensors = x.data_ptr(), out.data_ptr(), table.data_ptr()
     function(*tensors, _lanes(keys), rows, _function(form, cap), *more)
 
 
-def _backward(
-    kernels: ctypes.CDLL,
-    grad: Tensor,
-    out: Tensor,
-    result: Tensor,
-    form: SlopeForm,
-    keys: Tensor | None,
-    layout: ElementLayout,
-    cap: float | None,
-) -> None:
+def _backward(kernels: ctypes.CDLL, grad: Tensor, out: Tensor, result: Tensor, draw: _Draw) -> None:
+    form, keys, layout, cap = draw
     function, threads = _function(form, cap), _threads(out.numel())
     tensors = grad.data_ptr(), out.data_ptr(), result.data_ptr()
     if keys is None:  # every element is treated alike
@@ -196,8 +184,9 @@ def _agrees(kernels: ctypes.CDLL) -> bool:
             if len(keys) == 3:
                 words = random_stream.turned(drawn, keys[2].unsqueeze(1), activation.cycle.mirrored)
             out, result = torch.empty_like(x), torch.empty_like(x)
-            _forward(kernels, x, out, _Draw(form, keys, layout, cap))
-            _backward(kernels, grad, out, result, form, keys, layout, cap)
+            draw = _Draw(form, keys, layout, cap)
+            _forward(kernels, x, out, draw)
+            _backward(kernels, grad, out, result, draw)
             expected = activation.capped_forward(x, words, cap)
             slopes = activation.capped_backward(grad, expected, words, cap)
             if not (_same_bits(out, expected) and _same_bits(result, slopes)):

@@ -36,16 +36,10 @@ class SlopeForm(NamedTuple):
     intercept: float = 0.0
 
 
-def _drop_relu(activation: DropReLU) -> SlopeForm:
-    return SlopeForm(True, threshold(1 - activation.q))
-
-
-def _rrelu(activation: RReLU) -> SlopeForm:
-    scale = (activation.upper - activation.lower) / (1 << 24)
-    return SlopeForm(False, 0, scale, activation.mean_slope, *activation.slope_line())
-
-
-FORMS: dict[type, Callable[[Any], SlopeForm]] = {DropReLU: _drop_relu, RReLU: _rrelu}
+FORMS: dict[type, Callable[[Any], SlopeForm]] = {
+    DropReLU: lambda one: SlopeForm(True, threshold(1 - one.q)),
+    RReLU: lambda one: SlopeForm(False, 0, (one.upper - one.lower) / (1 << 24), one.mean_slope, *one.slope_line()),
+}
 
 
 @lru_cache(maxsize=256)

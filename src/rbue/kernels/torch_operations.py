@@ -33,13 +33,7 @@ def supports(x: Tensor, layout: ElementLayout) -> bool:
 
 
 def forward(
-    x: Tensor,
-    form: SlopeForm,
-    keys: Tensor,
-    layout: ElementLayout,
-    cap: float | None,
-    inplace: bool,
-    saved: bool,
+    x: Tensor, form: SlopeForm, keys: Tensor, layout: ElementLayout, cap: float | None, inplace: bool, saved: bool
 ) -> Tensor:
     """The random activation; ``layout.repeat`` copies of ``x``, each with bits of its own.
 
@@ -67,12 +61,7 @@ def forward(
 
 
 def backward(
-    grad: Tensor,
-    out: Tensor,
-    form: SlopeForm,
-    keys: Tensor | None,
-    layout: ElementLayout,
-    cap: float | None,
+    grad: Tensor, out: Tensor, form: SlopeForm, keys: Tensor | None, layout: ElementLayout, cap: float | None
 ) -> Tensor:
     """The gradient at the input, from the output; the twin of ``capped_backward`` in :mod:`rbue.activations.relu`."""
     if form.drop:

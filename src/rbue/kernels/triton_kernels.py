@@ -274,12 +274,7 @@ def forward(
 
 
 def backward(
-    grad: Tensor,
-    out: Tensor,
-    form: SlopeForm,
-    keys: Tensor | None,
-    layout: ElementLayout,
-    cap: float | None,
+    grad: Tensor, out: Tensor, form: SlopeForm, keys: Tensor | None, layout: ElementLayout, cap: float | None
 ) -> Tensor:
     """The gradient at the input, from the output; the twin of ``capped_backward`` in :mod:`rbue.activations.relu`."""
     result = torch.empty_like(out)

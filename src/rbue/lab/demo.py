@@ -66,15 +66,8 @@ class Answered:
         """One measurement."""
         return float(self.scores[measure].values[self.scores[measure].methods.index(method)])
 
-    def better(self, measure: str) -> list[str]:
-        """Methods that are better than ours by more than chance."""
-        return self._apart(measure, better=True)
-
-    def worse(self, measure: str) -> list[str]:
-        """Methods that are worse than ours by more than chance."""
-        return self._apart(measure, better=False)
-
-    def _apart(self, measure: str, better: bool) -> list[str]:
+    def apart(self, measure: str, better: bool) -> list[str]:
+        """Methods that are better than ours, or worse, by more than chance."""
         found, own = self.scores[measure], self.value(measure, OURS)
         others = [name for name in found.methods if name != OURS and found.apart(OURS, name)]
         return [name for name in others if (self.value(measure, name) > own) == (found.higher == better)]
@@ -156,7 +149,7 @@ def _standing(answered: Answered) -> str:
 
 def _against(answered: Answered, measure: str) -> str:
     others = len(answered.scores[measure].methods) - 1
-    better, worse = answered.better(measure), answered.worse(measure)
+    better, worse = (answered.apart(measure, one) for one in (True, False))
     parts = [
         f"{word} {'all others' if len(names) == others else listed(names)}"
         for word, names in (("behind", better), ("ahead of", worse))
@@ -171,7 +164,7 @@ def _advice(found: Findings) -> str:
         (name, where): found_by
         for where, answered in (("clean", found.clean), ("damaged", found.damaged))
         for measure, name in SCORES.items()
-        if (found_by := answered.better(measure))
+        if (found_by := answered.apart(measure, better=True))
     }
     if not lost:
         return "No method beats it on either by more than chance, not even four trainings: nothing is to be mended."

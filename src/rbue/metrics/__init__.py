@@ -25,14 +25,7 @@ from rbue.metrics.regression import (
     quantile_calibration_error,
     sample_crps,
 )
-from rbue.metrics.sets import (
-    Coverage,
-    binomial_interval,
-    coverage_by_class,
-    coverage_by_size,
-    set_coverage,
-    set_size,
-)
+from rbue.metrics.sets import Coverage, binomial_interval, coverage_by_class, coverage_by_size, set_coverage, set_size
 from rbue.metrics.uncertainty import (
     disagreement,
     entropy,

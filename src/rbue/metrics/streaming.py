@@ -247,7 +247,7 @@ class MCE(_BinnedError):
         return self.reliability().mce
 
 
-def _require_images(metric: Metric, images: Tensor) -> None:
+def _require_images(metric: Metric, images: Tensor | int) -> None:
     if not int(images):
         raise InvalidInput(f"{type(metric).__name__} has seen 0 images; call update(...) before compute().")
 
@@ -274,8 +274,7 @@ class _ScoreMetric(Metric):
 
     def _joined(self) -> tuple[Tensor, Tensor]:
         scores, flags = (_join(getattr(self, name)) for name in self._names)
-        if not scores.numel():
-            raise InvalidInput(f"{type(self).__name__} has seen 0 images; call update(...) before compute().")
+        _require_images(self, scores.numel())
         return scores, flags.bool()
 
     def compute(self) -> Tensor:

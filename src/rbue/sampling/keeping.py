@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -61,16 +61,13 @@ class Keeping:
     @contextmanager
     def beside_scores(self, networks: Sequence[nn.Module], read: Reader = class_scores) -> Iterator[None]:
         """Inside the block the networks return scores and features, ``(rows, C + D)``; none if none are kept."""
-        hooks: list[Any] = []
-        try:
+        with ExitStack() as hooks:
             for network in networks if self.features else ():
                 noted = _Noted(self, network, read)
-                hooks += [layer.register_forward_pre_hook(noted.note, with_kwargs=True) for layer in noted.layers]
-                hooks.append(network.register_forward_hook(noted.join))
+                for layer in noted.layers:
+                    hooks.enter_context(layer.register_forward_pre_hook(noted.note, with_kwargs=True))
+                hooks.enter_context(network.register_forward_hook(noted.join))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class _Noted:

@@ -93,11 +93,7 @@ class FirstPass:
 
 
 def make_plan(
-    runner: PassRunner,
-    x: Batch,
-    earlier: PassPlan | None = None,
-    sharing: bool = True,
-    first: FirstPass | None = None,
+    runner: PassRunner, x: Batch, earlier: PassPlan | None = None, sharing: bool = True, first: FirstPass | None = None
 ) -> PassPlan:
     """Find out whether samples may share a pass and what comes before its first random site, and warn of what is odd.
 

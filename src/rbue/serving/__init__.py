@@ -20,17 +20,9 @@ if TYPE_CHECKING:
     from rbue.serving.networks import NetworkEngine
 
 __all__ = [
-    "Answers",
-    "Conformal",
-    "Engine",
-    "Inputs",
-    "NetworkEngine",
-    "OnnxEngine",
-    "Sampling",
-    "Settings",
-    "create_app",
+    "Answers", "Conformal", "Engine", "Inputs", "NetworkEngine", "OnnxEngine", "Sampling", "Settings", "create_app",
     "serve",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

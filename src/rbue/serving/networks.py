@@ -119,11 +119,7 @@ class NetworkEngine(Engine):
         self.inputs = Inputs(tuple(_shape_of(conversion.example) if shape is None else shape), False, *normal)
         self.samples = samples
         self.title = title or f"{type(inner).__name__} ({conversion.activation!r})"
-        self.facts = {
-            "draws": draws,
-            "stream_version": random_stream.VERSION,
-            "temperature": conversion.temperature,
-        }
+        self.facts = {"draws": draws, "stream_version": random_stream.VERSION, "temperature": conversion.temperature}
         probs = self.predict(self.inputs.noise(1), np.zeros(1, np.int64), Sampling(samples)).probs
         if probs.ndim != 2:
             raise InvalidInput(f"the network gives outputs of shape {probs.shape}; the server is for one class each.")

@@ -123,12 +123,7 @@ class Service:
         self.engine, self.settings = engine, settings
         self.metrics = Metrics(lambda: self.batcher.waiting)
         self.batcher: Batcher = Batcher(
-            engine,
-            settings.max_batch,
-            settings.max_wait,
-            settings.queue,
-            settings.batching,
-            self.metrics.watch_call,
+            engine, settings.max_batch, settings.max_wait, settings.queue, settings.batching, self.metrics.watch_call
         )
         self.in_hand = 0
         self.decoders: anyio.CapacityLimiter | None = None

@@ -20,8 +20,7 @@ def one_comparison(*runs, **settings):
 
 class TestLabelsNeeded:
     @pytest.mark.parametrize(
-        ("accuracy", "labels"),
-        [(0.5, 20), (0.6, 25), (0.7, 30), (0.65, 27.5), (0.75, 42.5), (0.91, None)],
+        ("accuracy", "labels"), [(0.5, 20), (0.6, 25), (0.7, 30), (0.65, 27.5), (0.75, 42.5), (0.91, None)]
     )
     def test_between_rounds_by_a_straight_line(self, accuracy, labels):
         """A fall on the way does not count: 0.75 is first reached after it."""

@@ -70,10 +70,8 @@ def published(server, shrink, tmp_path, monkeypatch):
     arrays = shrink("cifar10")
     raw = files.cifar10_binary(tmp_path / "raw", arrays)
     archive = files.tar(raw, tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin").read_bytes()
-    server.content["/a.tar.gz"] = archive
-    download = registry.Download(
-        f"{server.address}/a.tar.gz", "cifar-10-binary.tar.gz", hashlib.md5(archive).hexdigest()
-    )
+    server.content["/cifar-10-binary.tar.gz"] = archive
+    download = registry.Download(f"{server.address}/cifar-10-binary.tar.gz", hashlib.md5(archive).hexdigest())
     entry = replace(data.get("cifar10"), downloads=(download,), mirror=None)
     monkeypatch.setitem(registry._SETS, "cifar10", entry)
     return arrays
@@ -91,12 +89,12 @@ def test_the_publisher_is_asked_once(published, server, tmp_path):
     told = []
     place = data.fetch("cifar10", tmp_path / "root", lambda *what: told.append(what))
     assert place == tmp_path / "root" / "cifar10"
-    size = len(server.content["/a.tar.gz"])
+    size = len(server.content["/cifar-10-binary.tar.gz"])
     assert ("cifar-10-binary.tar.gz", size, size) in told
     assert ("cifar10 train", 20, 20) in told
     _same(published, tmp_path / "root")
     data.fetch("cifar10", tmp_path / "root")
-    assert server.requests == [("/a.tar.gz", None)]
+    assert server.requests == [("/cifar-10-binary.tar.gz", None)]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +120,7 @@ def test_a_broken_download_goes_on_where_it_stopped(published, server, tmp_path,
     assert partial.stat().st_size == 10_000
     server.break_after, server.ranges = None, ranges
     data.fetch("cifar10", tmp_path / "root")
-    assert server.requests[-1] == ("/a.tar.gz", "bytes=10000-")
+    assert server.requests[-1] == ("/cifar-10-binary.tar.gz", "bytes=10000-")
     _same(published, tmp_path / "root")
 
 
@@ -136,7 +134,7 @@ def test_a_wrong_beginning_is_thrown_away(published, server, tmp_path, size):
 
 
 def test_a_wrong_file_leaves_nothing(published, server, tmp_path, nothing_left):
-    server.content["/a.tar.gz"] = b"something else"
+    server.content["/cifar-10-binary.tar.gz"] = b"something else"
     with pytest.raises(data.DataError, match=r"MD5 \w{32} instead of \w{32}.*rbue data import cifar10"):
         data.fetch("cifar10", tmp_path / "root")
     nothing_left(tmp_path / "root")
@@ -179,7 +177,7 @@ def _client(tmp_path, monkeypatch, name, script):
 
 
 def _with_mirror(monkeypatch, name, get):
-    broken = (registry.Download("http://127.0.0.1:9/x", "x", "0" * 32),)
+    broken = (registry.Download("http://127.0.0.1:9/x", "0" * 32),)
     entry = replace(data.get(name), downloads=broken, mirror=registry.Mirror("the mirror", get))
     monkeypatch.setitem(registry._SETS, name, entry)
 

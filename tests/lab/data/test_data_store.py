@@ -86,7 +86,7 @@ def test_where_arrays_have_no_checksum_the_file_is_checked(shrink, tmp_path):
     with pytest.raises(data.DataError, match=r"MD5 \w{32} instead of the publisher's e26dedcc"):
         data.import_("svhn", folder, tmp_path / "root")
     downloads = tuple(
-        registry.Download("http://x", f"{split}_32x32.mat", md5_of(folder / f"{split}_32x32.mat")) for split in arrays
+        registry.Download(f"http://x/{split}_32x32.mat", md5_of(folder / f"{split}_32x32.mat")) for split in arrays
     )
     shrink("svhn", known=False, downloads=downloads)
     data.import_("svhn", folder, tmp_path / "root")

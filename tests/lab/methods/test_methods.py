@@ -168,8 +168,7 @@ class Recording(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("shape", "sizes"),
-    [((7, 3, 4, 4), [3, 3, 1]), ((3, 3, 4, 4), [3]), ((2, 3, 100, 100), [1, 1]), ((7, 5), [7])],
+    ("shape", "sizes"), [((7, 3, 4, 4), [3, 3, 1]), ((3, 3, 4, 4), [3]), ((2, 3, 100, 100), [1, 1]), ((7, 5), [7])]
 )
 def test_the_rows_of_a_pass_depend_on_the_pixels(monkeypatch, shape, sizes):
     monkeypatch.setitem(base.PASS_PIXELS, "cpu", 48)
@@ -265,3 +264,26 @@ def test_a_method_of_ones_own_is_named_by_its_module(tmp_path, monkeypatch):
     result = evaluate_run(config, tmp_path, CPU, samples=3)
     assert result["samples"] == 1  # all that a plain network has
     assert 0 < result["accuracy"] < 1
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("snapshot-ensemble:4", {"epochs": 3}, "snapshot-ensemble:4 needs at least 4 epochs, one a cycle, not 3"),
+        ("deep-ensemble:2[snapshot-ensemble:4]", {"epochs": 3}, "at least 4 epochs"),
+        ("snapshot-ensemble:4", {"average": "swa"}, r"weights cannot be averaged \(swa\) as well"),
+        ("snapshot-ensemble:1", {}, "at least 2 members, not 1"),
+        ("swag", {"epochs": 4}, "swag collects the weights of 1 of 4 epochs, and needs two"),
+        ("swag", {"average": "ema"}, r"weights cannot be averaged \(ema\)"),
+        ("swag:1", {}, "rank of swag must be at least 2, not 1"),
+        ("swag:20,30,1.5", {}, r"start of swag must be .* not 1\.5"),
+        ("sgld:4,3", {"epochs": 11}, r"sgld needs at least 12 epochs, one a sample, not 11; .* as in sgld:4,1\."),
+        ("sgld", {"average": "swa"}, r"weights cannot be averaged \(swa\)"),
+        ("sgld:0", {}, "cycles of sgld must be at least 1, not 0"),
+        ("sgld:4,3,-1", {}, r"temperature of sgld must be a number of at least 0, not -1\.0"),
+    ],
+)
+def test_settings_that_cannot_be_trained_are_refused(method, changes, message, tmp_path):
+    with pytest.raises(InvalidInput, match=message):
+        train_run(RunConfig(method=method, recipe=recipe_for("digits", **changes)), tmp_path, CPU)
+    assert not list(tmp_path.iterdir())

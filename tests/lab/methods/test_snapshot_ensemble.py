@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_training import CPU, RECIPE, X, batches, fresh, samples, trained
+from tiny_training import RECIPE, X, batches, fresh, samples, trained
 
 from rbue.errors import InvalidInput
 from rbue.lab.methods import parse
-from rbue.lab.runs.folders import RunConfig
-from rbue.lab.runs.training import train_run
-from rbue.lab.training import recipe_for
 from rbue.lab.training.step import TrainingStep
 
 
@@ -46,21 +43,6 @@ def test_a_member_that_is_kept_does_not_change():
     step(16)
     assert all(value.equal(before[name]) for name, value in found.kept.state_dict().items())
     assert not found.network[0].weight.equal(before["0.0.weight"])
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "message"),
-    [
-        ("snapshot-ensemble:4", {"epochs": 3}, "snapshot-ensemble:4 needs at least 4 epochs, one a cycle, not 3"),
-        ("deep-ensemble:2[snapshot-ensemble:4]", {"epochs": 3}, "at least 4 epochs"),
-        ("snapshot-ensemble:4", {"average": "swa"}, r"weights cannot be averaged \(swa\) as well"),
-        ("snapshot-ensemble:1", {}, "at least 2 members, not 1"),
-    ],
-)
-def test_recipes_without_cycles_are_refused(method, changes, message, tmp_path):
-    with pytest.raises(InvalidInput, match=message):
-        train_run(RunConfig(method=method, recipe=recipe_for("digits", **changes)), tmp_path, CPU)
-    assert not list(tmp_path.iterdir())
 
 
 def test_there_is_no_sample_beyond_the_members():

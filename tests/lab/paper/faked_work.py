@@ -23,7 +23,7 @@ class FakeWork:
         monkeypatch.setattr(runner, "calibrate_run", self.calibrate_run)
         monkeypatch.setattr(runner, "data_is_here", lambda name: True)
         monkeypatch.setattr(runner, "shift_run", self.shift_run)
-        monkeypatch.setattr(runner, "write_illustration", lambda *_: None)
+        monkeypatch.setattr(runner, "write_illustration", lambda *_, **__: None)
 
     def clock(self):
         return self.now

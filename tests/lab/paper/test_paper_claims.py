@@ -13,17 +13,7 @@ from typer.testing import CliRunner
 from rbue.lab.cli import app
 from rbue.lab.paper.claims import CLAIMS, judge_all
 from rbue.lab.paper.experiments import DIVERSE, chosen
-from rbue.lab.paper.judging import (
-    Cases,
-    Check,
-    Claim,
-    PaperNumbers,
-    all_hold,
-    compare,
-    every,
-    few_runs_note,
-    judge,
-)
+from rbue.lab.paper.judging import Cases, Check, Claim, PaperNumbers, all_hold, compare, every, few_runs_note, judge
 from rbue.lab.paper.page import claims_section
 from rbue.lab.paper.results import Measured
 from rbue.lab.paper.runner import run_experiments

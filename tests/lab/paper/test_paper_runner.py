@@ -174,7 +174,7 @@ def test_without_corruptions_the_rest_is_done(tmp_path, monkeypatch):
 def test_a_figure_that_cannot_be_drawn_does_not_stop_the_others(tmp_path, monkeypatch):
     FakeWork(monkeypatch)
 
-    def draw(experiment, *_):
+    def draw(experiment, **_):
         if experiment.id == "fig-activations":
             raise RbueError("there is no ink.")
 

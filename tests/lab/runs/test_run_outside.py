@@ -128,9 +128,7 @@ def test_nothing_is_measured_twice_and_only_what_is_missing(root, monkeypatch):
     looked = []
     usual = outsiders.predict_images
     monkeypatch.setattr(
-        outsiders,
-        "predict_images",
-        lambda *given, **more: looked.append(given[2].name) or usual(*given, **more),
+        outsiders, "predict_images", lambda *given, **more: looked.append(given[2].name) or usual(*given, **more)
     )
     again = measure_outside(run, root, CPU, ["colour-digits"], OodSetting(50, 7, images=60, training_images=200, k=5))
     assert again == first  # an ensemble gave all samples it has, whatever was asked for

@@ -13,16 +13,9 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import (
-    ENGINES,
-    Samples,
-    Selection,
-    TaskOptions,
-    fractions,
-    place_and_steps,
-)
+from rbue.lab.cli.options import ENGINES, Samples, Selection, TaskOptions, fractions, place_and_steps
 from rbue.lab.cli.output import AsJson, complain, duration, number, percent, print_json, remark, say, table, working
-from rbue.lab.cli.train import WAY
+from rbue.lab.cli.train import Together, of_way
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +25,7 @@ if TYPE_CHECKING:
     from rbue.lab.executors import Executor
     from rbue.lab.runs.folders import RunConfig
 
-LABELS = "Labels"
+_of_labels = partial(typer.Option, rich_help_panel="Labels")
 ACQUISITIONS = "random, entropy, margin, variation-ratio, bald, batch-bald, core-set"
 STEPS = "2,000"
 _SUFFIXES = (".html", ".htm", ".md", ".tex")
@@ -42,24 +35,13 @@ def active(
     selection: Selection,
     tasks: TaskOptions,
     method: Annotated[str, typer.Option(help="One or more, with commas; `rbue methods` lists them.")] = "mc-droprelu",
-    acquire: Annotated[
-        str, typer.Option(help=f"One or more, with commas: {ACQUISITIONS}.", rich_help_panel=LABELS)
-    ] = "bald",
-    start: Annotated[
-        int, typer.Option(help="Images labelled at first, as many of each class as can be.", rich_help_panel=LABELS)
-    ] = 20,
-    take: Annotated[int, typer.Option(help="Images labelled after each round.", rich_help_panel=LABELS)] = 10,
-    rounds: Annotated[
-        int,
-        typer.Option(min=0, help="How often; there is one training more, with all labels.", rich_help_panel=LABELS),
-    ] = 10,
+    acquire: Annotated[str, _of_labels(help=f"One or more, with commas: {ACQUISITIONS}.")] = "bald",
+    start: Annotated[int, _of_labels(help="Images labelled at first, as many of each class as can be.")] = 20,
+    take: Annotated[int, _of_labels(help="Images labelled after each round.")] = 10,
+    rounds: Annotated[int, _of_labels(min=0, help="How often; there is one training more, with all labels.")] = 10,
     pool: Annotated[
         int | None,
-        typer.Option(
-            help="Choose among so many images, drawn anew each round.",
-            show_default="all without a label",
-            rich_help_panel=LABELS,
-        ),
+        _of_labels(help="Choose among so many images, drawn anew each round.", show_default="all without a label"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on.")] = 1,
     steps: Annotated[
@@ -70,15 +52,12 @@ def active(
         ),
     ] = None,
     samples: Samples = 20,
-    together: Annotated[
-        int, typer.Option(min=1, help="Members of an ensemble trained side by side.", rich_help_panel=WAY)
-    ] = 1,
+    together: Together = 1,
     engine: Annotated[
         str,
-        typer.Option(
+        of_way(
             help="processes: several of this machine do the runs; ray: a Ray cluster does. "
-            f"Else how training steps run: {ENGINES}.",
-            rich_help_panel=WAY,
+            f"Else how training steps run: {ENGINES}."
         ),
     ] = "auto",
     json: AsJson = False,

@@ -72,74 +72,53 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4",
 )
-_VERBS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
-    (demo.demo, ("rbue demo",)),
-    (train.train, ("rbue train --data digits --model small_cnn --method mc-droprelu:0.9",)),
-    (
-        measure.evaluate,
-        (
-            "rbue evaluate --data digits --method mc-droprelu:0.9 --samples 100",
-            "rbue evaluate runs/digits/small_cnn/single-seed0-4f9d2c1a",
-        ),
+_VERBS: dict[Callable[..., None], tuple[str, ...]] = {
+    demo.demo: ("rbue demo",),
+    train.train: ("rbue train --data digits --model small_cnn --method mc-droprelu:0.9",),
+    measure.evaluate: (
+        "rbue evaluate --data digits --method mc-droprelu:0.9 --samples 100",
+        "rbue evaluate runs/digits/small_cnn/single-seed0-4f9d2c1a",
     ),
-    (
-        compare.compare,
-        (
-            "rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4 -o table.md",
-            "rbue compare --methods 'mc-droprelu:0.9,all mc-droprelu:0.9,last'",
-        ),
+    compare.compare: (
+        "rbue compare --data digits --methods single,mc-droprelu:0.9,deep-ensemble:4 -o table.md",
+        "rbue compare --methods 'mc-droprelu:0.9,all mc-droprelu:0.9,last'",
     ),
-    (measure.calibrate, ("rbue calibrate runs/digits/small_cnn/*", "rbue calibrate 4f9d2c1a 0b1e55d2")),
-    (
-        shift.shift,
-        (
-            "rbue shift runs/cifar10/resnet18/* -o figures",
-            "rbue shift 4f9d2c1a 0b1e55d2 --corruptions shot_noise,fog --severities 1,5",
-        ),
+    measure.calibrate: ("rbue calibrate runs/digits/small_cnn/*", "rbue calibrate 4f9d2c1a 0b1e55d2"),
+    shift.shift: (
+        "rbue shift runs/cifar10/resnet18/* -o figures",
+        "rbue shift 4f9d2c1a 0b1e55d2 --corruptions shot_noise,fog --severities 1,5",
     ),
-    (
-        ood.ood,
-        (
-            "rbue ood runs/cifar10/resnet18/*",
-            "rbue ood 4f9d2c1a --near cifar100,tiny-imagenet --far svhn,folder:textures:32 --samples 20",
-        ),
+    ood.ood: (
+        "rbue ood runs/cifar10/resnet18/*",
+        "rbue ood 4f9d2c1a --near cifar100,tiny-imagenet --far svhn,folder:textures:32 --samples 20",
     ),
-    (
-        active.active,
-        (
-            "rbue active --method mc-droprelu:0.95 --acquire random,bald --seeds 3",
-            "rbue active --data cifar10 --model resnet18 --acquire bald --start 500 --take 250 --rounds 10 --seed 3",
-        ),
+    active.active: (
+        "rbue active --method mc-droprelu:0.95 --acquire random,bald --seeds 3",
+        "rbue active --data cifar10 --model resnet18 --acquire bald --start 500 --take 250 --rounds 10 --seed 3",
     ),
-    (active.active_report, ("rbue active-report runs/active -o active.html",)),
-    (
-        measure.predict,
-        (
-            "rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png",
-            "rbue predict 4f9d2c1a photos more/one.png -o predictions.csv",
-            "rbue predict 4f9d2c1a photos images.parquet -o scores.parquet --engine ray",
-        ),
+    active.active_report: ("rbue active-report runs/active -o active.html",),
+    measure.predict: (
+        "rbue predict runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a seven.png unknown.png",
+        "rbue predict 4f9d2c1a photos more/one.png -o predictions.csv",
+        "rbue predict 4f9d2c1a photos images.parquet -o scores.parquet --engine ray",
     ),
-    (
-        serve.serve,
-        (
-            "rbue serve runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a --conformal 0.9",
-            "rbue serve net.onnx --mean 0.49,0.48,0.45 --std 0.25,0.24,0.26 --port 9000",
-        ),
+    serve.serve: (
+        "rbue serve runs/digits/small_cnn/mc-droprelu-0.9-seed0-4f9d2c1a --conformal 0.9",
+        "rbue serve net.onnx --mean 0.49,0.48,0.45 --std 0.25,0.24,0.26 --port 9000",
     ),
-    (runs.report, ("rbue report runs -o report.html", "rbue report runs/digits/small_cnn -o table.tex")),
-    (
-        shift.corrupt,
-        ("rbue corrupt 7 --data cifar10 -o sheet.png", "rbue corrupt cat.png --corruption shot_noise -o strip.png"),
+    runs.report: ("rbue report runs -o report.html", "rbue report runs/digits/small_cnn -o table.tex"),
+    shift.corrupt: (
+        "rbue corrupt 7 --data cifar10 -o sheet.png",
+        "rbue corrupt cat.png --corruption shot_noise -o strip.png",
     ),
-    (inventory.models, ("rbue models",)),
-    (inventory.methods, ("rbue methods",)),
-    (inventory.sites, ("rbue sites resnet18 --shape 3,64,64",)),
-    (inventory.env, ("rbue env",)),
-)
+    inventory.models: ("rbue models",),
+    inventory.methods: ("rbue methods",),
+    inventory.sites: ("rbue sites resnet18 --shape 3,64,64",),
+    inventory.env: ("rbue env",),
+}
 """The verbs that stand alone, in the order of the help, with examples."""
 
-for verb, examples in _VERBS:
+for verb, examples in _VERBS.items():
     app.command(epilog="\n\n".join(f"Example: {example}" for example in examples))(takes_bundles(verb))
 app.add_typer(inventory.app, name="data")
 app.add_typer(runs.app, name="runs")

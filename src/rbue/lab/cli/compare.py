@@ -13,16 +13,7 @@ import typer
 
 from rbue.errors import InvalidInput, RbueError
 from rbue.files import write_bytes
-from rbue.lab.cli.options import (
-    Augment,
-    Draws,
-    EngineName,
-    Samples,
-    Selection,
-    Split,
-    TaskOptions,
-    device_named,
-)
+from rbue.lab.cli.options import Augment, Draws, EngineName, Samples, Selection, Split, TaskOptions, device_named
 from rbue.lab.cli.output import (
     AsJson,
     as_json,

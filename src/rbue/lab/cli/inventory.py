@@ -159,16 +159,13 @@ def _short(value: object) -> str:
 
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="List, fetch, import and check data sets.",
-    epilog="Example: rbue data fetch cifar10",
+    no_args_is_help=True, help="List, fetch, import and check data sets.", epilog="Example: rbue data fetch cifar10"
 )
 
 SPLITS = ("train", "test")
 Name = Annotated[str, typer.Argument(help="Name of a data set; `rbue data list` shows them.")]
 Root = Annotated[
-    Path | None,
-    typer.Option("--root", help="Folder of data sets (left out: RBUE_DATA, ./data, the user's cache)."),
+    Path | None, typer.Option("--root", help="Folder of data sets (left out: RBUE_DATA, ./data, the user's cache).")
 ]
 
 

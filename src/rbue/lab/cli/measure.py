@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from rbue.lab.data.images import Bytes
     from rbue.lab.runs.scoring import Scored
 
-MANY = "Many images (-o NAME.parquet)"
+_of_many = partial(typer.Option, rich_help_panel="Many images (-o NAME.parquet)")
 SCORES = {"ECE": "ece", "NLL": "nll", "Brier": "brier"}
 
 
@@ -187,14 +188,9 @@ def predict(
     device: DeviceName = None,
     runs: RunsFolder = Path("runs"),
     column: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of images in Parquet files.", show_default="the one that can be", rich_help_panel=MANY
-        ),
+        str | None, _of_many(help="Column of images in Parquet files.", show_default="the one that can be")
     ] = None,
-    block: Annotated[
-        int, typer.Option(min=1, help="Images in a file of answers, at least.", rich_help_panel=MANY)
-    ] = 2000,
+    block: Annotated[int, _of_many(min=1, help="Images in a file of answers, at least.")] = 2000,
     engine: EngineName = "local",
     json: AsJson = False,
 ) -> None:

@@ -20,16 +20,7 @@ from rbue.lab.cli.options import (
     find_all,
     labels_for,
 )
-from rbue.lab.cli.output import (
-    AsJson,
-    as_markup,
-    data_progress,
-    methods_table,
-    number,
-    percent,
-    print_json,
-    say,
-)
+from rbue.lab.cli.output import AsJson, as_markup, data_progress, methods_table, number, percent, print_json, say
 
 if TYPE_CHECKING:
     from rbue.lab.data.outside import Outside

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -27,7 +28,6 @@ ENGINES = "auto, plain, captured, compiled"
 """What ``--engine`` can be, for help texts; a test compares it with the engines there are."""
 RUN_HELP = "A run folder, or the eight-digit id at its end."
 RECIPE = "Recipe (what is left out follows its name and the data set)"
-DATA = "Data"
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder of all runs.")]
 DeviceName = Annotated[str | None, typer.Option("--device", help="cpu or cuda (left out: cuda if there is one).")]
@@ -41,19 +41,20 @@ DRAWS = typer.Option(
 )
 Draws = Annotated[str, typer.Option("--draws", help=DRAWS.help)]
 Augment = Annotated[
-    str,
-    typer.Option("--augment", help="What each pass does to its images: a list of flip, shift:2, crop:0.8."),
+    str, typer.Option("--augment", help="What each pass does to its images: a list of flip, shift:2, crop:0.8.")
 ]
 Split = Annotated[
     str, typer.Option("--split", help="Images to measure on: 'test', or 'validation', those of --holdout.")
 ]
-SPREAD = "Several processes, or a Ray cluster whose machines see the same folders"
+_of_data = partial(typer.Option, rich_help_panel="Data")
+_of_tasks = partial(
+    typer.Option, rich_help_panel="Several processes, or a Ray cluster whose machines see the same folders"
+)
 EngineName = Annotated[
     str,
-    typer.Option(
+    _of_tasks(
         "--engine",
         help="Where tasks run: local, one by one; processes, several here; or ray (the extra ray brings it).",
-        rich_help_panel=SPREAD,
     ),
 ]
 MethodName = Annotated[str, typer.Option("--method", help="Short text of a method; `rbue methods` lists them.")]
@@ -67,13 +68,9 @@ def _recipe(help: str, **more: Any) -> Any:
 class Selection:
     """Everything of a run but its method; each field is an option of the command line."""
 
-    data: Annotated[
-        str, typer.Option(help="Name of a data set, folder:PATH or folder:PATH:SIZE.", rich_help_panel=DATA)
-    ] = "digits"
-    holdout: Annotated[
-        int, typer.Option(min=0, help="Training images set aside for validation.", rich_help_panel=DATA)
-    ] = 0
-    holdout_seed: Annotated[int, typer.Option(min=0, help="Which ones.", rich_help_panel=DATA)] = 0
+    data: Annotated[str, _of_data(help="Name of a data set, folder:PATH or folder:PATH:SIZE.")] = "digits"
+    holdout: Annotated[int, _of_data(min=0, help="Training images set aside for validation.")] = 0
+    holdout_seed: Annotated[int, _of_data(min=0, help="Which ones.")] = 0
     model: Annotated[str, typer.Option(help="Name of a network, or package.module:factory.")] = "small_cnn"
     width: Annotated[float, typer.Option(help="Factor on the network's channels.")] = 1.0
     seed: Annotated[int, typer.Option(help="Seed of initialisation and training.")] = 0
@@ -140,16 +137,8 @@ class Selection:
             **named,
             **changes,
         )
-        return RunConfig(
-            data=self.data,
-            model=self.model,
-            method=method,
-            seed=self.seed,
-            width=self.width,
-            holdout=self.holdout,
-            holdout_seed=self.holdout_seed,
-            recipe=recipe,
-        )
+        same = ("data", "model", "seed", "width", "holdout", "holdout_seed")
+        return RunConfig(method=method, recipe=recipe, **{name: getattr(self, name) for name in same})
 
 
 @dataclass(frozen=True)
@@ -158,32 +147,20 @@ class TaskOptions:
 
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Processes of this machine (left out: as many as have --cpus cores each; 4 a GPU).",
-            rich_help_panel=SPREAD,
-        ),
+        _of_tasks(min=1, help="Processes of this machine (left out: as many as have --cpus cores each; 4 a GPU)."),
     ] = None
     address: Annotated[
         str | None,
-        typer.Option(
-            help="A cluster that is there: auto or HOST:PORT (left out: one on this machine, for this command only).",
-            rich_help_panel=SPREAD,
+        _of_tasks(
+            help="A cluster that is there: auto or HOST:PORT (left out: one on this machine, for this command only)."
         ),
     ] = None
     cpus: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Cores, and threads, of a task (left out: 1 on Ray, else its part).", rich_help_panel=SPREAD
-        ),
+        int | None, _of_tasks(min=1, help="Cores, and threads, of a task (left out: 1 on Ray, else its part).")
     ] = None
     gpus: Annotated[
         float | None,
-        typer.Option(
-            min=0.0,
-            help="GPUs of a task on Ray; 0.5: two share one (left out: 1 if there is any).",
-            rich_help_panel=SPREAD,
-        ),
+        _of_tasks(min=0.0, help="GPUs of a task on Ray; 0.5: two share one (left out: 1 if there is any)."),
     ] = None
 
     def on(self, engine: str, device: str | None) -> AbstractContextManager[Executor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,28 +17,20 @@ if TYPE_CHECKING:
     from rbue.lab.paper.settings import Settings
 
 KINDS = "train, clean, shift, draw"
-EXTENT = "How much of it"
+_of_extent = partial(typer.Option, rich_help_panel="How much of it")
 
 Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="IDS", help="Experiments, or patterns such as 'table*'.", show_default=False),
 ]
 All = Annotated[bool, typer.Option("--all", help="Every experiment.")]
-Methods = Annotated[
-    str | None,
-    typer.Option("--methods", help="Only these methods, separated by commas or spaces.", rich_help_panel=EXTENT),
-]
+Methods = Annotated[str | None, _of_extent("--methods", help="Only these methods, separated by commas or spaces.")]
 Shift = Annotated[
     bool | None,
-    typer.Option(
-        "--shift/--no-shift",
-        help="Corruptions for every run, or for none; else where the paper has them.",
-        rich_help_panel=EXTENT,
-    ),
+    _of_extent("--shift/--no-shift", help="Corruptions for every run, or for none; else where the paper has them."),
 ]
 Only = Annotated[
-    str | None,
-    typer.Option("--only", help=f"Only these ids or patterns, or these steps: {KINDS}. With commas."),
+    str | None, typer.Option("--only", help=f"Only these ids or patterns, or these steps: {KINDS}. With commas.")
 ]
 
 
@@ -46,24 +39,14 @@ class Extent:
     """How much of the paper is run or judged; each field is an option of the command line."""
 
     quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="Small stand-ins for all of it, minutes on a CPU; no evidence.", rich_help_panel=EXTENT
-        ),
+        bool, _of_extent("--quick", help="Small stand-ins for all of it, minutes on a CPU; no evidence.")
     ] = False
     models: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these networks, separated by commas; for corruptions the first of them.", rich_help_panel=EXTENT
-        ),
+        str | None, _of_extent(help="Only these networks, separated by commas; for corruptions the first of them.")
     ] = None
-    seeds: Annotated[
-        str | None, typer.Option(help="How many repetitions (3), or which (0,2,5).", rich_help_panel=EXTENT)
-    ] = None
-    epochs: Annotated[int | None, typer.Option(min=1, help="In place of the recipe's.", rich_help_panel=EXTENT)] = None
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Random passes for each image (100).", rich_help_panel=EXTENT)
-    ] = None
+    seeds: Annotated[str | None, _of_extent(help="How many repetitions (3), or which (0,2,5).")] = None
+    epochs: Annotated[int | None, _of_extent(min=1, help="In place of the recipe's.")] = None
+    samples: Annotated[int | None, _of_extent(min=1, help="Random passes for each image (100).")] = None
 
     def settings(self, runs: Path, methods: str | None = None, shift: bool | None = None) -> Settings:
         """These, with the budget of a folder of runs."""

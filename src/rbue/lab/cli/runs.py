@@ -28,12 +28,12 @@ from rbue.lab.cli.output import (
     working,
 )
 from rbue.lab.own_code import NotNamed
+from rbue.lab.report.tables import csv_table
 
 if TYPE_CHECKING:
     import torch
 
     from rbue.lab.report.run_records import Record
-    from rbue.lab.report.run_report import Report
     from rbue.lab.runs.folders import RunFolder
 
 app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs.", epilog="Example: rbue runs list")
@@ -268,7 +268,9 @@ def report(
         made = report_on(
             records, paper_value, pictures=chosen is Form.html, answers=chosen is not Form.csv, device=place
         )
-        write_bytes(output, as_text(made, chosen).encode())
+        page = made.page
+        others = {Form.md: page.markdown, Form.latex: page.latex, Form.csv: lambda: csv_table(made.runs)}
+        write_bytes(output, others.get(chosen, page.html)().encode())
     if json:
         measured = [str(record.folder.path) for record in records if record.results]
         print_json({"report": output, "format": chosen.value, "runs": measured, "missing": made.missing})
@@ -294,15 +296,6 @@ def form_of(path: Path) -> Form:
             f"the report cannot be written to {path}; end its name in {', '.join(SUFFIXES)}, or give --format."
         )
     return SUFFIXES[path.suffix]
-
-
-def as_text(report: Report, form: Form) -> str:
-    """The content of the file."""
-    from rbue.lab.report.tables import csv_table
-
-    if form is Form.csv:
-        return csv_table(report.runs)
-    return {Form.html: report.page.html, Form.md: report.page.markdown, Form.latex: report.page.latex}[form]()
 
 
 def folders_named(where: list[str], root: Path) -> list[RunFolder]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +17,8 @@ if TYPE_CHECKING:
 
     from rbue.serving import Conformal, Engine
 
-LIMITS = "Limits"
-FILES = "For a file that is no run"
-
-
-def _limit(help: str) -> typer.models.OptionInfo:
-    return typer.Option(help=help, rich_help_panel=LIMITS)
+_limit = partial(typer.Option, rich_help_panel="Limits")
+_of_file = partial(typer.Option, rich_help_panel="For a file that is no run")
 
 
 def serve(
@@ -50,31 +47,21 @@ def serve(
     held_out: Annotated[
         Path | None, typer.Option(help="Held-out images for --conformal instead: an .npz file with probs and labels.")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The network of a .safetensors file: package:factory.", rich_help_panel=FILES),
-    ] = None,
-    mean: Annotated[
-        str | None,
-        typer.Option(help="Channel means of pixels from 0 to 1: 0.49,0.48,0.45.", rich_help_panel=FILES),
-    ] = None,
-    std: Annotated[
-        str | None,
-        typer.Option(help="Their standard deviations; without these two, arrays alone.", rich_help_panel=FILES),
-    ] = None,
+    model: Annotated[str | None, _of_file(help="The network of a .safetensors file: package:factory.")] = None,
+    mean: Annotated[str | None, _of_file(help="Channel means of pixels from 0 to 1: 0.49,0.48,0.45.")] = None,
+    std: Annotated[str | None, _of_file(help="Their standard deviations; without these two, arrays alone.")] = None,
     outputs: Annotated[
-        str,
-        typer.Option(help="What the network of a .safetensors file returns: logits or binary.", rich_help_panel=FILES),
+        str, _of_file(help="What the network of a .safetensors file returns: logits or binary.")
     ] = "logits",
-    batching: Annotated[str, _limit("How requests share calls of the network: auto, padded or off.")] = "auto",
-    max_batch: Annotated[int, _limit("Images in a call of several requests.")] = 8,
-    max_wait_ms: Annotated[float, _limit("How long a request waits for others to share its call.")] = 5.0,
-    queue: Annotated[int, _limit("Requests that may wait; more get 429.")] = 64,
-    timeout: Annotated[float, _limit("Seconds for a whole request.")] = 30.0,
-    max_mb: Annotated[float, _limit("Megabytes of a request.")] = 16.0,
-    max_megapixels: Annotated[float, _limit("Millions of pixels of an image file.")] = 25.0,
-    max_images: Annotated[int, _limit("Images of a request.")] = 32,
-    max_samples: Annotated[int, _limit("Samples that a request may ask for.")] = 1000,
+    batching: Annotated[str, _limit(help="How requests share calls of the network: auto, padded or off.")] = "auto",
+    max_batch: Annotated[int, _limit(help="Images in a call of several requests.")] = 8,
+    max_wait_ms: Annotated[float, _limit(help="How long a request waits for others to share its call.")] = 5.0,
+    queue: Annotated[int, _limit(help="Requests that may wait; more get 429.")] = 64,
+    timeout: Annotated[float, _limit(help="Seconds for a whole request.")] = 30.0,
+    max_mb: Annotated[float, _limit(help="Megabytes of a request.")] = 16.0,
+    max_megapixels: Annotated[float, _limit(help="Millions of pixels of an image file.")] = 25.0,
+    max_images: Annotated[int, _limit(help="Images of a request.")] = 32,
+    max_samples: Annotated[int, _limit(help="Samples that a request may ask for.")] = 1000,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of torch or onnxruntime (left out: their choice).")
     ] = None,

@@ -29,17 +29,7 @@ from rbue.lab.cli.options import (
     find_all,
     labels_for,
 )
-from rbue.lab.cli.output import (
-    AsJson,
-    data_progress,
-    methods_table,
-    number,
-    percent,
-    print_json,
-    remark,
-    say,
-    working,
-)
+from rbue.lab.cli.output import AsJson, data_progress, methods_table, number, percent, print_json, remark, say, working
 from rbue.lab.cli.runs import write_page
 from rbue.lab.processes import is_first
 

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rbue.lab.cli.options import (
-    ENGINES,
-    MethodName,
-    Selection,
-    check_engine,
-    device_named,
-)
-from rbue.lab.cli.output import (
-    AsJson,
-    duration,
-    number,
-    percent,
-    print_json,
-    say,
-    table,
-    training_progress,
-)
+from rbue.lab.cli.options import ENGINES, MethodName, Selection, check_engine, device_named
+from rbue.lab.cli.output import AsJson, duration, number, percent, print_json, say, table, training_progress
 from rbue.lab.processes import is_first
 
 if TYPE_CHECKING:
@@ -32,19 +18,16 @@ if TYPE_CHECKING:
 
     from rbue.lab.runs.folders import RunConfig, RunFolder
 
-WAY = "How it is trained (the network is the same)"
+of_way = partial(typer.Option, rich_help_panel="How it is trained (the network is the same)")
+Together = Annotated[int, of_way(min=1, help="Members of an ensemble trained side by side.")]
 
 
 def train(
     selection: Selection,
     method: MethodName = "single",
-    engine: Annotated[str, typer.Option(help=f"How steps run: {ENGINES}.", rich_help_panel=WAY)] = "auto",
-    together: Annotated[
-        int, typer.Option(min=1, help="Members of an ensemble trained side by side.", rich_help_panel=WAY)
-    ] = 1,
-    shard_mib: Annotated[
-        int | None, typer.Option(min=1, help="Largest size of a file of weights.", rich_help_panel=WAY)
-    ] = None,
+    engine: Annotated[str, of_way(help=f"How steps run: {ENGINES}.")] = "auto",
+    together: Together = 1,
+    shard_mib: Annotated[int | None, of_way(min=1, help="Largest size of a file of weights.")] = None,
     json: AsJson = False,
 ) -> None:
     """Train a network with a method, continue where it was stopped, or report that it is done.

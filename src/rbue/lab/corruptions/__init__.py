@@ -19,15 +19,6 @@ from rbue.lab.corruptions.pictures import contact_sheet, severity_strip
 from rbue.lab.corruptions.sets import corrupted
 
 __all__ = [
-    "CORRUPTIONS",
-    "EXTRA",
-    "SCHEME",
-    "SEVERITIES",
-    "FrostSource",
-    "constants_of",
-    "contact_sheet",
-    "corrupt",
-    "corrupted",
-    "frost_source",
-    "severity_strip",
-]
+    "CORRUPTIONS", "EXTRA", "SCHEME", "SEVERITIES", "FrostSource", "constants_of", "contact_sheet", "corrupt",
+    "corrupted", "frost_source", "severity_strip",
+]  # fmt: skip

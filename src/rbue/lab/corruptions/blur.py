@@ -103,8 +103,7 @@ def _sources(
 
 
 @corruption(
-    cifar=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
-    tiny_imagenet=((10, 1), (10, 1.5), (10, 2), (10, 2.5), (12, 3)),
+    cifar=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)), tiny_imagenet=((10, 1), (10, 1.5), (10, 2), (10, 2.5), (12, 3))
 )
 def motion_blur(batch: Batch, radius: float, std: float) -> Bytes:
     """A trail of ``2·ceil(radius) + 1`` pixels at an angle between -45 and 45 degrees."""

@@ -28,25 +28,10 @@ from rbue.lab.processes import usable_cores
 
 # The published files carry these names. A corruption's place in this list is part of its random key: only append.
 CORRUPTIONS = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "speckle_noise",
-    "defocus_blur",
-    "gaussian_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "spatter",
-    "brightness",
-    "contrast",
-    "saturate",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
+    *("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),
+    *("defocus_blur", "gaussian_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "spatter"),
+    *("brightness", "contrast", "saturate", "elastic_transform", "pixelate", "jpeg_compression"),
 )
 # Published beside the 15 main ones, and left out of averages by some papers.
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")

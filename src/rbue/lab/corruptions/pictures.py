@@ -17,14 +17,7 @@ _INK = (40, 40, 40)
 _PAPER = (255, 255, 255)
 
 
-def contact_sheet(
-    image: ArrayLike,
-    *,
-    seed: int = 0,
-    index: int = 0,
-    tile: int = 64,
-    blocks: int = 2,
-) -> Image.Image:
+def contact_sheet(image: ArrayLike, *, seed: int = 0, index: int = 0, tile: int = 64, blocks: int = 2) -> Image.Image:
     """One image under every corruption (rows) at severities 1 to 5 (columns), after the clean image.
 
     Args:

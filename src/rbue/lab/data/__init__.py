@@ -18,23 +18,6 @@ from rbue.lab.data.registry import CannotWrite, DataError, DataSet, Progress, ge
 from rbue.lab.data.store import Check, check, load, search_path, splits_here, target_root
 
 __all__ = [
-    "CannotWrite",
-    "Check",
-    "Checksums",
-    "DataError",
-    "DataSet",
-    "Holdout",
-    "ImageSet",
-    "Progress",
-    "check",
-    "fetch",
-    "get",
-    "holdout",
-    "import_",
-    "load",
-    "names",
-    "register",
-    "search_path",
-    "splits_here",
-    "target_root",
-]
+    "CannotWrite", "Check", "Checksums", "DataError", "DataSet", "Holdout", "ImageSet", "Progress", "check",
+    "fetch", "get", "holdout", "import_", "load", "names", "register", "search_path", "splits_here", "target_root",
+]  # fmt: skip

@@ -26,10 +26,7 @@ _PATIENCE = 1800.0  # seconds for the whole of a package
 
 
 def import_(
-    name: str,
-    folder: str | os.PathLike[str],
-    root: str | os.PathLike[str] | None = None,
-    progress: Progress = silent,
+    name: str, folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, progress: Progress = silent
 ) -> Path:
     """Decode a set's files, check them and store the arrays below a root.
 
@@ -51,10 +48,7 @@ def import_(
 
 
 def fetch(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    progress: Progress = silent,
-    timeout: float = 10.0,
+    name: str, root: str | os.PathLike[str] | None = None, progress: Progress = silent, timeout: float = 10.0
 ) -> Path:
     """Download a set, check it and store the arrays below a root; nothing is done when it is there already.
 

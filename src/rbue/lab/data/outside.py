@@ -24,10 +24,7 @@ from rbue.lab.data.store import load
 
 _BLOCK = 16 << 20
 _TINY = "tiny-imagenet"
-USUAL = {
-    "cifar10": (("cifar100", _TINY), ("svhn",)),
-    "cifar100": (("cifar10", _TINY), ("svhn",)),
-}
+USUAL = {"cifar10": (("cifar100", _TINY), ("svhn",)), "cifar100": (("cifar10", _TINY), ("svhn",))}
 """Sets near to one and far from it, where nobody names others. Those of CIFAR are the usual ones (Zhang et al., OpenOOD
 v1.5: Enhanced Benchmark for Out-of-Distribution Detection, 2023, with more far ones)."""
 

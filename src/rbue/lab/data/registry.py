@@ -87,8 +87,12 @@ class Download:
     """A file at its publisher's address, with the MD5 it must have."""
 
     url: str
-    file: str
     md5: str
+
+    @property
+    def file(self) -> str:
+        """Its name, the last part of the address."""
+        return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)

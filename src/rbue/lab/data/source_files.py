@@ -24,17 +24,9 @@ from rbue.lab.data.images import OFFICIAL, Bytes, Checksums, ImageSet, Labels, c
 from rbue.lab.data.registry import Chunk, DataError, DataSet, Layout, Progress, SplitFiles, silent
 
 _DAMAGED = (
-    OSError,
-    EOFError,
-    ValueError,
-    OverflowError,
+    *(OSError, EOFError, ValueError, OverflowError, NotImplementedError),
+    *(struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     RuntimeError,  # encrypted
-    struct.error,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    NotImplementedError,
 )
 _LARGEST = 1 << 30
 """Bytes of a file in an archive, whose name says how large it is once unpacked; CIFAR's largest has 31 million."""

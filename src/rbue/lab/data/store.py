@@ -31,15 +31,7 @@ from rbue.errors import InvalidInput, reason, shown
 from rbue.files import load_array
 from rbue.lab.data.folder import load_folder, splits_of
 from rbue.lab.data.images import Bytes, Checksums, ImageSet, Labels, compact_labels
-from rbue.lab.data.registry import (
-    FOLDER_PREFIX,
-    DataError,
-    DataSet,
-    Progress,
-    check_split,
-    get,
-    silent,
-)
+from rbue.lab.data.registry import FOLDER_PREFIX, DataError, DataSet, Progress, check_split, get, silent
 from rbue.lab.data.source_files import Incoming, as_image_set, find_in_root
 from rbue.lab.data.staging import lasting, staged
 

@@ -41,11 +41,8 @@ class SampledLastLayer(nn.Module):
         """What goes into the last layer."""
         seen: list[Tensor] = []
         layer = self.network.get_submodule(self.last)
-        hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        try:
+        with layer.register_forward_pre_hook(lambda _, args: seen.append(args[0])):
             self.network(x)
-        finally:
-            hook.remove()
         return seen[-1]
 
     def outputs(self, x: Tensor, numbers: list[int]) -> Tensor:

@@ -6,6 +6,7 @@ Sample ``k`` is member ``k``, and there are no more samples than members.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -92,13 +93,10 @@ class MembersAsRows(nn.Module):
 def in_order_of_calls(network: nn.Module, modules: Iterable[nn.Module], example: Tensor) -> list[nn.Module]:
     """Those of the modules that one pass calls, as it comes to them first; the pass leaves no trace."""
     called: dict[nn.Module, None] = {}
-    hooks = [one.register_forward_pre_hook(lambda module, _: called.setdefault(module)) for one in modules]
-    try:
-        with unchanged(network, example.device), evaluating(network):
-            network(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, unchanged(network, example.device), evaluating(network):
+        for one in modules:
+            hooks.enter_context(one.register_forward_pre_hook(lambda module, _: called.setdefault(module)))
+        network(example)
     return list(called)
 
 

@@ -47,10 +47,7 @@ class DenseNet121(nn.Module):
     The 3x3 stem has no BatchNorm or ReLU of its own; the first layer begins with both. The transitions stop
     pooling at a map of 1x1, which only images below 8x8 meet.
 
-    Args:
-        classes: number of class scores.
-        channels: channels of the images.
-        width: factor on the growth, rounded to a multiple of 4; all other channel counts follow from it.
+    ``width`` is a factor on the growth, rounded to a multiple of 4; all other channel counts follow from it.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:

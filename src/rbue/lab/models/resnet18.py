@@ -32,10 +32,7 @@ class ResNet18(nn.Module):
 
     The last three stages begin with stride 2; a map of 1x1 stays 1x1 under it, so small images need no exception.
 
-    Args:
-        classes: number of class scores.
-        channels: channels of the images.
-        width: factor on all channel counts, rounded to multiples of 8.
+    ``width`` is a factor on all channel counts, rounded to multiples of 8.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:

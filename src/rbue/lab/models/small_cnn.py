@@ -15,10 +15,7 @@ class SmallCNN(nn.Module):
 
     The second and third have stride 2, so that most of the work is done on small maps.
 
-    Args:
-        classes: number of class scores.
-        channels: channels of the images.
-        width: factor on all channel counts, rounded to multiples of 8.
+    ``width`` is a factor on all channel counts, rounded to multiples of 8.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:

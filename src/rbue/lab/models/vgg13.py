@@ -33,10 +33,7 @@ class VGG13(nn.Module):
     Its five poolings bring 32x32 down to 1x1. Smaller images get there earlier and the remaining poolings are
     left out (the last two for 8x8); larger ones leave a map that is averaged.
 
-    Args:
-        classes: number of class scores.
-        channels: channels of the images.
-        width: factor on all channel counts, rounded to multiples of 8.
+    ``width`` is a factor on all channel counts, rounded to multiples of 8.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:

@@ -11,33 +11,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from rbue import variance
-from rbue.lab.paper.claim_checks import (
-    CIFAR,
-    RATES,
-    best_is_not_best_calibrated,
-    counts,
-    diversity_helps,
-    epsilon,
-    epsilon_cannot_be_calculated,
-    formula_agrees,
-    more_variance,
-    not_in_tables,
-    rates_differ,
-)
+from rbue.lab.paper import claim_checks as checks
 from rbue.lab.paper.experiments import DIVERSE, DROPOUT, DROPRELU, ENSEMBLE, METHODS, MODELS, SIX
-from rbue.lab.paper.judging import (
-    Axis,
-    Cases,
-    Claim,
-    Judged,
-    Look,
-    Numbers,
-    Predicate,
-    Verdict,
-    every,
-    judge,
-    some,
-)
+from rbue.lab.paper.judging import Axis, Cases, Claim, Judged, Look, Numbers, Predicate, Verdict, every, judge, some
 from rbue.lab.paper.numbers import POSITION_TABLE, TABLES
 from rbue.lab.paper.results import CORRUPTION_COUNT
 
@@ -45,7 +21,7 @@ Q08, Q09, Q095 = "mc-droprelu:0.8", "mc-droprelu:0.9", "mc-droprelu:0.95"
 OURS = ("mc-rrelu", *DROPRELU)
 DEEP = ("resnet18", "densenet121")
 TINY = "tiny-imagenet"
-ON_CIFAR: dict[str, Axis] = {"data": CIFAR, "model": MODELS}
+ON_CIFAR: dict[str, Axis] = {"data": checks.CIFAR, "model": MODELS}
 POSITION: dict[str, Axis] = {"data": TINY, "model": "densenet121"}
 PLANE: dict[str, Axis] = {"data": "cifar10", "model": "resnet18"}
 """§4.4 does not state its data set; CIFAR-10 is assumed, which is that of the plane in §4.5."""
@@ -53,11 +29,7 @@ PLANE: dict[str, Axis] = {"data": "cifar10", "model": "resnet18"}
 # Under corruptions the paper shows figures without numbers, so only measured ones can tell. All medians are over the
 # 19 corruptions on DenseNet-121, the paper's network, or on the one that was asked for. The paper's six boxes are read
 # as p=0.2 and q=0.9.
-SHIFTED: dict[str, Axis] = {
-    "data": "cifar10",
-    "model": attrgetter("shift_model"),
-    "severity": attrgetter("severities"),
-}
+SHIFTED: dict[str, Axis] = {"data": "cifar10", "model": attrgetter("shift_model"), "severity": attrgetter("severities")}
 SHIFT_OURS, SHIFT_OTHERS = (Q09, "mc-rrelu"), ("single", "mc-dropout:0.2", "svi")
 AT = "{model}, severity {severity}"
 
@@ -118,22 +90,22 @@ CLAIMS: tuple[Claim, ...] = (
     # exact variance, which the simulation confirms.
     Claim("variance-dropout", "3.4", "Var(f_Dropout) = p(1-p) Σ x²",
         "The formula agrees with a simulation of an unscaled dropout layer within four standard errors.",
-        formula_agrees("dropout", "p", variance.dropout)),
+        checks.formula_agrees("dropout", "p", variance.dropout)),
     Claim("variance-droprelu", "3.4", "Var(f_DropReLU) = q(1-q) Σ x² + ε",
         "The formula, with ε = Var(Σ Q·ReLU(x)) as defined there, agrees with a simulation. (It leaves out the "
         "covariance of its two terms, which contain the same Q.)",
-        formula_agrees("drop_relu", "q", variance.drop_relu_paper)),
+        checks.formula_agrees("drop_relu", "q", variance.drop_relu_paper)),
     Claim("epsilon-positive", "3.4", "it can be guaranteed that it is always greater than 0",
         "ε > 0 for 0 < q < 1 on a layer with at least one positive input (elsewhere it is 0).",
-        every(Cases("q={q}", lambda look: epsilon(look.case["q"]), ">", 0.0, q=RATES))),
+        every(Cases("q={q}", lambda look: checks.epsilon(look.case["q"]), ">", 0.0, q=checks.RATES))),
     Claim("epsilon-incalculable", "3.4", "This cannot be calculated",
         "No closed form of ε agrees with a simulation; tried is q(1-q)·Σ_(x>0) x².",
-        epsilon_cannot_be_calculated),
+        checks.epsilon_cannot_be_calculated),
     Claim("more-variance", "3.4",
         "when q ≤ 1-p, the variance of the output of DropReLU is always greater than [that] of Dropout",
         "For p and q from 0.1 to 0.9 with q ≤ 1-p, on inputs of both signs. By its own numbers: the paper's formula; "
         "here: the exact variance q(1-q)·Σ_(x<0) x².",
-        more_variance(variance.drop_relu), paper_holds=more_variance(variance.drop_relu_paper)),
+        checks.more_variance(variance.drop_relu), paper_holds=checks.more_variance(variance.drop_relu_paper)),
     Claim("experiments-prove-diversity", "3.4", "the experimental results also prove this conclusion",
         "At p=0.2 and q=0.8, MC-DropReLU is more diverse than MC-Dropout in Mean- and Max-JSD and DIS (ResNet-18). "
         "That it is more diverse does not prove the reason given.",
@@ -141,11 +113,11 @@ CLAIMS: tuple[Claim, ...] = (
     # §4.1: the data sets, and the size of the models that the captions of Tables 1 to 3 state.
     Claim("cifar-counts", "4.1.1", "in 10 and 100 classes … 50000 training images and 10000 test images",
         "The published sets have these numbers of classes and images (from the registry, which checks the files).",
-        counts(50_000, 10_000, cifar10=10, cifar100=100), paper_holds=not_in_tables),
+        checks.counts(50_000, 10_000, cifar10=10, cifar100=100), paper_holds=checks.not_in_tables),
     Claim("tiny-counts", "4.1.1", "100000 training images, 10000 test images and 10000 validation images",
         "The published set has 200 classes, 100,000 training and 10,000 labelled validation images; the labels of its "
         "test images are not published and not looked at.",
-        counts(100_000, 10_000, **{TINY: 200}), paper_holds=not_in_tables),
+        checks.counts(100_000, 10_000, **{TINY: 200}), paper_holds=checks.not_in_tables),
     Claim("ninety-five", "4.1.1", "the CIFAR10-C and TinyImageNet-C datasets consist of 95 corruptions",
         "19 types at five severities are 95.",
         every(Cases("19 types at 5 severities", CORRUPTION_COUNT * 5.0, "=", 95.0))),
@@ -155,7 +127,7 @@ CLAIMS: tuple[Claim, ...] = (
         "deviation for every weight.)",
         every(Cases("{data} {model}, ensemble against 4 × {one}", ENSEMBLE, "=", lambda look: 4 * look("{one}"),
             data=TABLES.values(), model=MODELS, one=_without(METHODS, ENSEMBLE), measure="parameters")),
-        paper_holds=not_in_tables),
+        paper_holds=checks.not_in_tables),
     # §4.2 on clean images: accuracy and ECE in Tables 1 and 2.
     Claim("on-par-and-cheaper", "4.2",
         "reliable uncertainty estimates on par with Deep Ensemble at a significantly lower computational cost",
@@ -184,7 +156,7 @@ CLAIMS: tuple[Claim, ...] = (
         "there is still a slight difference in the effect of different q for different models",
         "On each CIFAR set none of the four q is the most accurate for all three networks; equal is the most "
         "accurate.",
-        rates_differ),
+        checks.rates_differ),
     Claim("best-q-resnet-densenet", "4.2",
         "When q=0.95, the ResNet and DenseNet models will have good accuracy and calibration scores",
         "On both CIFAR sets no other q of the four has a higher accuracy or a lower ECE on these networks.",
@@ -205,7 +177,7 @@ CLAIMS: tuple[Claim, ...] = (
         "From VGG-13 to DenseNet-121 SVI's accuracy falls and its ECE rises on both CIFAR sets.",
         every(Cases("SVI's {measure} of vgg13 on {data} and densenet121 on {data}",
             lambda look: look("svi", model="vgg13"), BETTER, lambda look: look("svi", model="densenet121"),
-            data=CIFAR))),
+            data=checks.CIFAR))),
     # §4.2: model size and training time in Tables 1 and 2.
     Claim("no-more-parameters", "4.2",
         "Our method does not add additional parameters compared to a single model and MC-Dropout",
@@ -298,7 +270,7 @@ CLAIMS: tuple[Claim, ...] = (
     # §4.4: Tables 4 and 5.
     Claim("diversity-helps", "4.4", "Better diversity … leads to a higher quality of the uncertainty estimates",
         "Over the seven rows a larger Mean-JSD goes with a smaller ECE more often than not (ResNet-18 on CIFAR-10).",
-        diversity_helps),
+        checks.diversity_helps),
     Claim("jsd-order", "4.4.1", "the diversity of Deep Ensemble is the best …, followed by MC-DropReLU(q=0.8)",
         "In Mean-JSD and Max-JSD among the seven rows.",
         _diversity_order(ENSEMBLE, Q08, JSD)),
@@ -358,7 +330,7 @@ CLAIMS: tuple[Claim, ...] = (
         "the ECE of the configuration depicted by the yellow star is not the smallest",
         "No q with the highest accuracy is one with the smallest ECE. (The figure's numbers are not given; the tables "
         "round ECE to two digits.)",
-        best_is_not_best_calibrated,
+        checks.best_is_not_best_calibrated,
         paper_holds=lambda _: Verdict(None, "at two printed digits the most accurate q ties with the smallest ECE")),
 )
 # fmt: on

@@ -113,15 +113,7 @@ DIVERSE = (ENSEMBLE, "mc-droprelu:0.8", "svi", "mc-droprelu:0.95", "mc-rrelu", "
 """The seven rows of Tables 4 and 5."""
 
 SWEEP = tuple(f"mc-droprelu:{q}" for q in (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99))
-RELATED = (
-    "snapshot-ensemble:4",
-    "treenet:4",
-    "batch-ensemble:4",
-    "packed-ensemble:4",
-    "swag",
-    "sgld",
-    "laplace",
-)
+RELATED = ("snapshot-ensemble:4", "treenet:4", "batch-ensemble:4", "packed-ensemble:4", "swag", "sgld", "laplace")
 """Methods that the paper discusses and does not compare with."""
 
 POSITIONS = ("mc-droprelu:0.8", "mc-droprelu:0.8,last", "mc-droprelu:0.8,first")

@@ -101,11 +101,7 @@ def _shot_noise(experiment: Experiment, settings: Settings, *_: Any) -> dict[str
     name = settings.data_of(experiment.illustration.data or "")
     clean = np.ascontiguousarray(data.load(name, "test").images[:NOISY_IMAGES])
     versions = [clean, *(corrupt(clean, "shot_noise", severity=severity) for severity in SEVERITIES)]
-    return {
-        "data": name,
-        "severities": [0, *SEVERITIES],
-        "images": _packed(np.stack(versions, axis=1)),
-    }
+    return {"data": name, "severities": [0, *SEVERITIES], "images": _packed(np.stack(versions, axis=1))}
 
 
 def _variance(*_: Any) -> dict[str, Any]:

@@ -21,18 +21,7 @@ from rbue.lab.paper.numbers import printed
 from rbue.lab.paper.reporting import Renderer
 from rbue.lab.paper.results import Measured, as_measured
 from rbue.lab.paper.settings import QUICK, Settings, name_of, spread
-from rbue.lab.report.page import (
-    Block,
-    Bullets,
-    Columns,
-    Fold,
-    Heading,
-    Notice,
-    Page,
-    Section,
-    TableBlock,
-    Text,
-)
+from rbue.lab.report.page import Block, Bullets, Columns, Fold, Heading, Notice, Page, Section, TableBlock, Text
 from rbue.lab.report.run_records import recipe_words
 from rbue.lab.report.run_tables import METHOD, Source, provenance_table, source_from_run
 from rbue.lab.report.tables import Cell, Column, Row, Table, Value, counted
@@ -131,10 +120,7 @@ TEMPERATURE_WORDS = (
     "6e-8: the values before can differ a little from those in the tables above, the NLL most."
 )
 TEMPERATURES = Column(
-    "temperatures",
-    "temperatures",
-    numeric=False,
-    about="One a half, fitted on the other; of several runs the range.",
+    "temperatures", "temperatures", numeric=False, about="One a half, fitted on the other; of several runs the range."
 )
 Entries = list[tuple[RunConfig, dict[str, Any]]]
 

@@ -209,11 +209,7 @@ class Estimator:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        root: Path,
-        clock: Callable[[], float] = time.perf_counter,
-        together: int = 1,
+        self, device: torch.device, root: Path, clock: Callable[[], float] = time.perf_counter, together: int = 1
     ) -> None:
         self.device, self.root, self._clock, self.together = device, root, clock, together
         self._speeds: dict[tuple[tuple[int, int, int], str, float], Speed] = {}

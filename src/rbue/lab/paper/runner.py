@@ -306,7 +306,7 @@ def _illustrate(
                 return experiment
         return None
 
-    task = partial(_draw, settings=settings, place=place)
+    task = partial(write_illustration, settings=settings, root=place.root, device=place.device)
     for experiment, _, error in executor.each(task, following):
         if error is None:
             outcome.done.append(_drawing(experiment))
@@ -316,10 +316,6 @@ def _illustrate(
 
 def _drawing(experiment: Experiment) -> str:
     return f"draw from {experiment.id}"
-
-
-def _draw(experiment: Experiment, settings: Settings, place: Place) -> None:
-    write_illustration(experiment, settings, place.root, place.device)
 
 
 def _cannot_illustrate(experiment: Experiment, settings: Settings, root: Path) -> str | None:

@@ -230,13 +230,7 @@ def _show_pixels(axes: Axes, image: ArrayLike) -> None:
 
 
 def variance_against_q(
-    q: ArrayLike,
-    paper: ArrayLike,
-    exact: ArrayLike,
-    simulated: ArrayLike,
-    error: ArrayLike | None = None,
-    *,
-    dropout: ArrayLike | None = None,
+    q: ArrayLike, paper: ArrayLike, exact: ArrayLike, simulated: ArrayLike, error: ArrayLike, dropout: ArrayLike
 ) -> Figure:
     """The variance of a layer's sum over q (:mod:`rbue.variance`): what the paper writes, what holds, a simulation.
 
@@ -246,27 +240,25 @@ def variance_against_q(
         exact: the exact value at each q.
         simulated: the simulated one.
         error: its standard error; drawn three times as long as it is.
-        dropout: variance of dropout with ``p = 1 - q``, if wanted.
+        dropout: variance of dropout with ``p = 1 - q``.
     """
     rate = np.asarray(q, dtype=float)
     figure = new_figure(5.0, 3.9)
     axes = figure.subplots()
     axes.plot(rate, paper, color=METHOD_COLOURS["svi"], linestyle="--", linewidth=1.8, label="formula of the paper")
     axes.plot(rate, exact, color=METHOD_COLOURS["mc-droprelu"], linewidth=1.8, label="exact")
-    if dropout is not None:
-        colour = METHOD_COLOURS["mc-dropout"]
-        axes.plot(rate, dropout, color=colour, linestyle=":", linewidth=1.8, label="dropout with p = 1 − q")
-    bars = None if error is None else 3 * np.asarray(error, dtype=float)
+    colour = METHOD_COLOURS["mc-dropout"]
+    axes.plot(rate, dropout, color=colour, linestyle=":", linewidth=1.8, label="dropout with p = 1 − q")
     axes.errorbar(
         *(rate, simulated),
-        yerr=bars,
+        yerr=3 * np.asarray(error, dtype=float),
         color=INK,
         ecolor=MUTED,
         marker="o",
         markersize=4,
         linestyle="none",
         capsize=2,
-        label="simulation" + ("" if bars is None else " ± 3 standard errors"),
+        label="simulation ± 3 standard errors",
     )
     axes.set_ylim(bottom=0)
     dress(axes, x="q, the probability that a ReLU is kept", y="variance of the sum")

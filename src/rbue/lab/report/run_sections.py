@@ -21,7 +21,7 @@ from rbue.lab.report.page import Block, Columns, FigureBlock, FigureGrid, TableB
 from rbue.lab.report.run_answers import ENOUGH, Answers, image_cards
 from rbue.lab.report.run_compared import Compared, column_figure, stored
 from rbue.lab.report.run_outside import outside_blocks
-from rbue.lab.report.run_records import Record, RunGroup
+from rbue.lab.report.run_records import RunGroup
 from rbue.lab.report.run_shift import shift_blocks
 from rbue.lab.report.run_tables import METHOD
 from rbue.lab.report.run_trust import trust_blocks
@@ -237,8 +237,9 @@ def training_blocks(this: Compared) -> list[Block]:
     """Loss and accuracy while training, and what more samples bring."""
     curves = {}
     for method, records in this.group.methods.items():
-        log = _training_log(records[0])
-        if log:
+        first = records[0]
+        folder = first.folder if first.root is None else RunFolder.of(first.settings.members()[0], first.root)
+        if log := read_log(folder.log):
             curves[method] = {
                 entry["epoch"] + 1: {str(key): float(entry[key]) for key in ("loss", "accuracy") if key in entry}
                 for entry in log
@@ -256,12 +257,6 @@ def training_blocks(this: Compared) -> list[Block]:
     )
     more = ", and what more samples bring on the test images." if len(grid) > len(drawn) else "."
     return [Text(words + more if drawn else "What more samples bring on the test images."), FigureGrid(grid)]
-
-
-def _training_log(record: Record) -> list[dict[str, Any]]:
-    if record.root is None:
-        return read_log(record.folder.log)
-    return read_log(RunFolder.of(record.settings.members()[0], record.root).log)
 
 
 def more_samples(group: RunGroup) -> list[FigureBlock]:

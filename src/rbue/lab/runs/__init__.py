@@ -13,17 +13,6 @@ from rbue.lab.runs.temperatures import calibrate_run
 from rbue.lab.runs.training import train_run, train_runs
 
 __all__ = [
-    "NoWeights",
-    "Passes",
-    "RunConfig",
-    "RunFolder",
-    "calibrate_run",
-    "evaluate_run",
-    "find_runs",
-    "load_networks",
-    "other_stream",
-    "predict_images",
-    "result_key",
-    "train_run",
-    "train_runs",
-]
+    "NoWeights", "Passes", "RunConfig", "RunFolder", "calibrate_run", "evaluate_run", "find_runs", "load_networks",
+    "other_stream", "predict_images", "result_key", "train_run", "train_runs",
+]  # fmt: skip

@@ -69,12 +69,7 @@ class TrainedRun:
         return f"TrainedRun({self.config.method!r}, {self.config.model!r} on {self.config.data!r}, {count})"
 
     def predict(
-        self,
-        images: Any,
-        samples: int = 100,
-        seed: int = 0,
-        draws: str | None = None,
-        augment: str = "",
+        self, images: Any, samples: int = 100, seed: int = 0, draws: str | None = None, augment: str = ""
     ) -> Prediction:
         """What the method of the run says of images, as ``rbue predict`` does.
 

@@ -33,20 +33,10 @@ from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import refuse_other_images, training_images, warn_of_changed_code
 from rbue.prediction import Prediction
 
-SCORES = (
-    "max_probability",
-    "entropy",
-    "expected_entropy",
-    "mutual_information",
-    "variation_ratio",
-    "energy",
-    "max_logit",
-    "nearest",
-    "mahalanobis",
-)
-"""Every score, in the order of tables."""
 OF_SPREAD = ("expected_entropy", "mutual_information", "variation_ratio")
-"""Those that say nothing of one sample, and are left out there."""
+"""Scores that say nothing of one sample, and are left out there."""
+SCORES = ("max_probability", "entropy", *OF_SPREAD, "energy", "max_logit", "nearest", "mahalanobis")
+"""Every score, in the order of tables."""
 MEASURES = ("auroc", "aupr", "fpr95")
 ENTROPY_BINS = 24
 """Of the histograms that a page draws."""

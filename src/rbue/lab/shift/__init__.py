@@ -8,14 +8,6 @@ from rbue.lab.shift.measuring import shift_run, shift_runs
 from rbue.lab.shift.rows import Cell, Row, Setting, ShiftStore, Summary, by_severity, clean_result, summarise
 
 __all__ = [
-    "Cell",
-    "Row",
-    "Setting",
-    "ShiftStore",
-    "Summary",
-    "by_severity",
-    "clean_result",
-    "shift_run",
-    "shift_runs",
+    "Cell", "Row", "Setting", "ShiftStore", "Summary", "by_severity", "clean_result", "shift_run", "shift_runs",
     "summarise",
-]
+]  # fmt: skip

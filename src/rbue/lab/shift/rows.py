@@ -23,15 +23,7 @@ from rbue.errors import RbueError, warn
 from rbue.files import checksum
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.environment import facts
-from rbue.lab.runs.folders import (
-    RunConfig,
-    RunFolder,
-    belong_to,
-    other_stream,
-    probs_bytes,
-    probs_of,
-    write_probs,
-)
+from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, other_stream, probs_bytes, probs_of, write_probs
 from rbue.lab.runs.measuring import SPLITS
 from rbue.lab.runs.passes import Passes
 

@@ -232,10 +232,7 @@ RECIPES = {
 """The recipe of each data set; those the paper does not train on have one of our own."""
 
 
-NAMED: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "strong": {"nesterov": True, "weight_decay": 5e-4, "average": "swa"},
-}
+NAMED: dict[str, dict[str, Any]] = {"paper": {}, "strong": {"nesterov": True, "weight_decay": 5e-4, "average": "swa"}}
 """What a named recipe changes in that of a data set."""
 
 

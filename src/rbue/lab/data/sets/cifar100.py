@@ -60,11 +60,7 @@ register(
             ),
         ),
         downloads=(
-            Download(
-                "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-                "cifar-100-binary.tar.gz",
-                "03b5dce01913d631647c71ecec9e9cb8",
-            ),
+            Download("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
         ),
     )
 )

@@ -23,16 +23,8 @@ register(
         name="fashion-mnist",
         title="Fashion-MNIST: 28x28 grey pictures of clothes, 10 classes",
         classes=(
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
+            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         ),
         shape=(28, 28, 1),
         mean=(0.2860,),
@@ -53,7 +45,7 @@ register(
             Layout(name="compressed idx files", files=_PACKED, read=readers.idx, folders=_FOLDERS),
             Layout(name="idx files", files=_PLAIN, read=readers.idx, folders=_FOLDERS),
         ),
-        downloads=tuple(Download(_ADDRESS + file, file, md5) for file, md5 in _MD5.items()),
+        downloads=tuple(Download(_ADDRESS + file, md5) for file, md5 in _MD5.items()),
         mirror=Mirror("Debian's package dataset-fashion-mnist", debian_package("dataset-fashion-mnist")),
     )
 )

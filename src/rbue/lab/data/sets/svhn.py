@@ -41,16 +41,8 @@ register(
             ),
         ),
         downloads=(
-            Download(
-                "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
-                "train_32x32.mat",
-                "e26dedcc434d2e4c54c9b2d4a06d8373",
-            ),
-            Download(
-                "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
-                "test_32x32.mat",
-                "eb5a983be6a315427106f1b164d9cef3",
-            ),
+            Download("http://ufldl.stanford.edu/housenumbers/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+            Download("http://ufldl.stanford.edu/housenumbers/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
         ),
         terms="for non-commercial use only",
     )

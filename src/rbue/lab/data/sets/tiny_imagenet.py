@@ -36,12 +36,6 @@ register(
                 folders=("tiny-imagenet-200",),
             ),
         ),
-        downloads=(
-            Download(
-                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                "tiny-imagenet-200.zip",
-                "90528d7ca1a48142e341f4ef8d21d0de",
-            ),
-        ),
+        downloads=(Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
     )
 )
