@@ -176,8 +176,11 @@ class Looks(nn.Module):
 def test_sites_that_zeros_do_not_reach_need_an_example(tmp_path: Path) -> None:
     net = rbue.convert(Looks(), rbue.DropReLU(0.8), where="last", example=torch.ones(2, 4))
     rbue.save(net, tmp_path / "net")
+    other = Looks()
+    before = {name: one.clone() for name, one in other.state_dict().items()}
     with pytest.raises(InvalidInput, match=r"give load\(\.\.\., example=x\)\.$"):
-        rbue.load(tmp_path / "net", Looks())
+        rbue.load(tmp_path / "net", other)
+    assert all(one.equal(before[name]) for name, one in other.state_dict().items())
     assert len(rbue.conversion(rbue.load(tmp_path / "net", Looks(), example=torch.ones(2, 4))).random) == 1
 
 

@@ -133,10 +133,10 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:  # the last is torch's
         raise InvalidInput(f"{file} has a damaged description ({reason(error)}); save the network again.") from error
     activation = _activation(file, name, settings, activation)
+    if sites and example is None and kept is None:
+        raise InvalidInput(f"{file} does not say what input leads through its sites; give load(..., example=x).")
     _load_tensors(file, network, tensors)
     if sites:
-        if example is None and kept is None:
-            raise InvalidInput(f"{file} does not say what input leads through its sites; give load(..., example=x).")
         example = _filled(kept, _device(network)) if example is None else example
         found = _sites_again(file, network, example, activation)
         _refuse_other_sites(file, sites, found, activation.noun)
