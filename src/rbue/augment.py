@@ -159,7 +159,9 @@ class Augmentation:
 
 
 def _kind(x: object) -> str:
-    return f"shape {tuple(x.shape)} and {x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+    if isinstance(x, Tensor):
+        return f"shape {tuple(x.shape)} and {x.dtype} on {x.device}"
+    return f"{type(x).__name__}, called as augment(x, uniform)"
 
 
 def _takes_two(step: Augment) -> bool:

@@ -180,7 +180,7 @@ def test_adaptive_stopping_does_not_count_on_the_balance():
         ),
         (lambda x, uniform: x.double(), r"must keep .* torch\.float32 on .*lambda.* gave .* torch\.float64 on cpu\.$"),
         (lambda x, uniform: x.to("meta"), r"must keep .* on cpu, but .*lambda.* gave .* on meta\.$"),
-        (lambda x, uniform: None, "must keep .*, but <.*lambda.* gave NoneType"),
+        (lambda x, uniform: None, r"must keep .*, but <.*lambda.* gave NoneType, called as augment\(x, uniform\)\.$"),
     ],
 )
 def test_what_is_no_augmentation_is_refused(augment, message):
