@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return (word + call * 0x9E3779B9) & 0xFFFFFFFF", "return word & 0xFFFFFFFF",
         "call_sites/test_numbering.py"),
     _mutant("revert leaves the class", "call_sites/following.py",
-        "                module.__class__ = plain_class(module)", "                pass",
+        "                _set_class(module, plain_class(module))", "                pass",
         "call_sites/test_nested_networks.py::test_reverting_one_leaves_the_other", "call_sites/test_styles.py"),
     # Sampling
     _mutant("images of a loader numbered from its last batch", "sampling/predicting.py",
