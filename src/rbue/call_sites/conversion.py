@@ -121,10 +121,10 @@ class Conversion:
 
     def __getstate__(self) -> dict[str, Any]:
         # A block that set another mode ends for the original alone; plans are cheap to make and of one machine.
-        return self.__dict__ | {"mode": "random", "plans": {}, "copied": True}  # until a network takes it
+        return self.__dict__ | {"mode": "random", "plans": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, copied=True)  # until a network takes it
         checkpointing.install()  # a pickled network may arrive in a process that has converted none
 
     def moved(self, network: nn.Module, before: dict[str, Tensor | None]) -> None:
