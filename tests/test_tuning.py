@@ -412,6 +412,7 @@ def test_a_pair_of_inputs_beside_its_labels():
         (lambda x, y: {"validation": (x[:4], y[:4])}, "validation has 4 images for folds=5; give more"),
         (lambda x, y: {"validation": []}, "the loader gave no batch"),
         (lambda x, y: {"validation": [("cats", y)]}, "the inputs of validation must be tensors, not str"),
+        (lambda x, y: {"validation": (list(x), y)}, r"must be tensors, not list; give torch\.stack\(x\)\.$"),
         (lambda x, y: {"validation": (x, np.array(["cat"] * 600))}, "class numbers, not <U3; np.unique"),
         (lambda x, y: {"validation": (x, y), "where": ["layer9"]}, "where='layer9' picks none"),
         (lambda x, y: {"validation": (x, y), "where": PLAIN}, "where='plain' picks none"),

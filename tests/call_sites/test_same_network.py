@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import rbue
+from rbue.call_sites import Conversion
 
 
 def converted(**options: Any) -> nn.Module:
@@ -46,6 +47,11 @@ def test_a_copy_that_would_share_its_modules_is_refused() -> None:
         assert not torch.equal(one(rows()), one(rows()))
     copy.copy(network[1])  # a module inside has nothing to share
     assert copy.copy(rbue.revert(network))(rows()).equal(network(rows()))
+
+
+def test_what_an_earlier_version_pickled_is_no_copy_that_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Conversion, "__getstate__", lambda self: self.__dict__ | {"mode": "random", "plans": {}})
+    assert rbue.conversion(pickle.loads(pickle.dumps(converted())))
 
 
 def test_class_and_attributes_are_unchanged() -> None:

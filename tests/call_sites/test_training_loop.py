@@ -254,6 +254,9 @@ def test_a_container_that_torch_knows_has_the_rows_of_its_first_tensor() -> None
     rbue.seed(plain, 0)
     rbue.seed(model, 0)
     assert torch.equal(model(deque([x])), plain(x))
+    weights = model.state_dict()
+    model.to("meta").load_state_dict(weights, assign=True)
+    assert model(deque([x])).device == x.device  # what counts its calls has come there, too
 
 
 @pytest.mark.parametrize("loader", [False, True])

@@ -86,6 +86,8 @@ class Conversion:
             with scope.suspended(outer):  # its sites are not those of a network around it either
                 return forward(network, *args, **kwargs)
         x = draws.first_tensor([args, kwargs])
+        leaves = tree_leaves((args, kwargs)) if x is None else []
+        x = draws.first_tensor(leaves) if x is None else x  # that of a container which torch knows, as a TensorDict
         if how == "random" and given is None and is_exporting_to_onnx():  # whose graphs cannot count their calls
             raise ConversionError(
                 "torch.onnx.export would freeze the random bits of a converted network; use rbue.export(net, file, "
@@ -98,7 +100,7 @@ class Conversion:
         if how == "mean":
             mode = SiteMode(place, self.activation, self._mean)
         else:
-            draw = self._direct_draw(network, x, (args, kwargs)) if given is None else given
+            draw = self._direct_draw(network, x, leaves) if given is None else given
             handler = _RandomSites(self, network, draw)
             if hook is None:
                 mode = SiteMode(place, self.activation, handler)
@@ -121,10 +123,10 @@ class Conversion:
 
     def __getstate__(self) -> dict[str, Any]:
         # A block that set another mode ends for the original alone; plans are cheap to make and of one machine.
-        return self.__dict__ | {"mode": "random", "plans": {}, "copied": True}  # until a network takes it
+        return self.__dict__ | {"mode": "random", "plans": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, copied=True)  # until a network takes it
         checkpointing.install()  # a pickled network may arrive in a process that has converted none
 
     def moved(self, network: nn.Module, before: dict[str, Tensor | None]) -> None:
@@ -175,9 +177,7 @@ class Conversion:
         given = scope.running.draws
         return given[1] if given is not None and given[0] == self.token else None
 
-    def _direct_draw(self, network: nn.Module, x: Tensor | None, inputs: Any) -> draws.Draw:
-        leaves = tree_leaves(inputs) if x is None else []
-        x = draws.first_tensor(leaves) if x is None else x  # that of a container which torch knows, as a TensorDict
+    def _direct_draw(self, network: nn.Module, x: Tensor | None, leaves: list[Any]) -> draws.Draw:
         if x is None and any(map(_may_hold_tensors, leaves)):  # the whole of it counts as one image
             return checkpointing.recorded(lambda: draws.direct_draw(network, 1, network.get_buffer(draws.SEED).device))
         if x is None:

@@ -286,7 +286,9 @@ def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tup
         raise _not_labelled(validation)
     batches = []
     batch: Any
+    most_inputs = _most_positional(network)
     for batch in [validation] if isinstance(validation, Mapping) or _is_pair(validation) else validation:
+        batch = _tables_as_arrays(batch)
         if isinstance(batch, Mapping):
             name = next((name for name in ("labels", "label") if name in batch), None)
             if name is None:
@@ -295,9 +297,10 @@ def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tup
         if not _is_pair(batch):
             raise _not_labelled(batch)
         several = len(batch[0]) if isinstance(batch[0], (tuple, list)) else 1  # ((one, other), label)
-        inputs = one_call(batch[0], network, several)
+        inputs = one_call(batch[0], network, several) if several <= (most_inputs or several) else None
         if inputs is None:
-            raise InvalidInput(f"the inputs of validation must be tensors, not {type(batch[0]).__name__}.")
+            way = "; give torch.stack(x)" if several > 1 else ""
+            raise InvalidInput(f"the inputs of validation must be tensors, not {type(batch[0]).__name__}{way}.")
         inputs = beside(inputs, network)
         inputs.check(network)
         labels = _labels(batch[1]).to(inputs.device)
