@@ -113,7 +113,8 @@ from rbue.kernels import triton_kernels
 from rbue.random_stream import MIX_MULTIPLIERS, signed32
 
 def ptx(kernel, block, drop, **more):
-    constants = dict(zip(("ROWS", "PIXELS", "CHANNELS"), block), DROP=drop, CAPPED=False, LANES=2, BY_CHANNEL=False) | more
+    constants = dict(zip(("ROWS", "PIXELS", "CHANNELS"), block), DROP=drop, CAPPED=False, LANES=2, BY_CHANNEL=False)
+    constants |= more
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     kinds = {"keys_ptr": "*i32"} | dict.fromkeys(constants, "constexpr")
     kinds |= dict.fromkeys(("steepness", "intercept", "cap", "share", "eps"), "fp32")
