@@ -186,13 +186,18 @@ def shared(study: Study) -> list[str]:
     compared = [row for row in found if row.recipe != "paper" and row.augmented and row.whole(NOISES)]
     runs = [{(one["corruption"], one["severity"]): one for one in sets} for row in compared for sets in row.damaged]
     common = set.intersection(*map(set, runs))
+    blurs = {one for one in common if one[0].endswith("_blur")}
     lines = []
     for row in compared:
-        own = [[one for one in sets if (one["corruption"], one["severity"]) in common] for sets in row.damaged]
-        accuracy = _spread([mean(one["accuracy"] for one in sets) for sets in own], 1, 100)
-        scores = (_spread([mean(one[name] for one in sets) for sets in own], 3) for name in ("ece", "nll"))
-        lines.append([f"{TITLES[row.method]}, {row.recipe}", str(len(own)), accuracy, *scores])
-    return result_tables.table([f"{len(common)} of the corrupted sets", "seeds", "accuracy, %", "ECE", "NLL"], lines)
+        cells = [f"{TITLES[row.method]}, {row.recipe}", str(len(row.damaged))]
+        for some, scores in ((common, ("accuracy", "ece", "nll")), (blurs, ("ece", "nll"))):
+            own = [[one for one in sets if (one["corruption"], one["severity"]) in some] for sets in row.damaged]
+            for name in scores:
+                digits, scale = (1, 100) if name == "accuracy" else (3, 1)
+                cells.append(_spread([mean(one[name] for one in sets) for sets in own], digits, scale))
+        lines.append(cells)
+    heads = [f"{len(common)} of the corrupted sets", "seeds", "accuracy, %", "ECE", "NLL"]
+    return result_tables.table([*heads, f"{len(blurs)} with blur: ECE", "NLL"], lines)
 
 
 NAMES = {

@@ -184,8 +184,14 @@ def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0, p
 
     Image ``i`` of fold ``k`` becomes ``softmax(ln p_i / T_k)``, where ``T_k`` has the least NLL on the images of all
     other folds. The order of the classes stays, so the accuracy does, up to ties that rounding to the dtype of
-    ``probs`` can make: give float64 to rule them out. The arguments are those of :func:`cross_fit`, and the ``prior``
-    of :meth:`Temperature.fit`.
+    ``probs`` can make: give float64 to rule them out.
+
+    Args:
+        probs: Class probabilities ``(B, C)`` or ``(B, C, ...)``.
+        labels: Class numbers ``(B,)`` or ``(B, ...)``.
+        folds: Into how many parts the images are dealt at random; from 2 to ``B``.
+        seed: Decides which image goes to which fold.
+        prior: That of :meth:`Temperature.fit`.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1]]).repeat(40, 1)

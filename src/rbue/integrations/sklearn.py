@@ -187,7 +187,14 @@ class RbueRegressor(RegressorMixin, _Estimator):
             is then only what the samples disagree about. None is a network with two hidden layers of 64.
         outputs: ``"gaussian"`` for a module that returns a mean and a positive variance too, as :func:`rbue.predict`
             takes them. Default: ``"gaussian"`` without a module, else ``"values"``.
-        q, activation, samples, epochs, lr, batch_size, random_state, device: as in :class:`RbueClassifier`.
+        q: probability that a ReLU stays one (:class:`rbue.DropReLU`).
+        activation: another activation in its place.
+        samples: number of passes of a prediction.
+        epochs: how often training goes through the data.
+        lr: learning rate of Adam.
+        batch_size: rows of a training step.
+        random_state: as everywhere in scikit-learn; it decides weights, order, masks and samples.
+        device: where the network is.
 
     Attributes:
         network_: the trained network, converted; it predicts ``(y - mean_) / scale_``.

@@ -137,8 +137,16 @@ class Selection:
             **named,
             **changes,
         )
-        same = ("data", "model", "seed", "width", "holdout", "holdout_seed")
-        return RunConfig(method=method, recipe=recipe, **{name: getattr(self, name) for name in same})
+        return RunConfig(
+            data=self.data,
+            model=self.model,
+            method=method,
+            seed=self.seed,
+            width=self.width,
+            holdout=self.holdout,
+            holdout_seed=self.holdout_seed,
+            recipe=recipe,
+        )
 
 
 @dataclass(frozen=True)
