@@ -76,6 +76,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
             "temperatures": one_training.temperatures(MAIN),
             "shared": one_training.shared(MAIN),
             "earlier": one_training.table(MAIN, EARLY),
+            "elsewhere": one_training.elsewhere([OTHERS["cifar100-resnet18"], OTHERS["cifar10-vgg13"]]),
             "search": one_training.search(),
         },
         SCALING: {

@@ -114,22 +114,14 @@ def _spread(values: list[float], digits: int, scale: float = 1.0) -> str:
 
 def table(study: Study, recipes: Sequence[str] = RECIPES) -> list[str]:
     """Clean and corrupted test images; mean and standard deviation over seeds."""
-    heads = [
-        *("recipe", "network", "trainings", "passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³"),
-        *("corrupted: accuracy, %", "ECE", "NLL", "NLL under noise"),
-    ]
+    heads = ["recipe", "method", *CLEAN, "corrupted: accuracy, %", "ECE", "NLL", "NLL under noise"]
     lines = []
     for row in rows(study, recipes):
         title = TITLES[row.method]
         cells = [
             row.recipe,
             f"**{title}**" if row.method == CHOSEN and recipes == RECIPES else title,
-            str(row.trainings),
-            "augmented" if row.augmented else "plain",
-            str(len(row.clean)),
-            _spread([one["accuracy"] for one in row.clean], 2, 100),
-            *(_spread([one[name] for one in row.clean], 4) for name in ("ece", "nll")),
-            _spread([one["aurc"] for one in row.clean], 2, 1000),
+            *_clean(row),
             _spread([mean(one["accuracy"] for one in sets) for sets in row.whole()], 1, 100),
             *(_spread([mean(one[name] for one in sets) for sets in row.whole()], 3) for name in ("ece", "nll")),
             _spread([mean(one["nll"] for one in sets) for sets in row.whole(NOISES)], 2),
@@ -138,6 +130,31 @@ def table(study: Study, recipes: Sequence[str] = RECIPES) -> list[str]:
     for name, (accuracy, aurc) in PUBLISHED.items() if recipes == RECIPES else ():
         lines.append(["published", name, "1", "plain", "", f"{accuracy:.2f}", "", "", f"{aurc:.2f}", *[""] * 4])
     return result_tables.table(heads, lines)
+
+
+def elsewhere(studies: Iterable[Study]) -> list[str]:
+    """Clean test images of other data sets and networks, with the same recipes."""
+    lines = [
+        [f"{study.data}, {study.model}", row.recipe, TITLES[row.method], *_clean(row)]
+        for study in studies
+        for row in rows(study)
+    ]
+    return result_tables.table(["images, network", "recipe", "method", *CLEAN], lines)
+
+
+CLEAN = ("trainings", "passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³")
+
+
+def _clean(row: Row) -> list[str]:
+    """The cells under these heads."""
+    return [
+        str(row.trainings),
+        "augmented" if row.augmented else "plain",
+        str(len(row.clean)),
+        _spread([one["accuracy"] for one in row.clean], 2, 100),
+        *(_spread([one[name] for one in row.clean], 4) for name in ("ece", "nll")),
+        _spread([one["aurc"] for one in row.clean], 2, 1000),
+    ]
 
 
 def temperatures(study: Study) -> list[str]:

@@ -13,11 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import rbue
+from rbue.augment import Shift
 from rbue.call_sites import conversion_of
 from rbue.errors import RbueError
 from rbue.kernels import fused
 from rbue.lab.models import create
-from rbue.sampling import fusing
+from rbue.sampling import fusing, shared_prefix
 
 SAMPLES = 6
 
@@ -288,6 +289,7 @@ def held(monkeypatch):
 
     monkeypatch.setattr(fusing, "can_be_fused", lambda x: x.dim() > 1)
     monkeypatch.setattr(fusing, "can_be_pooled", lambda x: x.dim() > 2)
+    monkeypatch.setattr(shared_prefix, "triton_fused", lambda: fused)
     for name in ("normalised_relu", "pooled_relu"):
         monkeypatch.setattr(fusing, name, noted(name))
     return ran
@@ -321,6 +323,45 @@ def test_samples_are_those_of_separate_calls(end, activation, where, held, monke
     assert plan.fuse is not given_up  # or a wrong result would have been noticed, and nothing held back
     torch.testing.assert_close(found.samples, expected.samples, rtol=1e-5, atol=5e-6)
     assert found.samples.std(0).max() > 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:.*SiLU plain")
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+def test_rows_that_are_not_shared(end, held, monkeypatch):
+    x, asked = torch.randn(3, 3, 6, 6), {"samples": 2, "return_samples": True, "augment": Shift(1)}
+    net = network(end, rbue.DropReLU(0.4), "all")
+    rbue.predict(net, x, samples=2)
+    held.clear()
+    found = rbue.predict(net, x, **asked)
+    (plan,) = conversion_of(net).plans.values()
+    assert held or not plan.fuse
+    with monkeypatch.context() as plain:
+        plain.setattr(shared_prefix, "triton_fused", lambda: None)
+        expected = rbue.predict(net, x, **asked)
+    torch.testing.assert_close(found.samples, expected.samples, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.gpu
+def test_rows_that_are_not_shared_on_a_gpu(monkeypatch):
+    torch.manual_seed(0)
+    x, ran, run = torch.randn(8, 3, 32, 32, device="cuda"), [], fusing.normalised_relu
+    net = create("resnet18", classes=10, width=0.25).cuda().eval()
+    rbue.convert(net, rbue.DropReLU(0.8), example=x)
+    monkeypatch.setattr(fusing, "normalised_relu", lambda *given, **how: ran.append(len(given)) or run(*given, **how))
+    found = rbue.predict(net, x, samples=4, augment=Shift(2))
+    assert len(ran) >= 17
+    monkeypatch.setattr(shared_prefix, "triton_fused", lambda: None)
+    torch.testing.assert_close(
+        found.probs, rbue.predict(net, x, samples=4, augment=Shift(2)).probs, rtol=1e-3, atol=1e-5
+    )
+
+
+def test_one_sample_alone(held):
+    net, x = network(once, rbue.DropReLU(0.4), "all"), torch.randn(4, 3, 6, 6)
+    rbue.predict(net, x, samples=2)
+    held.clear()
+    rbue.predict(net, x, samples=1)
+    assert set(held) == {"normalised_relu"}
 
 
 @pytest.mark.parametrize(

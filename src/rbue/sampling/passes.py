@@ -54,8 +54,8 @@ class PassRunner:
 
         ``share`` runs what comes before the first random site once for all samples; ``fuse`` lets it fuse calls,
         ``live`` notes the memory it holds. ``seen`` is given the rows of each random site, ``reads`` follows their
-        results. ``model`` is called in the place of the usual one. ``augment`` changes each row before that, and there
-        is nothing to share then.
+        results. ``model`` is called in the place of the usual one. ``augment`` changes each row before that; there is
+        nothing to share then, but calls are fused.
         """
         x = as_batch(x)
         try:
@@ -81,14 +81,14 @@ class PassRunner:
         augment: Augmentation | None = None,
     ) -> Tensor:
         stack, batch = len(samples), len(x)
-        repeat = stack if share else 1
+        repeat = stack if share and augment is None else 1
+        # The network gets rows of its own: one that works in place must not change the caller's tensor.
+        rows = x.clone() if repeat > 1 else x.repeat(stack)
         watched = seen is not None or reads is not None
-        hook = SampledPass(batch, repeat, fuse, live, seen, reads) if repeat > 1 or watched else None
+        hook = SampledPass(len(rows), repeat, share and fuse, live, seen, reads) if share or watched else None
         # The numbers of the stack * batch rows that come out, samples first; one sample needs its number once.
         row_samples = samples if stack == 1 else samples.repeat_interleave(batch)
         draw = Draw(self.state, row_samples, images.repeat(stack), hook, self.balanced)
-        # The network gets rows of its own: one that works in place must not change the caller's tensor.
-        rows = x.clone() if repeat > 1 else x.repeat(stack)
         if augment is not None:
             rows = rows.with_first(augment(rows.first, draw.samples, draw.images))
         before, running.draws = running.draws, (self.conversion.token, draw)

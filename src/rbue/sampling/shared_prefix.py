@@ -25,7 +25,7 @@ from rbue.call_sites.draws import tensors_in
 from rbue.call_sites.interception import SiteHandler, SiteMode, keep_in_sight, proceed_with
 from rbue.call_sites.scope import Scope
 from rbue.errors import ConversionError
-from rbue.kernels import random_relu
+from rbue.kernels.triton_support import triton_fused
 from rbue.sampling.fusing import DeferredCalls, is_look
 from rbue.sampling.watching import HostReads, LiveRows
 
@@ -43,8 +43,8 @@ class SampledPass:
     Args:
         images: rows of the input.
         repeat: how many samples share each of them until the first random site (1: none do).
-        fuse: whether calls of a pass that shares rows may be fused.
-        live: where such a pass notes the memory it holds.
+        fuse: whether calls may be fused.
+        live: where a pass that shares rows notes the memory it holds.
         seen: where random sites note how many rows they have, in the order they run: those that they make, where the
             rows of their input are shared. :data:`UNSHAREABLE` follows where that cannot be right.
         reads: what follows the results of random sites.
@@ -62,13 +62,14 @@ class SampledPass:
         self.images, self.repeat, self.fuse = images, repeat, fuse
         self.live, self.seen, self.reads = live, seen, reads
         self.deferred = DeferredCalls(active=False)
-        self.relu = random_relu if repeat == 1 else self.deferred.relu if seen is None else self._noted_relu
+        self.relu = self.deferred.relu if seen is None else self._noted_relu
 
     def mode(self, scope: Scope, activation: Randomness, handler: SiteHandler, inputs: Any) -> SiteMode:
-        """The mode in which the network runs on ``inputs``."""
-        if self.repeat == 1:
+        """The mode in which the network runs on ``inputs``; rows that are not shared gain by kernels alone."""
+        fuse = self.fuse and isinstance(activation, RandomSlope)
+        if self.repeat == 1 and not (fuse and triton_fused()):
             return SiteMode(scope, activation, handler)
-        self.deferred.active = self.fuse and isinstance(activation, RandomSlope)
+        self.deferred.active = fuse
         return SharingMode(scope, activation, handler, self, inputs)
 
     def before_site(self, x: Tensor) -> int:
@@ -93,8 +94,7 @@ class SampledPass:
 
     def finish(self) -> None:
         """Compute what the network leaves deferred."""
-        if self.repeat > 1:
-            self.deferred.finish()
+        self.deferred.finish()
 
 
 class NotShareable(ConversionError):

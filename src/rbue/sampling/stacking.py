@@ -118,6 +118,11 @@ class StackedPasses:
         """Whether samples share what comes before the first random site; they cannot if each sees another image."""
         return self.plan.share and self.augment is None
 
+    @property
+    def as_planned(self) -> bool:
+        """Whether a pass shares what it can, and fuses calls: not compiled code, which does neither."""
+        return self.plan.share and not self.runner.compiled
+
     def _cost(self, images: int, samples: int) -> float:
         """Bytes that a pass holds at once, roughly."""
         return self.plan.cost(images, samples) if self.augment is None else self.plan.cost(images * samples, 1)
@@ -150,7 +155,7 @@ class StackedPasses:
                 rows = x[batch].map(partial(_filled, size=fill))
                 numbers = _filled(images[batch], fill)
                 how = {"fuse": self.plan.fuse, "augment": self.augment}
-                out = self.runner.run(rows, samples[stack], numbers, self.shares, **how)
+                out = self.runner.run(rows, samples[stack], numbers, self.as_planned, **how)
             except NotFoldable:  # of several samples alone
                 if len(x) > 1:
                     self._note_batch_dependence()
@@ -158,7 +163,7 @@ class StackedPasses:
                 continue
             except Exception as error:
                 if not is_out_of_memory(error):
-                    if not self.shares or piece.samples == 1:
+                    if not self.as_planned:
                         raise
                     self._stop_sharing(x)  # these images go another way than those that the plan was made with
                     work.append(piece)
