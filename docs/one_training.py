@@ -58,6 +58,7 @@ class Row:
 
     Attributes:
         clean: the measurement of each run on the test images.
+        scaled: the same after a temperature, of each run that was asked for one.
         damaged: rows of each run on the corrupted test sets that it has.
     """
 
@@ -65,6 +66,7 @@ class Row:
     recipe: str
     augmented: bool
     clean: list[Mapping[str, Any]]
+    scaled: list[Mapping[str, Any]]
     damaged: list[list[Mapping[str, Any]]]
 
     def whole(self, corruptions: Collection[str] = CORRUPTIONS) -> list[list[Mapping[str, Any]]]:
@@ -95,13 +97,15 @@ def rows(study: Study, recipes: Sequence[str] = RECIPES) -> list[Row]:
 
 
 def _row(method: str, recipe: str, augmented: bool, folders: Iterable[RunFolder]) -> Row:
-    clean, damaged = [], []
+    clean, scaled, damaged = [], [], []
     for folder in folders:
         found = {key: one for key, one in folder.entries("results").items() if ("augment" in one) == augmented}
         clean += list(found.values())[-1:]
+        asked = folder.entries("calibration").items()
+        scaled += [one["after"] for key, one in asked if ("augment" in key) == augmented][-1:]
         sets = [one for one in (folder.read("shift") or {"rows": []})["rows"] if ("augment" in one) == augmented]
         damaged += [sets] * bool(sets)
-    return Row(method, recipe, augmented, clean, damaged)
+    return Row(method, recipe, augmented, clean, scaled, damaged)
 
 
 def _spread(values: list[float], digits: int, scale: float = 1.0) -> str:
@@ -136,10 +140,12 @@ def elsewhere(studies: Iterable[Study]) -> list[str]:
     """Clean test images of other data sets and networks, with the same recipes."""
     lines = [
         [f"{study.data}, {study.model}", row.recipe, TITLES[row.method], *_clean(row)]
+        + [_spread([one[name] for one in row.scaled], 4) for name in ("ece", "nll")]
         for study in studies
         for row in rows(study)
     ]
-    return result_tables.table(["images, network", "recipe", "method", *CLEAN], lines)
+    heads = ["images, network", "recipe", "method", *CLEAN, "with a temperature: ECE", "NLL"]
+    return result_tables.table(heads, lines)
 
 
 CLEAN = ("trainings", "passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³")
