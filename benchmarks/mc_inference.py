@@ -4,8 +4,9 @@
 
 ResNet-18 on random CIFAR-sized images, at inference precision (float16 on a GPU, float32 on a CPU): as it is, and
 folded (BatchNorm inside the convolution before it, by torch's own function) and compiled, each beside as many plain
-passes in the same form. The variants take turns, medians of trials (the peers, which are slow, run once). cuDNN may
-choose its fastest kernels for all of them. The result is written after each trial.
+passes in the same form; and augmented, each sample with another flip and shift. The variants take turns, medians of
+trials (the peers, which are slow, run once). cuDNN may choose its fastest kernels for all of them. The result is
+written after each trial.
 The peers run MC-Dropout as their documentation says, in float32 with the channels first (and once with the channels
 last, which it does not say): FOLDER holds the unpacked wheels of torch-uncertainty, baal and structlog (``pip download
 --no-deps``, then ``unzip``). The products of a pass are set against a large matrix product in the same run.
@@ -32,6 +33,7 @@ from torch.fx.experimental.optimization import fuse
 
 import rbue
 from harness import CEILING, Variants, matrix_product_teraflops, medians_by_trial, products
+from rbue.augment import Flip, Shift
 from rbue.files import write_json
 from rbue.lab.environment import facts
 from rbue.lab.models.resnet18 import ResNet18
@@ -73,9 +75,9 @@ def plain_passes(network: nn.Module, x: Tensor, passes: int) -> Tensor:
     return torch.cat(parts)
 
 
-def sampled(network: nn.Module, x: Tensor, samples: int) -> Tensor:
+def sampled(network: nn.Module, x: Tensor, samples: int, **how: Any) -> Tensor:
     with half(x):
-        return rbue.predict(network, x.split(ROWS[x.device.type]), samples=samples).probs
+        return rbue.predict(network, x.split(ROWS[x.device.type]), samples=samples, **how).probs
 
 
 def peer_module(folder: Path, file: str) -> Any:
@@ -135,10 +137,12 @@ def random_networks(network: nn.Module, x: Tensor) -> dict[str, nn.Module]:
 
 
 def eager_variants(network: nn.Module, random: dict[str, nn.Module], x: Tensor, samples: int) -> Variants:
+    drop, both = random["rbue DropReLU, all sites"], [Flip(), Shift(2)]
     return {
         "one plain pass": lambda: plain_passes(network, x, 1),
         PLAIN: lambda: plain_passes(network, x, samples),
         **{name: lambda made=made: sampled(made, x, samples) for name, made in random.items()},
+        "rbue DropReLU, all sites, augmented": lambda: sampled(drop, x, samples, augment=both),
     }
 
 
