@@ -29,8 +29,8 @@ from torch.utils._pytree import (  # torch.utils.pytree came later than 2.10
 __all__ = [
     "HigherOrderOperator", "TorchDispatchMode", "compiled_network", "computed_once", "forward_mode",
     "function_modes", "graph_break", "in_backward", "is_exporting", "is_exporting_to_onnx", "is_known_equal",
-    "is_vmapped", "let_modes_see", "outside_graphs", "plain_eager", "tree_flatten", "tree_leaves", "tree_map_only",
-    "tree_unflatten", "uncompiled", "uncompiled_call", "writing",
+    "is_vmapped", "let_modes_see", "outside_graphs", "plain_eager", "stance_lock", "tree_flatten", "tree_leaves",
+    "tree_map_only", "tree_unflatten", "uncompiled", "uncompiled_call", "writing",
 ]  # fmt: skip
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -154,13 +154,14 @@ def compiled_network(model: nn.Module) -> nn.Module | None:
     return model._orig_mod
 
 
-_stance = threading.RLock()
+stance_lock = threading.RLock()
+"""Held while torch has another stance, and while sites are found: either may happen inside the other."""
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """Run compiled networks as they are written; one thread at a time, since torch has one stance for all."""
-    with _stance, torch.compiler.set_stance("force_eager"):
+    with stance_lock, torch.compiler.set_stance("force_eager"):
         yield
 
 

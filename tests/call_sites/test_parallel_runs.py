@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rbue
 from rbue.call_sites import draws
+from rbue.torch_internals import uncompiled
 
 
 def test_data_parallel_is_seen_through() -> None:
@@ -145,3 +146,29 @@ def test_finding_sites_does_not_disturb_a_network_that_another_thread_runs() -> 
     hook = network[0].register_forward_pre_hook(predict_elsewhere)
     assert rbue.sites(network, x) == listed
     assert torch.equal(found[0], expected)
+
+
+class OwnCall(nn.Sequential):
+    """Code of its own around a call, which no thread may run compiled while it is looked at."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x)
+
+
+def test_finding_sites_and_running_uncompiled_code_never_wait_for_each_other() -> None:
+    compiled = OwnCall(*mlp())
+    compiled.compile(backend="eager")
+    found: list[rbue.SiteTable] = []
+
+    def list_inside() -> None:
+        with uncompiled():
+            other.start()
+            other.join(0.2)  # until it waits
+            found.append(rbue.sites(mlp(), rows()))
+
+    one = threading.Thread(target=list_inside, daemon=True)
+    other = threading.Thread(target=lambda: found.append(rbue.sites(compiled, rows())), daemon=True)
+    one.start()
+    one.join(5)
+    other.join(5)
+    assert [len(table) for table in found] == [2, 2]

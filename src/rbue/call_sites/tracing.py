@@ -23,7 +23,7 @@ from rbue.call_sites.interception import SiteMode
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
 from rbue.errors import ConversionError, InvalidInput, RbueError, warn
-from rbue.torch_internals import compiled_network, uncompiled_call
+from rbue.torch_internals import compiled_network, stance_lock, uncompiled_call
 
 
 def sites(model: nn.Module, example: Any, activation: Randomness | None = None) -> SiteTable:
@@ -200,7 +200,7 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
             "the weights first."
         )
     recording = _Recording(lambda scope: Recorder(scope, activation, note))
-    with _recording_lock:
+    with stance_lock:  # a network has room for one recording
         network.__dict__[following.RECORDING] = recording
         try:
             following.follow(network, recording.token, activation)
@@ -215,10 +215,6 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
             "only its numbers say that it is a ReLU; write clamp(min=0) to make it random."
         )
     return SiteTable(found), dict(sorted(others.items()))
-
-
-_recording_lock = threading.RLock()
-"""Held while a network's sites are found, as it has room for one recording."""
 
 
 class _Recording:
