@@ -151,7 +151,13 @@ class Augmentation:
         numbers = torch.arange(len(self.steps), dtype=torch.int32, device=images.device)
         keys = site_keys(self.state, cycles, images, numbers)
         for number, step in enumerate(self.steps):
-            found = step(x, _uniform(keys[:, number], turns))
+            try:
+                found = step(x, _uniform(keys[:, number], turns))
+            except (AttributeError, LookupError, TypeError) as error:  # as kornia's, whose second argument is a dict
+                raise InvalidInput(
+                    f"{step!r} failed ({type(error).__name__}: {error}); it was called as augment(x, uniform), where "
+                    "uniform(n) gives n numbers for each row; write a function of these two around it."
+                ) from error
             if _kind(found) != _kind(x):
                 raise InvalidInput(f"augment must keep images of {_kind(x)}, but {step!r} gave {_kind(found)}.")
             x = found

@@ -181,6 +181,14 @@ def test_adaptive_stopping_does_not_count_on_the_balance():
         (lambda x, uniform: x.double(), r"must keep .* torch\.float32 on .*lambda.* gave .* torch\.float64 on cpu\.$"),
         (lambda x, uniform: x.to("meta"), r"must keep .* on cpu, but .*lambda.* gave .* on meta\.$"),
         (lambda x, uniform: None, r"must keep .*, but <.*lambda.* gave NoneType, called as augment\(x, uniform\)\.$"),
+        *(
+            (step, rf"lambda.* failed \({error}: .*\); it was called as augment\(x, uniform\), where uniform\(n\) ")
+            for step, error in (
+                (lambda x, params=None: x[params["batch_prob"]], "TypeError"),
+                (lambda x, size: x[..., : size.height], "AttributeError"),
+                (lambda *args, **data: data["image"], "KeyError"),
+            )
+        ),
     ],
 )
 def test_what_is_no_augmentation_is_refused(augment, message):
