@@ -194,7 +194,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         InvalidInput,
         ["torch.fx", "trace the network first"],
     ),
-    "input without rows": (lambda: convert()()(), InvalidInput, ["batch dimension"]),
+    "no input": (lambda: convert()()(), InvalidInput, ["batch dimension", "not nothing"]),
+    **{
+        f"called with {kind}": (lambda given=given: convert()()(given), InvalidInput, [f"not {kind};", "np.asarray(x)"])
+        for given, kind in ((None, "NoneType"), (x.numpy(), "ndarray"), (x.tolist(), "float"), (x[0, 0], "Tensor"))
+    },
     "first input without rows": (lambda: convert(TakesTwo)()(x[:0], x), InvalidInput, ["it has no rows"]),
 }
 

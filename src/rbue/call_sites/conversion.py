@@ -181,10 +181,12 @@ class Conversion:
         if x is None and any(map(_may_hold_tensors, leaves)):  # the whole of it counts as one image
             return checkpointing.recorded(lambda: draws.direct_draw(network, 1, network.get_buffer(draws.SEED).device))
         if x is None:
-            raise InvalidInput(
-                "a converted network needs a tensor with a batch dimension among its inputs; torch.fx gives it none, "
-                "so trace the network first and convert what comes of it."
-            )
+            needs = "a converted network needs a tensor with a batch dimension among its inputs"
+            if any(isinstance(one, torch.fx.Proxy) for one in leaves):
+                way = "torch.fx gives it none, so trace the network first and convert what comes of it"
+                raise InvalidInput(f"{needs}; {way}.")
+            kinds = ", ".join(sorted({type(one).__name__ for one in leaves})) or "nothing"
+            raise InvalidInput(f"{needs}, not {kinds}; of an array or a table give torch.tensor(np.asarray(x)).")
         return checkpointing.recorded(lambda: draws.direct_draw(network, x.shape[0], x.device))
 
 
