@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import rbue
+from rbue.call_sites import inputs
 from rbue.call_sites.batch import Batch
 from rbue.errors import InvalidInput, RbueError
 
@@ -351,6 +352,7 @@ def test_an_example_of_another_type_is_named(use):
     [
         ((1, 3, 4, 4), r"example is a tuple of int; give one batch as the network takes it, as a tensor\."),
         ([], "example is a list of nothing; give one batch"),
+        ([[0.5, 1], [2, 3]], r"example is a list of numbers; give one batch of them, torch\.tensor\(example\)\."),
         ([Image.new("RGB", (4, 4))] * 3, r"a list of Image; .* as a tensor; read images as in training: torch.stack"),
         ([torch.randn(6)] * 3, r"a list of 3, but StatementInPlace takes 1 argument; .* torch.stack\(images\)"),
         (torch.ones(4, 6).byte(), r"x is torch.uint8 .*; give images as in training, such as x.to\(.*\) / 255, norm"),
@@ -370,6 +372,15 @@ def test_an_example_without_a_batch_is_named(use):
     message = r"x has shape \(3, 8, 8\), which the network takes only as one of a batch; give x.unsqueeze\(0\)"
     with pytest.raises(InvalidInput, match=message):
         use(network, torch.randn(3, 8, 8))
+
+
+@pytest.mark.parametrize("use", [rbue.sites, rbue.predict, lambda net, x: rbue.predict(net, {"x": x})])
+def test_a_long_list_of_numbers_is_refused_without_a_look_at_each(use, monkeypatch):
+    seen = []
+    monkeypatch.setattr(inputs, "_is_table", lambda x: seen.append(x) or False)
+    with pytest.raises(InvalidInput, match="a list of "):
+        use(rbue.convert(StatementInPlace(), rbue.DropReLU(0.5)), torch.randn(30, 6).tolist())
+    assert len(seen) < 10
 
 
 class OfAList(StatementInPlace):

@@ -99,6 +99,8 @@ def example_call(example: Any, network: nn.Module) -> Batch:
     example = _tables_as_arrays(example)
     if _is_keyed(example):
         return Batch((example,))
+    if _holds_numbers(example):
+        raise InvalidInput("example is a list of numbers; give one batch of them, torch.tensor(example).")
     if isinstance(example, (tuple, list)):
         call = _by_position(example, network)
         if not any(isinstance(x, Tensor) for x in call.leaves):
@@ -167,7 +169,12 @@ def _refuse_packed(x: Any) -> None:
 
 def _tables_as_arrays(x: Any) -> Any:
     """``x`` with arrays in the place of whatever numpy can read, such as a DataFrame, which iterates over names."""
-    return tree_map_only(_is_table, np.asarray, x)
+    return tree_map_only(_is_table, np.asarray, x, is_leaf=_holds_numbers)
+
+
+def _holds_numbers(x: Any) -> bool:
+    """Whether it is a list of numbers, or of such lists; they may be millions, and are not looked at one by one."""
+    return isinstance(x, list) and x != [] and (set(map(type, x)) <= {int, float} or all(map(_holds_numbers, x)))
 
 
 def _is_table(x: Any) -> bool:
