@@ -49,6 +49,21 @@ def test_a_copy_that_would_share_its_modules_is_refused() -> None:
     assert copy.copy(rbue.revert(network))(rows()).equal(network(rows()))
 
 
+class CopiesItself(nn.Sequential):
+    def __copy__(self) -> nn.Module:
+        return type(self)(*self)
+
+
+@pytest.mark.parametrize("make", [torch.fx.symbolic_trace, lambda network: CopiesItself(*network)])
+def test_a_network_that_copies_itself_without_its_conversion_is_refused_too(make: Callable) -> None:
+    network = rbue.convert(make(mlp()), rbue.DropReLU(0.5), example=rows())
+    with pytest.raises(rbue.ConversionError, match=r"^copy\.copy of .* use copy\.deepcopy\.$"):
+        copy.copy(network)
+    assert copy.copy(rbue.revert(network))(rows()).equal(network(rows()))
+    inside = rbue.convert(nn.Sequential(network), rbue.DropReLU(0.5), example=rows())[0]
+    assert len(list(copy.copy(inside).children())) == len(list(mlp()))
+
+
 def test_what_an_earlier_version_pickled_is_no_copy_that_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Conversion, "__getstate__", lambda self: self.__dict__ | {"mode": "random", "plans": {}})
     assert rbue.conversion(pickle.loads(pickle.dumps(converted())))

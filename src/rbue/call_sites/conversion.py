@@ -126,7 +126,7 @@ class Conversion:
         return self.__dict__ | {"mode": "random", "plans": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, copied=True)  # until a network takes it
+        self.__dict__.update(state)
         checkpointing.install()  # a pickled network may arrive in a process that has converted none
 
     def moved(self, network: nn.Module, before: dict[str, Tensor | None]) -> None:

@@ -86,21 +86,25 @@ def _make_followed_class(base: type[nn.Module]) -> type[nn.Module]:
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__.copy()
         return _rebuild, (base,), state
 
-    def setstate(self: nn.Module, state: Any) -> None:
-        base.__setstate__(self, state)
-        conversion = self.__dict__.get(CONVERSION)
-        if conversion is not None and not conversion.__dict__.pop("copied", False):
+    def copy(self: nn.Module) -> nn.Module:
+        if CONVERSION in self.__dict__:
             raise ConversionError(
                 f"copy.copy of {base.__name__}, which is converted, would share its modules with it, and reverting one "
                 "would break the other; use copy.deepcopy."
             )
+        if hasattr(base, "__copy__"):
+            return base.__copy__(self)
+        rebuild, args, state = reduce(self, 4)
+        made = rebuild(*args)
+        made.__setstate__(state)
+        return made
 
     namespace: dict[str, Any] = {
         "forward": forward,
         "_apply": apply,
         "extra_repr": extra_repr,
         "__reduce_ex__": reduce,
-        "__setstate__": setstate,
+        "__copy__": copy,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
