@@ -74,27 +74,26 @@ class Shift:
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
         """Shift each row by whole pixels."""
         _check_images(x, self)
-        count, _, height, width = x.shape
+        count, channels, height, width = x.shape
         side = min(height, width)
         if self.pixels >= side:
             seen = f"moves images of {height}x{width} out of sight; shift by less, such as {max(1, side // 16)}"
             raise InvalidInput(f"a shift by {self.pixels} pixels {seen}.")
-        exact = torch.as_tensor(self.fill, dtype=torch.float64, device="cpu").reshape(-1, 1, 1)
+        exact = torch.as_tensor(self.fill, dtype=torch.float64, device="cpu").reshape(-1)
         fill = exact.to(x.dtype)
         if not x.is_floating_point() and not fill.double().equal(exact):
             raise InvalidInput(f"fill is {self.fill}, which {x.dtype} cannot hold; give a value of the images' type.")
-        if len(fill) not in (1, x.shape[1]):
-            raise InvalidInput(f"fill is {self.fill} for images of {x.shape[1]} channels; give one, or one for each.")
-        size = height + 2 * self.pixels, width + 2 * self.pixels
-        padded = fill.to(x.device).expand(*x.shape[:2], *size).clone()
-        padded[:, :, self.pixels : -self.pixels, self.pixels : -self.pixels] = x
-        steps = 2 * self.pixels + 1
+        if len(fill) not in (1, channels):
+            raise InvalidInput(f"fill is {self.fill} for images of {channels} channels; give one, or one for each.")
+        edge, steps = self.pixels, 2 * self.pixels + 1
+        size = count, height + 2 * edge, width + 2 * edge, channels
+        outside = torch.stack([x.new_full((), value) for value in fill.tolist()])  # a GPU would wait for a copy
+        padded = outside.expand(size).clone(memory_format=torch.contiguous_format)
+        padded[:, edge:-edge, edge:-edge] = x.permute(0, 2, 3, 1)
         # Where the window lies in the padded image: moved to the left, it shows the image moved to the right.
-        start = steps - 1 - (uniform(2) * steps).long()
-        rows = start[:, :1] + torch.arange(height, device=x.device)
-        columns = start[:, 1:] + torch.arange(width, device=x.device)
-        images = torch.arange(count, device=x.device)[:, None, None]
-        return padded.permute(0, 2, 3, 1)[images, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        down, right = (steps - 1 - (uniform(2) * steps).long()).unbind(1)
+        windows = padded.unfold(1, height, 1).unfold(2, width, 1)  # (count, steps, steps, channels, height, width)
+        return windows[torch.arange(count, device=x.device), down, right]
 
 
 @dataclass(frozen=True)

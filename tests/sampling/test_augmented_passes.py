@@ -8,6 +8,7 @@ from torch import nn
 import numpy_stream
 import rbue
 from rbue.augment import Augmentation, Crop, Flip, Shift
+from rbue.torch_internals import TorchDispatchMode, tree_leaves
 
 EVERY = [Flip(), Shift(2), Crop(0.7)]
 
@@ -103,6 +104,20 @@ def test_a_shift_moves_by_whole_pixels(u, down, right, fill):
             inside = 0 <= row - down < 8 and 0 <= column - right < 6
             expected = x[0, :, row - down, column - right] if inside else torch.tensor(fill).expand(3)
             assert moved[0, :, row, column].equal(expected)
+
+
+@pytest.mark.parametrize("step", [Flip(), Shift(2), Shift(1, (0.5, 1.0, 1.5)), Crop(0.7)], ids=repr)
+def test_nothing_is_copied_from_the_host_where_a_gpu_would_wait_for_it(step):
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            given = [x.device for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            assert all(device == x.device for device in given for x in tree_leaves(out)), func
+            return out
+
+    x = images().to("meta")
+    with Copies():
+        assert step(x, lambda n: x.new_full((len(x), n), 0.3)).is_meta
 
 
 def test_every_second_image_is_flipped():
