@@ -166,6 +166,13 @@ def test_of_several_inputs_the_first_is_augmented():
     torch.testing.assert_close(found.samples, expected.samples)
 
 
+def test_an_augmentation_that_fails_is_not_tried_again():
+    calls, net = [], rbue.convert(network(), rbue.DropReLU(0.9), example=images())
+    with pytest.raises(rbue.InvalidInput):
+        rbue.predict(net, images(), samples=4, augment=lambda x, uniform: calls.append(len(x)))
+    assert calls == [24]
+
+
 def test_adaptive_stopping_does_not_count_on_the_balance():
     x, net = images(), rbue.convert(network(), rbue.DropReLU(0.9), example=images())
     rule = rbue.Adaptive(tolerance=0.05, first=8)

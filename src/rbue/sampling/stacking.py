@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rbue.augment import Augment, Augmentation
 from rbue.call_sites import NotFoldable
 from rbue.call_sites.batch import Batch, as_batch, even_parts, repeat_rows
+from rbue.errors import InvalidInput
 from rbue.sampling.passes import PassRunner, Reader, class_scores
 from rbue.sampling.plans import FirstPass, PassPlan, make_plan, shares_alone, warn_of_batch_dependence
 
@@ -163,7 +164,7 @@ class StackedPasses:
                 continue
             except Exception as error:
                 if not is_out_of_memory(error):
-                    if not self.as_planned:
+                    if not self.as_planned or isinstance(error, InvalidInput):
                         raise
                     self._stop_sharing(x)  # these images go another way than those that the plan was made with
                     work.append(piece)
