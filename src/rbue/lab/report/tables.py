@@ -320,11 +320,9 @@ def latex_text(text: str) -> str:
     """
 
     def known(letter: str) -> str:
-        return (
-            letter
-            if letter <= "\u00ff" and not _CONTROL.match(letter)
-            else rf"\textless{{}}U+{ord(letter):04X}\textgreater{{}}"
-        )
+        if letter <= "\u00ff" and not _CONTROL.match(letter):
+            return letter
+        return rf"\textless{{}}U+{ord(letter):04X}\textgreater{{}}"
 
     return re.sub("-(?=-)", "-{}", "".join(_SPECIAL.get(letter) or known(letter) for letter in text))
 
