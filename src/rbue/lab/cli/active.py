@@ -18,8 +18,6 @@ from rbue.lab.cli.output import AsJson, complain, duration, number, percent, pri
 from rbue.lab.cli.train import Together, of_way
 
 if TYPE_CHECKING:
-    import torch
-
     from rbue.lab.active import ActiveConfig
     from rbue.lab.active.loop import ActiveImages, Round
     from rbue.lab.executors import Executor
@@ -116,6 +114,7 @@ def _done(
 
     Elsewhere whole seeds come first, so that a stop leaves curves that compare, and in each the runs that take longest.
     """
+    from rbue.lab.active import run_active
     from rbue.lab.executors import in_order
 
     if spread:
@@ -123,7 +122,8 @@ def _done(
     done: dict[ActiveConfig, list[Round]] = {}
     errors: list[RbueError] = []
     _SHARED.clear()
-    with closing(executor.each(partial(_rounds, device=executor.device, **how), in_order(configs))) as ended:
+    task = partial(run_active, device=executor.device, report=_note, load=_loaded, **how)
+    with closing(executor.each(task, in_order(configs))) as ended:
         for config, rounds, error in ended:
             if error is None:
                 done[config] = rounds
@@ -132,13 +132,6 @@ def _done(
             else:
                 errors.append(error)
     return done, errors
-
-
-def _rounds(config: ActiveConfig, rounds: int, root: Path, device: torch.device, **how: Any) -> list[Round]:
-    """The rounds of one run, in whichever process does it."""
-    from rbue.lab.active import run_active
-
-    return run_active(config, rounds, root, device, _note, load=_loaded, **how)
 
 
 _SHARED: dict[tuple[str, int, int], ActiveImages] = {}

@@ -37,14 +37,8 @@ class Measured:
     label: str
     config: RunConfig
     folder: Path
-    near: list[str]
-    far: list[str]
+    groups: dict[str, list[str]]
     entry: dict[str, Any]
-
-    @property
-    def groups(self) -> dict[str, list[str]]:
-        """The sets by how far they are."""
-        return {name: sets for name, sets in (("near", self.near), ("far", self.far)) if sets}
 
 
 def ood(
@@ -86,7 +80,8 @@ def ood(
     with data_progress() as progress:
         for (config, root), label, (close, apart) in zip(found, labels, chosen, strict=True):
             entry = measure_outside(config, root, place, [*close, *apart], setting, progress, opened)
-            outcome.append(Measured(label, config, RunFolder.of(config, root).path, close, apart, entry))
+            groups = {name: sets for name, sets in (("near", close), ("far", apart)) if sets}
+            outcome.append(Measured(label, config, RunFolder.of(config, root).path, groups, entry))
     if json:
         print_json({"runs": [_document(run) for run in outcome]})
         return

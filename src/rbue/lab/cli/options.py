@@ -127,16 +127,9 @@ class Selection:
         from rbue.lab.runs.folders import RunConfig
         from rbue.lab.training import Recipe, recipe_for
 
-        named = {"learning_rate": self.rate, "average_learning_rate": self.average_rate}
-        other = {"learning_rate", "average_learning_rate", "milestones"}
-        changes = {part.name: getattr(self, part.name) for part in fields(Recipe) if part.name not in other}
-        recipe = recipe_for(
-            self.data,
-            self.recipe,
-            milestones=fractions(self.milestones, "--milestones", "0.45,0.9"),
-            **named,
-            **changes,
-        )
+        changes: dict[str, Any] = {"learning_rate": self.rate, "average_learning_rate": self.average_rate}
+        changes["milestones"] = fractions(self.milestones, "--milestones", "0.45,0.9")
+        changes |= {part.name: getattr(self, part.name) for part in fields(Recipe) if part.name not in changes}
         return RunConfig(
             data=self.data,
             model=self.model,
@@ -145,7 +138,7 @@ class Selection:
             width=self.width,
             holdout=self.holdout,
             holdout_seed=self.holdout_seed,
-            recipe=recipe,
+            recipe=recipe_for(self.data, self.recipe, **changes),
         )
 
 

@@ -239,11 +239,9 @@ def training_progress() -> Iterator[Report]:
 
         def report(config: RunConfig, epoch: EpochReport) -> None:
             bars.update(waiting, visible=False)
-            total = config.recipe.epochs
-            task = tasks.setdefault(config.id, TaskID(-1))
-            if task == -1:
-                task = tasks[config.id] = bars.add_task(as_markup(_name(config)), total=total, state="")
-            bars.update(task, completed=epoch.epoch + 1, state=_state(config, epoch))
+            if config.id not in tasks:
+                tasks[config.id] = bars.add_task(as_markup(_name(config)), total=config.recipe.epochs, state="")
+            bars.update(tasks[config.id], completed=epoch.epoch + 1, state=_state(config, epoch))
 
         try:
             yield report

@@ -71,11 +71,11 @@ def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = Fa
     settings = last_settings(runs, Settings(budget=read_budget(runs)))
     gathered = [gather(one, settings, runs) for one in EXPERIMENTS]
     if json:
-        states = (
-            {"state": one.state, "missing": one.missing, "left_out": one.left_out, "command": one.command}
+        listed = [
+            asdict(one.experiment)
+            | {"state": one.state, "missing": one.missing, "left_out": one.left_out, "command": one.command}
             for one in gathered
-        )
-        listed = [asdict(one.experiment) | state for one, state in zip(gathered, states, strict=True)]
+        ]
         print_json({"scale": settings.scale.name, "experiments": listed})
         return
     columns = {

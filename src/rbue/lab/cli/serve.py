@@ -74,13 +74,30 @@ def serve(
     unless --host says otherwise. SIGTERM ends it after the requests that were accepted are answered.
     """
     try:
-        from rbue.serving import Settings
+        from rbue.serving import OnnxEngine, Settings
         from rbue.serving import serve as run_server
     except ImportError as error:
         raise RbueError(f"rbue serve needs {error.name}; pip install 'rbue[serve]'.") from error
     pixels = fractions(mean, "--mean", "0.49,0.48,0.45"), fractions(std, "--std", "0.25,0.24,0.26")
+    engine: Engine
     with working(f"loading {what}"):
-        engine = _engine(ctx, what, runs, samples, draws, model, pixels, outputs, threads, device)
+        path = Path(what).expanduser()
+        if path.suffix == ".onnx":
+            fixed = ("samples", "draws", "model", "outputs", "device")
+            _refuse(ctx, fixed, "an .onnx file has its own, or runs on the CPU")
+            engine = OnnxEngine(path, *pixels, threads)
+        elif path.suffix == ".safetensors":
+            from rbue.serving import NetworkEngine
+
+            draws, network = draws or "balanced", _network(path, model, device)
+            engine = NetworkEngine(network, None, samples, draws, None, *pixels, path.name, threads, outputs)
+        elif path.is_file():
+            raise InvalidInput(f"{path} cannot be served; give an .onnx file, a .safetensors file or a run folder.")
+        else:
+            from rbue.lab.runs.serving import RunEngine
+
+            _refuse(ctx, ("model", "mean", "std", "outputs"), "a run has its own")
+            engine = RunEngine(find_run(what, runs).path, device_named(device), samples, draws, threads)
         sets = None if conformal is None else _conformal(engine, conformal, held_out, seed)
     if conformal is None and held_out is not None:
         raise InvalidInput("--held-out is for --conformal; give a coverage such as --conformal 0.9.")
@@ -106,39 +123,6 @@ def _millions(value: float, option: str) -> int:
     if not 1e-6 <= value < 1e6:
         raise InvalidInput(f"{option} must be a positive number below a million, not {value:g}.")
     return int(value * 1e6)
-
-
-def _engine(
-    ctx: typer.Context,
-    what: str,
-    runs: Path,
-    samples: int,
-    draws: str | None,
-    model: str | None,
-    pixels: tuple[tuple[float, ...] | None, tuple[float, ...] | None],
-    outputs: str,
-    threads: int | None,
-    device: str | None,
-) -> Engine:
-    path = Path(what).expanduser()
-    if path.suffix == ".onnx":
-        from rbue.serving import OnnxEngine
-
-        _refuse(
-            ctx, ("samples", "draws", "model", "outputs", "device"), "an .onnx file has its own, or runs on the CPU"
-        )
-        return OnnxEngine(path, *pixels, threads)
-    if path.suffix == ".safetensors":
-        from rbue.serving import NetworkEngine
-
-        network = _network(path, model, device)
-        return NetworkEngine(network, None, samples, draws or "balanced", None, *pixels, path.name, threads, outputs)
-    if path.is_file():
-        raise InvalidInput(f"{path} cannot be served; give an .onnx file, a .safetensors file or a run folder.")
-    from rbue.lab.runs.serving import RunEngine
-
-    _refuse(ctx, ("model", "mean", "std", "outputs"), "a run has its own")
-    return RunEngine(find_run(what, runs).path, device_named(device), samples, draws, threads)
 
 
 def _refuse(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,31 +44,21 @@ def train(
         return
     run = RunFolder.of(config, selection.runs).path
     if json:
-        content = [{"run": one.folder.path, "outcome": one.outcome, **one.training} for one in networks]
+        content = [{"run": one.path, "outcome": outcome, **one.read("training")} for _, one, outcome in networks]
         print_json({"run": run, "config": config.as_json(), "networks": content})
         return
     rows = []
-    for one in networks:
-        entry = one.training
+    for member, folder, outcome in networks:
+        entry = folder.read("training")
         shown = [number(entry["loss"]), percent(entry["accuracy"]), f"{entry['parameters']:,}"]
-        name = f"{one.config.method} seed {one.config.seed}"
-        rows.append([name, one.outcome, str(entry["epochs"]), *shown, duration(entry["seconds"])])
+        name = f"{member.method} seed {member.seed}"
+        rows.append([name, outcome, str(entry["epochs"]), *shown, duration(entry["seconds"])])
     numbers = ("epochs", "loss", "train accuracy", "parameters", "time")
     table(f"{config.model} on {config.data}", ("network", "", *numbers), rows, right=numbers)
     say(str(run))
 
 
-@dataclass(frozen=True)
-class Trained:
-    """One network of a run: where it is, what training came to, and whether that happened now."""
-
-    config: RunConfig
-    folder: RunFolder
-    outcome: str
-    training: dict[str, Any]
-
-
-def trained(config: RunConfig, root: Path, device: torch.device, **how: Any) -> list[Trained]:
+def trained(config: RunConfig, root: Path, device: torch.device, **how: Any) -> list[tuple[RunConfig, RunFolder, str]]:
     """Train what is missing of a run, as :func:`train_run` does, and say what happened to each of its networks."""
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.runs.training import train_run
@@ -78,12 +67,7 @@ def trained(config: RunConfig, root: Path, device: torch.device, **how: Any) -> 
     before = [_outcome(RunFolder.of(member, root)) for member in members]
     with training_progress() as report:
         folders = train_run(config, root, device, report, **how)
-    if not is_first():
-        return []
-    return [
-        Trained(member, folder, outcome, folder.read("training"))
-        for member, folder, outcome in zip(members, folders, before, strict=True)
-    ]
+    return list(zip(members, folders, before, strict=True))
 
 
 def _outcome(folder: RunFolder) -> str:

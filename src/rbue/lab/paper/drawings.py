@@ -28,7 +28,7 @@ from rbue.lab.report.figures import PlanePoint
 from rbue.lab.report.page import Block, Columns, FigureBlock, Fold, Heading, Notice, TableBlock
 from rbue.lab.report.run_records import recipe_words
 from rbue.lab.report.run_tables import MEASURES, METHOD
-from rbue.lab.report.tables import Cell, Column, Row, Table, Uncompared, Value, counted, duration, megabytes, whole
+from rbue.lab.report.tables import Cell, Column, Row, Table, Value, counted, duration, megabytes, whole
 from rbue.lab.runs.folders import RunConfig
 from rbue.lab.training.recipe import recipe_for
 
@@ -224,7 +224,7 @@ def _cell(measure: str, cell: GatheredCell) -> Cell:
     if cell.measured is None:
         return Cell(None, paper=cell.paper)
     std = None if measure in ("parameters", "stored_bytes") else cell.measured.deviation
-    return (Cell if cell.compared else Uncompared)(cell.measured.mean, std, cell.paper)
+    return Cell(cell.measured.mean, std, cell.paper, compared=cell.compared)
 
 
 def _size(shown: ExperimentView, row: GatheredRow) -> Cell:

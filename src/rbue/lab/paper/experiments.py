@@ -196,22 +196,19 @@ def _shift(name: str, place: str, data: str, title: str, drawings: tuple[Drawing
     )
 
 
-def _boxes() -> tuple[Drawing, ...]:
-    text = "{} under 19 corruptions at each severity: quartiles, least and greatest, {}."
-    return tuple(
-        Drawing("boxes", (measure,), methods, text.format(heading, which))
-        for measure, heading in (("accuracy", "Accuracy"), ("ece", "ECE"))
-        for methods, which in ((SIX, "six methods with p=0.2 and q=0.9"), (METHODS, "all ten rows"))
-    )
-
-
-def _medians() -> tuple[Drawing, ...]:
-    text = "Median ECE over 19 corruptions at each severity, {}."
+def _six_and_all(kind: str, measure: str, caption: str) -> tuple[Drawing, ...]:
     return (
-        Drawing("medians", ("ece",), SIX, text.format("six methods with p=0.2 and q=0.9")),
-        Drawing("medians", ("ece",), METHODS, text.format("all ten rows")),
+        Drawing(kind, (measure,), SIX, f"{caption}, six methods with p=0.2 and q=0.9."),
+        Drawing(kind, (measure,), METHODS, f"{caption}, all ten rows."),
     )
 
+
+_QUARTILES = "under 19 corruptions at each severity: quartiles, least and greatest"
+_BOXES = (
+    *_six_and_all("boxes", "accuracy", f"Accuracy {_QUARTILES}"),
+    *_six_and_all("boxes", "ece", f"ECE {_QUARTILES}"),
+)
+_MEDIANS = _six_and_all("medians", "ece", "Median ECE over 19 corruptions at each severity")
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     _clean_table(1, "table1-cifar10", "cifar10", "CIFAR-10"),
@@ -297,12 +294,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         drawings=(Drawing("images", caption="Test images without and with shot noise of growing severity."),),
         illustration=Illustration("shot-noise", data="cifar10"),
     ),
-    _shift("fig-shift-cifar10", "Figure 5", "cifar10", "CIFAR-10 under corruptions", _boxes()),
-    _shift("fig-shift-cifar10-ece", "Figure 6", "cifar10", "Median ECE on corrupted CIFAR-10", _medians()),
-    _shift("fig-shift-tinyimagenet", "Figure 7", "tiny-imagenet", "TinyImageNet under corruptions", _boxes()),
-    _shift(
-        "fig-shift-tinyimagenet-ece", "Figure 8", "tiny-imagenet", "Median ECE on corrupted TinyImageNet", _medians()
-    ),
+    _shift("fig-shift-cifar10", "Figure 5", "cifar10", "CIFAR-10 under corruptions", _BOXES),
+    _shift("fig-shift-cifar10-ece", "Figure 6", "cifar10", "Median ECE on corrupted CIFAR-10", _MEDIANS),
+    _shift("fig-shift-tinyimagenet", "Figure 7", "tiny-imagenet", "TinyImageNet under corruptions", _BOXES),
+    _shift("fig-shift-tinyimagenet-ece", "Figure 8", "tiny-imagenet", "Median ECE on corrupted TinyImageNet", _MEDIANS),
     _diversity(
         "fig-jsd",
         "Figure 9",

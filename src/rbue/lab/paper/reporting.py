@@ -13,33 +13,15 @@ from pathlib import Path
 from statistics import median
 
 from rbue.files import write_bytes
+from rbue.lab.paper.drawings import COLUMNS
 from rbue.lab.paper.gathering import ExperimentData, GatheredCell
-from rbue.lab.paper.numbers import as_printed
 from rbue.lab.paper.settings import QUICK
-from rbue.lab.report.tables import csv_rows, duration, markdown_rows, megabytes, whole
+from rbue.lab.report.tables import csv_rows, markdown_rows
 
 Renderer = Callable[[Sequence[ExperimentData]], Mapping[str, bytes]]
 TITLE = "# The paper's tables and figures, measured\n\n"
-HEADINGS = {
-    "accuracy": "accuracy (%)",
-    "ece": "ECE",
-    "nll": "NLL",
-    "training_seconds": "training time",
-    "parameters": "parameters",
-    "stored_bytes": "stored",
-    "prediction_seconds": "prediction",
-    "mean_jsd": "Mean-JSD",
-    "max_jsd": "Max-JSD",
-    "mean_dis": "Mean-DIS",
-    "max_dis": "Max-DIS",
-}
-_TEXTS: dict[str, Callable[[float], str]] = {
-    "accuracy": lambda value: f"{100 * value:.2f}",
-    "training_seconds": duration,
-    "stored_bytes": megabytes,
-    "prediction_seconds": duration,
-    "parameters": whole,
-}
+HEADINGS = {key: column.heading for key, column in COLUMNS.items()}
+HEADINGS |= {"accuracy": "accuracy (%)", "training_seconds": "training time"}
 QUICK_WARNING = (
     f"**Quick run**: small stand-ins on {QUICK.data} at width {QUICK.width}. It shows that everything works; its "
     "numbers are no evidence about the paper, whose values stand beside them only to show where they go."
@@ -48,7 +30,7 @@ QUICK_WARNING = (
 
 def text_of(measure: str, value: float) -> str:
     """A value as it is written in a table."""
-    return _TEXTS.get(measure, lambda number: f"{number:.4f}")(value)
+    return f"{100 * value:.2f}" if measure == "accuracy" else COLUMNS[measure].text(value)
 
 
 def cell_text(measure: str, cell: GatheredCell) -> str:
@@ -60,7 +42,7 @@ def cell_text(measure: str, cell: GatheredCell) -> str:
             text += f" ± {text_of(measure, cell.measured.deviation)}"
     if cell.paper is None:
         return text
-    printed = as_printed(measure)
+    printed = COLUMNS[measure].printed
     beside = f"paper {printed(cell.paper) if printed else text_of(measure, cell.paper)}"
     if cell.difference is not None:
         beside += f", {'-' if cell.difference < 0 else '+'}{text_of(measure, abs(cell.difference))}"

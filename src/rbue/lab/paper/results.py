@@ -49,19 +49,14 @@ class Measured:
 
     def __init__(self, root: Path, settings: Settings) -> None:
         self.root, self.settings = root, settings
-        self._configs: dict[tuple[str, str, str], list[RunConfig]] = {}
         self._results: dict[RunConfig, dict[str, Any] | None] = {}
-        self._calibrations: dict[RunConfig, dict[str, Any] | None] = {}
         self._corrupted_rows: dict[RunConfig, list[Row]] = {}
         self._alone: dict[RunConfig, bool] = {}
 
     def configs(self, data: str, model: str, method: str) -> list[RunConfig]:
         """The runs of one cell, one a repetition; the first also of a cell that is left out, as it may be there."""
-        cell = (data, model, method)
-        if cell not in self._configs:  # claims ask thousands of times, and checking a config takes milliseconds
-            repetitions = self.settings.repetitions(*cell) or (0,)
-            self._configs[cell] = [self.settings.config(*cell, one) for one in repetitions]
-        return self._configs[cell]
+        repetitions = self.settings.repetitions(data, model, method) or (0,)
+        return [self.settings.config(data, model, method, one) for one in repetitions]
 
     def corrupted_configs(self, data: str, model: str, method: str) -> list[RunConfig]:
         """Those of them that count on corrupted images: the first, unless repetitions were asked for."""
@@ -77,11 +72,9 @@ class Measured:
 
     def calibration(self, config: RunConfig) -> dict[str, Any] | None:
         """What temperature scaling did to those results; None if they have not been calibrated."""
-        if config not in self._calibrations:
-            found, result = self._entry(config, "calibration"), self.result(config)
-            fits = found is not None and result is not None and is_calibration_of(found, result)
-            self._calibrations[config] = found if fits else None
-        return self._calibrations[config]
+        found, result = self._entry(config, "calibration"), self.result(config)
+        fits = found is not None and result is not None and is_calibration_of(found, result)
+        return found if fits else None
 
     def _entry(self, config: RunConfig, file: str) -> dict[str, Any] | None:
         entries: dict[str, Any] = RunFolder.of(config, self.root).read(file) or {}

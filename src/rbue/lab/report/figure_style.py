@@ -11,6 +11,7 @@ import html
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from threading import Lock
@@ -84,22 +85,17 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     >>> found["mc-droprelu:0.8"].line == found["MC-DropReLU(0.9)"].line
     False
     """
-    seen: dict[str, int] = {}
-    others: dict[str, str] = {}
+    seen = Counter[str]()
+    others: dict[str, tuple[str, str]] = {}
     found = {}
     for label in labels:
         method = method_name(label)
-        if method not in METHOD_COLOURS:  # they share a colour, so lines tell them apart as well
-            others.setdefault(method, OTHER_MARKERS[len(others) % len(OTHER_MARKERS)])
-        colour = METHOD_COLOURS.get(method, OTHER_COLOUR)
-        turn = seen.get(colour, 0)
-        seen[colour] = turn + 1
-        found[label] = Look(
-            colour,
-            METHOD_MARKERS.get(method) or others[method],
-            _LINES[turn % len(_LINES)],
-            _STRENGTHS[turn % len(_STRENGTHS)],
-        )
+        if method not in _METHODS:  # they share a colour, so lines tell them apart as well
+            others.setdefault(method, (OTHER_COLOUR, OTHER_MARKERS[len(others) % len(OTHER_MARKERS)]))
+        colour, marker = _METHODS.get(method) or others[method]
+        turn = seen[colour]
+        seen[colour] += 1
+        found[label] = Look(colour, marker, _LINES[turn % len(_LINES)], _STRENGTHS[turn % len(_STRENGTHS)])
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +72,8 @@ class Compared:
 
     group: RunGroup
     answers: dict[str, list[Answers]]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    gaps: Gaps = field(default_factory=Gaps)
+    device: torch.device
+    gaps: Gaps
 
     @cached_property
     def chance(self) -> dict[str, Resampled]:

@@ -132,5 +132,4 @@ def _facts(groups: Sequence[RunGroup], records: Sequence[Record]) -> str:
 def _nothing(records: Sequence[Record], gaps: Sequence[str]) -> str:
     if len(records) == 1:
         return f"there is nothing to report yet: {records[0].name}: {records[0].trouble}"
-    shown = gaps[0] if gaps else f"{records[0].name}: {records[0].trouble}"
-    return f"there is nothing to report yet: none of the {len(records)} runs is measured ({shown.rstrip('.')})."
+    return f"there is nothing to report yet: none of the {len(records)} runs is measured ({gaps[0].rstrip('.')})."

@@ -10,7 +10,7 @@ from typing import Any
 
 from rbue.lab.report.chance import Resampled
 from rbue.lab.report.run_records import Record, RunGroup, recipe_words
-from rbue.lab.report.tables import Cell, Column, Table, Uncompared, duration, percent, points, whole
+from rbue.lab.report.tables import Cell, Column, Table, duration, percent, points, whole
 from rbue.lab.training import recipe_for
 
 PaperValue = Callable[[str, str, str, str], float | None]
@@ -117,13 +117,13 @@ def _mean(records: Sequence[Record], column: Column, paper_value: PaperValue) ->
     numbers = [number for number in found if number is not None]
     config = records[0].settings
     paper = paper_value(config.data, config.model, config.method, column.key) if _is_papers(records[0]) else None
-    kind = Uncompared if column.key == "training_seconds" else Cell  # the hardware is another one
     if not numbers:
         alone = column.key in ("mean_jsd", "mean_dis") and all(one.result["samples"] == 1 for one in records)
-        return kind(None, paper=paper, why="a method with one sample has no diversity" if alone else "not measured")
+        return Cell(None, paper=paper, why="a method with one sample has no diversity" if alone else "not measured")
     mean = numbers[0] if len(set(numbers)) == 1 else statistics.fmean(numbers)
     varies = len(numbers) > 1 and column.key not in ("parameters", "samples")
-    return kind(mean, std=statistics.stdev(numbers) if varies else None, paper=paper)
+    std = statistics.stdev(numbers) if varies else None
+    return Cell(mean, std, paper, compared=column.key != "training_seconds")  # the hardware is another one
 
 
 def _is_papers(record: Record) -> bool:

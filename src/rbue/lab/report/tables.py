@@ -77,6 +77,7 @@ class Cell:
         why: why it is missing.
         interval: lower and upper end of where it lies with 95 % confidence.
         best: whether to mark it as the best of its column; decided by the values alone if left out.
+        compared: whether its difference from the paper's says something.
     """
 
     value: float | str | None
@@ -87,6 +88,7 @@ class Cell:
     why: str = "not measured"
     interval: tuple[float, float] | None = None
     best: bool | None = None
+    compared: bool = True
 
     @property
     def number(self) -> float | None:
@@ -96,16 +98,7 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """How far the value lies above the paper's."""
-        return None if self.number is None or self.paper is None else self.number - self.paper
-
-
-class Uncompared(Cell):
-    """A value whose difference from the paper's says nothing."""
-
-    @property
-    def difference(self) -> None:
-        """None."""
-        return None
+        return None if self.number is None or self.paper is None or not self.compared else self.number - self.paper
 
 
 Value = Cell | float | str | None
@@ -327,11 +320,9 @@ def latex_text(text: str) -> str:
     """
 
     def known(letter: str) -> str:
-        return (
-            letter
-            if letter <= "\u00ff" and not _CONTROL.match(letter)
-            else rf"\textless{{}}U+{ord(letter):04X}\textgreater{{}}"
-        )
+        if letter <= "\u00ff" and not _CONTROL.match(letter):
+            return letter
+        return rf"\textless{{}}U+{ord(letter):04X}\textgreater{{}}"
 
     return re.sub("-(?=-)", "-{}", "".join(_SPECIAL.get(letter) or known(letter) for letter in text))
 
