@@ -18,6 +18,7 @@ from rbue.lab.paper.reporting import markdown
 from rbue.lab.paper.results import Measured, as_measured
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings, last_settings
+from rbue.lab.runs.folders import RunFolder
 
 SHORT = Rule("an epoch takes eight of CIFAR-10's", data=("tiny-imagenet",), epochs=20, shift_samples=5)
 ONE_NETWORK = Rule("there was no time", models=("vgg13", "densenet121"), seeds=0)
@@ -131,6 +132,11 @@ def test_corrupted_images_are_for_the_first_repetition(done):
     assert found.stated[-1].startswith("5 samples of each corrupted image for all rows, because an epoch takes eight")
     fewer = gather(figure, replace(resnet, samples=3), root)
     assert fewer.stated[-1].startswith("3 samples of each")
+    runs = [resnet.config("tiny-imagenet", "resnet18", "single", seed) for seed in (0, 1)]
+    first, second = (RunFolder.of(run, root) for run in runs)
+    content = first.read("shift")
+    second.write("shift", {**content, "rows": [{**row, "ece": 1.0} for row in content["rows"]]})
+    assert gather(figure, resnet, root) == found
     page = page_files(resnet, root)([found])["report.html"].decode()
     assert "5 samples, seed 0.)" in page
     assert "repetitions.)" not in page

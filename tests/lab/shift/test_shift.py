@@ -161,6 +161,22 @@ def test_adaptive_balanced_rows_say_what_they_took_for_interactions():
     assert asked[2:] == ["adaptive:100,0.02,0.95,16,0.25", "adaptive:100,0.02,0.95,16,0.5"]
 
 
+def test_every_way_to_draw_has_facts_of_its_own():
+    stops = [Adaptive(), Adaptive(0.1), Adaptive(confidence=0.9), Adaptive(first=8), Adaptive(interactions=0.5)]
+    ways = [{}, {"samples": 20}, {"seed": 1}, {"draws": "balanced"}, {"augment": "flip"}]
+    ways += [{"adaptive": one, "draws": "balanced"} for one in stops]
+    config = RunConfig(method="mc-droprelu:0.9")
+    assert len({str(Setting(**one).facts(config)) for one in ways}) == len(ways)
+    for samples, asked in ((3, 3), (4, None), (5, None)):
+        facts = Setting(samples, seed=2).facts(RunConfig(method="deep-ensemble:4"))
+        assert facts == {"samples_asked": asked, "seed": None}
+
+
+def test_a_measurement_tells_how_it_was_drawn():
+    noted = {"samples": 20, "seed": 3, "draws": "balanced", "augment": "flip"}
+    assert Setting.noted(noted) == Setting(**noted)
+
+
 def test_rows_are_complete_and_right(runs):
     root, config = runs
     rows = measure(config, root, seed=3)
