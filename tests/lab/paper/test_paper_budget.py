@@ -142,6 +142,11 @@ def test_corrupted_images_are_for_the_first_repetition(done):
     assert "repetitions.)" not in page
 
 
+def test_an_experiment_that_shows_one_run_has_more_only_if_they_are_typed():
+    wanted = [one.repetitions_for(get("fig-jsd"), "resnet18", "single") for one in (FEW, replace(FEW, seeds=(2, 3)))]
+    assert wanted == [(0,), (2, 3)]
+
+
 def test_a_table_says_what_its_budget_is(done):
     root, _ = done
     found = gather(get("table3-tinyimagenet"), FEW, root)

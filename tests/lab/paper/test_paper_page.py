@@ -19,7 +19,7 @@ from browsing import CONTRAST, OPEN_FOLDS, chromium_or_skip, show
 from rbue.files import read_json, write_json
 from rbue.lab.paper import illustrations
 from rbue.lab.paper.claims import CLAIMS
-from rbue.lab.paper.drawings import FROM_RUNS, _curve
+from rbue.lab.paper.drawings import FROM_RUNS, _curve, _off_diagonal
 from rbue.lab.paper.experiments import EXPERIMENTS, IDS, chosen, get
 from rbue.lab.paper.gathering import gather
 from rbue.lab.paper.illustrations import FROM_ILLUSTRATIONS
@@ -192,6 +192,10 @@ def test_only_what_was_measured_is_named(tmp_path):
     again = replace(done, methods=("single",), seeds=(0, 1))
     pretend(tmp_path, again, wanted)
     assert "mean of 1 to 2 repetitions" in page_of(tmp_path, Settings(seeds=(0, 1)), wanted)
+
+
+def test_samples_are_not_compared_with_themselves():
+    assert _off_diagonal([[0.0, 0.2], [0.4, 0.0]]) == pytest.approx(0.3)
 
 
 def test_a_curve_of_samples_is_the_mean_over_repetitions():

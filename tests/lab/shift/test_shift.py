@@ -679,6 +679,17 @@ def test_rows_near_a_setting_are_those_of_it_or_the_most_that_are_augmented_alik
     store.folder.write("shift", {"rows": rows, "environments": {}})
     for setting, expected in ((Setting(50), 50), (Setting(7), 20), (Setting(7, augment="flip"), 9)):
         assert {row["samples_asked"] for row in store.near(config, setting).values()} == {expected}
+    store.folder.write("shift", {"rows": [{**row, "stream_version": 0} for row in rows], "environments": {}})
+    assert not store.near(config, Setting(50))
+
+
+def test_probabilities_of_other_clean_images_are_not_there(tmp_path):
+    config, cell = RunConfig(), Cell("fog", 1)
+    store = ShiftStore(RunFolder.of(config, tmp_path))
+    row = {"accuracy": 0.5, "ece": 0.1, "variant": "", "labels_sha256": "", "clean_sha256": {"images": "a"}}
+    store.keep({**cell._asdict(), **Setting().facts(config), **row}, np.full((2, 3), 1 / 3, np.float32))
+    found = [store.whole(config, Setting(), cell, {"images": name}) is not None for name in "ab"]
+    assert found == [True, False]
 
 
 def test_a_severity_is_summed_up_by_its_mean_and_its_worst():
