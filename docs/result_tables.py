@@ -13,6 +13,7 @@ from rbue.lab.data.outside import USUAL
 from rbue.lab.paper.budget import read_budget
 from rbue.lab.paper.experiments import METHODS
 from rbue.lab.paper.numbers import as_printed, paper_value
+from rbue.lab.paper.results import shift_rows
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunConfig, RunFolder, result_key
 from rbue.lab.runs.measuring import SAMPLE_COUNTS
@@ -340,9 +341,9 @@ def _mean(sets: Sets, some: Iterable[Set], score: str) -> float:
 
 
 def _corrupted_sets(config: RunConfig, root: Path = RUNS) -> Sets:
-    """What a run was measured to be on each corrupted test set."""
-    kept = RunFolder.of(config, root).read("shift") or {"rows": []}
-    return {(row["corruption"], row["severity"]): row for row in kept["rows"]}
+    """What a run was measured to be on each corrupted test set, with the paper's passes."""
+    rows = shift_rows(config, root, SETTINGS.shift_samples_of(config))
+    return {(row["corruption"], row["severity"]): row for row in rows}
 
 
 def _detected(measured: list[dict[str, float]]) -> str:

@@ -213,6 +213,20 @@ def test_generated_pages_are_current(script, monkeypatch, capsys):
     assert not code, f"run {script} with python: {code} {capsys.readouterr().out}"
 
 
+def test_corrupted_sets_are_those_of_the_papers_passes(tmp_path, monkeypatch):
+    """A run may also have been measured with augmented passes, or with another number of them."""
+    from rbue.lab.runs.folders import RunFolder
+
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    tables = runpy.run_path(str(ROOT / "docs" / "result_tables.py"))
+    run = tables["Study"]("cifar10", "resnet18").config("mc-rrelu")
+    row = {"corruption": "fog", "severity": 1, "seed": 0, "accuracy": 0.5, "variant": "", "labels_sha256": ""}
+    ways = [{"samples_asked": 20, "ece": 0.1}, {"samples_asked": 10, "ece": 0.2}]
+    ways += [{"samples_asked": 20, "ece": 0.3, name: how} for name, how in (("augment", "flip"), ("draws", "balanced"))]
+    RunFolder.of(run, tmp_path).write("shift", {"rows": [{**row, **way} for way in ways], "environments": {}})
+    assert tables["_corrupted_sets"](run, tmp_path)["fog", 1]["ece"] == 0.1
+
+
 def test_the_papers_ece_has_the_digits_that_it_prints():
     text = (ROOT / "docs" / "results.md").read_text()
     rows = re.findall(r"^\| `[^|]+` \| [\d.]+ \([^|]+\) \| [\d.]+ \(([\d.]+), [^|]+\|", text, re.M)

@@ -1,6 +1,7 @@
 """The sentences of the demonstration: whatever was measured, what they say of it is true."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,14 +40,33 @@ def findings(clean, damaged, learnt=(0.9, 0.95)):
     )
 
 
+KEPT = {"samples_asked": None, "seed": None, "accuracy": 1, "ece": 0, "variant": "", "labels_sha256": ""}
+
+
+def test_an_ensemble_answers_damaged_images_by_the_mean_of_its_members(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "CORRUPTIONS", ["snow"])
+    monkeypatch.setattr(demo, "calibrate_run", lambda *_: ("", {"after": {"nll": 0}}))
+    monkeypatch.setattr(demo.data, "load", lambda *_: SimpleNamespace(labels=np.arange(2)))
+    config = RunConfig(data=demo.DATA, model=demo.MODEL, method="deep-ensemble:2")
+    for member, sure in zip(config.members(), (0.6, 1.0), strict=True):
+        probs = np.array([[sure, 1 - sure]] * 2, np.float32)
+        for severity in demo.SEVERITIES:
+            row = {**Cell("snow", severity)._asdict(), **KEPT}
+            ShiftStore(RunFolder.of(member, tmp_path)).keep(row, probs)
+    folder = RunFolder.of(config, tmp_path)
+    result = {"samples": 2, "seed": 0, "probs_sha256": write_probs(folder.probs, probs)}
+    folder.write("results", {"samples=20,seed=0": result})
+    found = demo.find([config], tmp_path).damaged.confidence
+    assert found == {config.method: pytest.approx(0.8, abs=1e-3)}
+
+
 def test_answers_of_another_measurement_are_refused(tmp_path, monkeypatch):
     config, cell = RunConfig(data=demo.DATA, model=demo.MODEL, method="single"), Cell("snow", 1)
     folder, probs = RunFolder.of(config, tmp_path), np.full((4, 2), 0.5, np.float32)
     monkeypatch.setattr(demo, "CORRUPTIONS", ["snow"])
     monkeypatch.setattr(demo, "calibrate_run", lambda *_: 1 / 0)
-    kept = {"samples_asked": None, "seed": None, "accuracy": 1, "ece": 0, "variant": "", "labels_sha256": ""}
     for severity in demo.SEVERITIES:
-        ShiftStore(folder).keep({**Cell("snow", severity)._asdict(), **kept}, probs)
+        ShiftStore(folder).keep({**Cell("snow", severity)._asdict(), **KEPT}, probs)
     result = {"samples": 1, "seed": 0, "probs_sha256": write_probs(folder.probs, probs)}
     folder.write("results", {"samples=20,seed=0": result})
     with pytest.raises(ZeroDivisionError):  # all answers are those that were measured

@@ -31,6 +31,7 @@ class TestLabelsNeeded:
         both, one = curve.needed(0.7), curve.needed(0.8)
         assert (both.mean, both.of, both.complete) == (pytest.approx(27.5), 2, True)
         assert both.std == pytest.approx(5 / math.sqrt(2))
+        assert curve.mean_over_rounds().values == pytest.approx((0.7, 0.6))
         assert (one.of, one.complete, one.as_json()["mean"]) == (2, False, None)
 
 
@@ -56,6 +57,11 @@ class TestAgainstRandom:
         assert Curve("longer", "bald", (run([0.5, 0.9, 1.0]),)).gained(random).values == (pytest.approx(0.1),)
         assert group.compared_with(random) is None
         assert group.compared_with(bald) is random
+
+    def test_the_end_is_the_last_round_and_not_the_best(self):
+        group = one_comparison(run([0.5, 0.8, 0.7], acquire="random"), run([0.5, 0.9]))
+        random, bald = group.curves
+        assert bald.saved_in_the_end(random).values == (pytest.approx(20 / 3 - 5),)
 
     def test_it_is_of_the_same_method(self):
         group = one_comparison(run([0.5], "single", "random"), run([0.6]), run([0.7], acquire="random"))

@@ -165,6 +165,15 @@ def test_several_seeds_give_means_and_deviations(command, as_json):
     assert f"{100 * single['deviations'].get('accuracy', 0.0):.2f} %" in shown.stdout
 
 
+def test_a_number_that_a_seed_lacks_has_no_mean():
+    """As the diversity of an ensemble that was combined from stored probabilities."""
+    parts = [dict.fromkeys((column.key for column in verbs.COLUMNS), value) for value in (0.5, 0.25)]
+    row = verbs._row([{"method": "a", "run": "", **parts[0]}, {"method": "a", "run": "", **parts[1], "mean_jsd": None}])
+    assert (row["mean_jsd"], row["mean_dis"]) == (None, 0.375)
+    assert row["deviations"].keys() == parts[0].keys() - {"mean_jsd"}
+    assert row["deviations"]["mean_dis"] == pytest.approx(0.25 / 2**0.5)
+
+
 def test_a_method_with_a_damaged_seed_has_no_mean(command, as_json):
     words = ("compare", "--methods", "single,mc-droprelu:0.8", "--seeds", 2, "--samples", 2, *TINY)
     (Path(as_json(*words)["methods"][1]["runs"][1]) / "results.json").write_text("{")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_training import CPU
+from tiny_training import CPU, X, fresh, samples
 
 from rbue.lab import data
 from rbue.lab.methods import parse
@@ -15,6 +15,23 @@ from rbue.lab.training import recipe_for
 
 SPECS = ["snapshot-ensemble:2", "swag:2,3", "batch-ensemble:2", "packed-ensemble:2", "treenet:2", "sgld:2,2"]
 MODELS = ["resnet18", "vgg13", "small_cnn"]
+
+
+@pytest.mark.parametrize("spec", ["snapshot-ensemble:3", "batch-ensemble:3"])
+def test_a_sample_does_not_depend_on_those_drawn_with_it(spec):
+    """As augmented passes draw one at a time."""
+    ensemble = fresh(spec)
+    for tensor in ensemble.parameters():
+        tensor.data += 0.2 * torch.rand(tensor.shape)
+    whole = samples(spec, ensemble, 3)
+    ((_, _, some),) = parse(spec).stream([ensemble], X, 5)(X, torch.tensor([2, 0]), torch.arange(5))
+    torch.testing.assert_close(some.softmax(2), whole[[2, 0]])
+    assert (whole[2] - whole[0]).abs().max() > 1e-3
+
+
+def test_only_samples_of_a_distribution_are_measured_as_draws():
+    found = [spec for spec in (*SPECS, "deep-ensemble:2[swag:2,3]", "deep-ensemble:2") if parse(spec).draws_samples]
+    assert found == ["swag:2,3", "deep-ensemble:2[swag:2,3]"]
 
 
 @pytest.mark.slow

@@ -198,6 +198,15 @@ def test_an_ensemble_draws_from_its_members_in_turn_whatever_the_number_of_sampl
         torch.testing.assert_close(whole[[number, number + 3]], own)
 
 
+def test_members_draw_as_the_ensemble_is_asked_to_and_seeds_go_round():
+    ensemble, last = methods.parse("deep-ensemble:2[mc-droprelu:0.6]"), 2**64 - 1
+    networks = [ensemble.prepare(network(number), X[:1]).eval() for number in range(2)]
+    numbers, how = torch.arange(len(X), dtype=torch.int32), {"draws": "balanced", "return_samples": True}
+    found = collect(ensemble.stream(networks, X, last, "balanced"), X, numbers, 4, seed=last, **how).samples
+    own = collect(ensemble.member.stream(networks[1:], X, 0, "balanced"), X, numbers, 2, seed=0, **how).samples
+    torch.testing.assert_close(found[1::2], own)
+
+
 def test_an_ensemble_has_as_many_samples_and_networks_as_it_says():
     ensemble, networks = methods.parse("deep-ensemble:2"), [network(0), network(1)]
     torch.testing.assert_close(samples_of(ensemble, networks, 2)[1], networks[1](X).softmax(1))

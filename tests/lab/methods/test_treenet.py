@@ -77,6 +77,26 @@ def test_the_part_that_is_shared_is_a_setting(shared, first):
     assert next(path for path, one in tree.network.named_modules() if isinstance(one, Branches)) == first
 
 
+class Odd(nn.Module):
+    """Declared from its end, with a part for training alone; counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.beside, self.first = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(36, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.first(x.flatten(1))
+        return self.head(x) + (self.beside(x) if self.training else 0)
+
+
+def test_units_are_those_that_a_prediction_calls_in_its_order():
+    odd = Odd()
+    assert units(odd, X) == ["first", "head"]
+    assert odd.calls == 0
+
+
 def test_first_weights_of_branches_differ_and_are_of_one_distribution():
     torch.manual_seed(0)
     tree = parse("treenet:2,0").prepare(nn.Sequential(nn.Flatten(), nn.Linear(36, 100)), X)

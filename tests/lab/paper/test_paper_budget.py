@@ -18,6 +18,7 @@ from rbue.lab.paper.reporting import markdown
 from rbue.lab.paper.results import Measured, as_measured
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings, last_settings
+from rbue.lab.runs.folders import RunFolder
 
 SHORT = Rule("an epoch takes eight of CIFAR-10's", data=("tiny-imagenet",), epochs=20, shift_samples=5)
 ONE_NETWORK = Rule("there was no time", models=("vgg13", "densenet121"), seeds=0)
@@ -131,9 +132,19 @@ def test_corrupted_images_are_for_the_first_repetition(done):
     assert found.stated[-1].startswith("5 samples of each corrupted image for all rows, because an epoch takes eight")
     fewer = gather(figure, replace(resnet, samples=3), root)
     assert fewer.stated[-1].startswith("3 samples of each")
+    runs = [resnet.config("tiny-imagenet", "resnet18", "single", seed) for seed in (0, 1)]
+    first, second = (RunFolder.of(run, root) for run in runs)
+    content = first.read("shift")
+    second.write("shift", {**content, "rows": [{**row, "ece": 1.0} for row in content["rows"]]})
+    assert gather(figure, resnet, root) == found
     page = page_files(resnet, root)([found])["report.html"].decode()
     assert "5 samples, seed 0.)" in page
     assert "repetitions.)" not in page
+
+
+def test_an_experiment_that_shows_one_run_has_more_only_if_they_are_typed():
+    wanted = [one.repetitions_for(get("fig-jsd"), "resnet18", "single") for one in (FEW, replace(FEW, seeds=(2, 3)))]
+    assert wanted == [(0,), (2, 3)]
 
 
 def test_a_table_says_what_its_budget_is(done):

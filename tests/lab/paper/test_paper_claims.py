@@ -106,6 +106,7 @@ def test_verdicts_on_the_papers_tables(verdicts, name, word):
 @pytest.mark.parametrize(
     ("name", "wrong", "cases"),
     [
+        ("more-variance", 6, 28),
         ("svi-larger-data", 0, 6),
         ("svi-larger-model", 2, 4),
         ("slightly-slower-than-dropout", 16, 60),
@@ -215,6 +216,18 @@ class UnderCorruptions(PaperNumbers):
 )
 def test_verdicts_under_corruptions(name, changes, word):
     assert judge(BY_ID[name], UnderCorruptions(**changes)).measured.word == word
+
+
+def test_a_gap_is_a_range_and_no_height():
+    numbers = PaperNumbers()
+    numbers.shift = lambda data, *_: 0.3 if data == "tiny-imagenet" else 0.1
+    assert judge(BY_ID["shift-gap-more-obvious"], numbers).measured.word == "false"
+
+
+def test_some_rate_may_be_one_that_was_not_measured():
+    numbers = Everywhere(lambda method, _: None if method == RATES[-1] else 0.1)
+    found = judge(BY_ID["plane-better-than-dropout"], numbers).measured
+    assert (found.holds, found.why) == (None, "numbers are missing")
 
 
 def test_the_counterexample_is_named(verdicts):
@@ -355,6 +368,9 @@ def test_a_verdict_on_few_runs_says_whether_their_spread_turns_it(tmp_path, monk
         assert (found.word, found.fewest_runs, found.turns, found.as_json()["turns"]) == (word, 2, turns, turns)
         assert str(found).endswith("(turns within the 95 % interval of some mean over runs)") is turns
         assert few_runs_note([judged]).startswith("1 verdict here turns if the mean") is turns
+    for sign, limit in ((">", 0.88), ("<", 0.9)):  # a mean of 0.891 turns either by falling or by rising
+        case = Cases("", rates[0], sign, limit, data="cifar10", model="resnet18", measure="accuracy")
+        assert judge(Claim("", "", "", "", every(case)), Measured(tmp_path, settings)).measured.turns
 
 
 def test_corruptions_count_their_runs(tmp_path, monkeypatch):

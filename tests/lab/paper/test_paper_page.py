@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -18,7 +19,7 @@ from browsing import CONTRAST, OPEN_FOLDS, chromium_or_skip, show
 from rbue.files import read_json, write_json
 from rbue.lab.paper import illustrations
 from rbue.lab.paper.claims import CLAIMS
-from rbue.lab.paper.drawings import FROM_RUNS
+from rbue.lab.paper.drawings import FROM_RUNS, _curve, _off_diagonal
 from rbue.lab.paper.experiments import EXPERIMENTS, IDS, chosen, get
 from rbue.lab.paper.gathering import gather
 from rbue.lab.paper.illustrations import FROM_ILLUSTRATIONS
@@ -191,6 +192,20 @@ def test_only_what_was_measured_is_named(tmp_path):
     again = replace(done, methods=("single",), seeds=(0, 1))
     pretend(tmp_path, again, wanted)
     assert "mean of 1 to 2 repetitions" in page_of(tmp_path, Settings(seeds=(0, 1)), wanted)
+
+
+def test_samples_are_not_compared_with_themselves():
+    assert _off_diagonal([[0.0, 0.2], [0.4, 0.0]]) == pytest.approx(0.3)
+
+
+def test_a_curve_of_samples_is_the_mean_over_repetitions():
+    runs = [
+        {"samples": 4, "accuracy": most, "ece": 0.1, "by_samples": [{"samples": 1, "accuracy": 0.5, "ece": most}]}
+        for most in (0.7, 0.9)
+    ]
+    found = _curve(SimpleNamespace(results=lambda *_: runs), "vgg13", "svi")
+    once = {"accuracy": 0.5, "ece": pytest.approx(0.8)}
+    assert found == {1: once, 4: {"accuracy": pytest.approx(0.8), "ece": pytest.approx(0.1)}}
 
 
 def test_training_times_have_no_best_and_no_difference(tmp_path):

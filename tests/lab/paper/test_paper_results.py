@@ -167,6 +167,20 @@ def test_shift_is_gathered_by_severity(measured):
     assert "| deep-ensemble:4 | 0.0900 | 0.1800 | 0.2700 | 0.3600 | 0.4500 |" in markdown(gathered)
 
 
+def test_a_corruption_has_the_mean_of_its_repetitions_and_a_severity_the_median_of_its_corruptions(measured):
+    for seed in (0, 1):
+        folder = RunFolder.of(TWO.config("cifar10", "densenet121", "single", seed), measured)
+        content = folder.read("shift")
+        hard = [{**row, "ece": 0.99 if row["corruption"] == CORRUPTIONS[-1] else row["ece"]} for row in content["rows"]]
+        folder.write("shift", {**content, "rows": [{**row, "ece": row["ece"] + 0.1 * seed} for row in hard]})
+    place = ("cifar10", "densenet121", "single", "ece", 2)
+    assert Measured(measured, TWO).shift(*place) == pytest.approx(0.23)
+    assert Measured(measured, TWO).shift_medians(*place) == pytest.approx([0.18, 0.28])
+    assert "| single | 0.1400 | 0.2300 | 0.3200 | 0.4100 | 0.5000 |" in markdown(
+        gather(get("fig-shift-cifar10"), TWO, measured)
+    )
+
+
 def test_medians_are_over_all_corruptions_or_not_given(measured):
     """A run that has only the mild ones so far would look better than those that have all."""
     folder = RunFolder.of(TWO.config("cifar10", "densenet121", "single", 0), measured)

@@ -1,6 +1,7 @@
 """Reports on run folders: numbers, seeds, the paper, gaps, and the very samples that were measured."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_seeds_become_a_mean_and_a_deviation(made_runs):
     assert cell.value == pytest.approx(np.mean([one["ece"] for one in measured]))
     assert cell.std == pytest.approx(np.std([one["ece"] for one in measured], ddof=1))
     assert values(table, "seeds")["mc-droprelu:0.9"].value == 2
-    assert values(table, "parameters")["mc-droprelu:0.9"].std is None
+    assert values(table, "parameters")["mc-droprelu:0.9"].std is values(table, "samples")["mc-droprelu:0.9"].std is None
     single = values(table, "mean_jsd")["single"]
     assert single.value is None
     assert "one sample" in single.why
@@ -313,7 +314,8 @@ def damage(root, method, cells, spoil=0.5, variant="generated", samples=8, **mor
 
 def test_damaged_images_are_compared_on_the_sets_that_all_runs_have(own_runs):
     assert shift_blocks(compared(own_runs)) == []
-    damage(own_runs, "single", [("fog", 1), ("fog", 5), ("contrast", 5)])
+    damage(own_runs, "single", [("fog", 1)], spoil=0)
+    damage(own_runs, "single", [("fog", 5), ("contrast", 5)])
     damage(own_runs, "mc-droprelu:0.9", [("fog", 1), ("fog", 5)])
     blocks = shift_blocks(compared(own_runs))
     (table,) = [block.table for block in blocks if hasattr(block, "table")]
@@ -326,7 +328,15 @@ def test_damaged_images_are_compared_on_the_sets_that_all_runs_have(own_runs):
     pairs = blocks[-1].figures
     assert len(pairs) == 2
     assert "355 clean" in pairs[0].alt
-    assert "AUROC 0." in pairs[0].caption
+    said = re.fullmatch(r"AUROC (0\.\d+): 1 would part them, 0\.5 not at all\.", pairs[0].caption)
+    assert float(said[1]) > 0.6
+
+
+def test_numbers_of_damaged_images_are_means_over_corruptions(own_runs):
+    for name, accuracy in (("fog", 0.1), ("contrast", 0.2), ("frost", 0.9)):
+        damage(own_runs, "single", [(name, 1)], accuracy=accuracy)
+    (table,) = [block.table for block in shift_blocks(compared(own_runs)) if hasattr(block, "table")]
+    assert table.rows[0]["accuracy1"] == pytest.approx(0.4)
 
 
 def test_damaged_images_may_have_other_samples_which_is_said(own_runs):

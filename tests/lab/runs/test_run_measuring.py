@@ -16,7 +16,7 @@ from rbue.lab import data
 from rbue.lab.runs import measuring
 from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, read_probs, write_probs
 from rbue.lab.runs.measuring import diversity, evaluate_run, measure, predict_images, predict_images_at
-from rbue.lab.runs.networks import NoWeights, load_networks
+from rbue.lab.runs.networks import NoWeights, fresh_network, load_networks
 from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run, train_runs
 from rbue.lab.training import recipe_for
@@ -107,6 +107,15 @@ def test_early_stopping_counts_on_the_balance_of_a_run(own):
         for draws in DRAWS
     }
     assert drawn["balanced"] < 0.9 * drawn["independent"]
+
+
+def test_a_method_that_is_to_give_all_its_samples_does_not_stop_early():
+    """Its rows say that nothing random is left. The members of a fresh one are equal, so that it could."""
+    run, rule = config("snapshot-ensemble:8"), Adaptive(0.9, 0.5, first=4)
+    images = data.load("digits", "test").take(np.arange(3), "test", None)
+    network = fresh_network(run, images, CPU)
+    used = [predict_images(run, [network], images, Passes(count, 0, rule), CPU).samples_used.min() for count in (7, 9)]
+    assert used == [4, 8]
 
 
 @pytest.mark.parametrize("method", ["mc-droprelu:0.8", "deep-ensemble:2", "svi"])
@@ -246,6 +255,14 @@ def test_an_ensemble_joins_stored_probabilities_and_weights(own, was_measured):
     members = [read_probs(RunFolder.of(member, own).probs) for member in (published, here)]
     assert read_probs(RunFolder.of(whole, own).probs) == pytest.approx(sum(members) / 2, abs=1e-3)
     assert len(RunFolder.of(here, own).read("results")) == 1
+
+
+def test_augmented_answers_of_a_member_are_not_taken_for_those_of_its_plain_pass(own):
+    whole = config("deep-ensemble:2")
+    evaluate_run(whole.members()[0], own, CPU, samples=2, augment="flip")
+    take_weights(RunFolder.of(whole.members()[0], own))
+    with pytest.raises(NoWeights, match="with other passes than samples=100,seed=0, or not"):
+        evaluate_run(whole, own, CPU)
 
 
 def test_answers_of_a_member_that_is_measured_meanwhile_are_those_that_were_checked(own, monkeypatch):
@@ -444,6 +461,17 @@ def test_the_measurement_asked_for_last_has_the_stored_probabilities(tmp_path, s
     kept = folder.entries(file)
     assert evaluate_run(run, tmp_path, CPU, samples=3, split=split) == three
     assert list(folder.entries(file).items()) == list(kept.items())
+
+
+def test_without_a_checksum_only_the_last_measurement_has_the_stored_probabilities(own):
+    run = config("mc-droprelu:0.8")
+    folder = RunFolder.of(run, own)
+    for count in (2, 3):
+        evaluate_run(run, own, CPU, samples=count)
+    kept = folder.entries("results").items()
+    folder.write("results", {key: {k: one[k] for k in one if k != "probs_sha256"} for key, one in kept})
+    noted = ["probs_sha256" in evaluate_run(run, own, CPU, samples=count) for count in (3, 2)]
+    assert noted == [False, True]
 
 
 def test_a_method_that_draws_nothing_has_no_stream(own):

@@ -23,6 +23,7 @@ from rbue.lab.runs.out_of_distribution import OF_SPREAD, SCORES, OodSetting, mea
 from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run
 from rbue.lab.training import Normalise, recipe_for
+from rbue.sampling.adaptive import Adaptive
 
 CPU = torch.device("cpu")
 METHODS = ("single", "mc-dropout:0.3", "mc-droprelu:0.8", "mc-rrelu", "svi", "deep-ensemble:2", "deep-ensemble:2[svi]")
@@ -161,6 +162,14 @@ def test_one_sample_has_no_spread_to_score(root):
     entry = measure_outside(config("single"), root, CPU, ["colour-digits-few"], SETTING)
     assert entry["samples"] == 1
     assert tuple(entry["sets"]["colour-digits-few"]["scores"]) == tuple(one for one in SCORES if one not in OF_SPREAD)
+
+
+def test_every_way_to_measure_has_an_entry_of_its_own():
+    ways = [{}, {"samples": 20}, {"seed": 1}, {"draws": "balanced"}, {"augment": "flip"}]
+    ways += [{"images": 9}, {"training_images": 9}, {"k": 9}]
+    assert len({OodSetting(**one).name(config("mc-droprelu:0.9")) for one in ways}) == len(ways)
+    with pytest.raises(InvalidInput, match="as many samples of each; leave adaptive out"):
+        OodSetting(adaptive=Adaptive())
 
 
 def test_sets_that_are_usual_or_named():

@@ -161,6 +161,22 @@ def test_adaptive_balanced_rows_say_what_they_took_for_interactions():
     assert asked[2:] == ["adaptive:100,0.02,0.95,16,0.25", "adaptive:100,0.02,0.95,16,0.5"]
 
 
+def test_every_way_to_draw_has_facts_of_its_own():
+    stops = [Adaptive(), Adaptive(0.1), Adaptive(confidence=0.9), Adaptive(first=8), Adaptive(interactions=0.5)]
+    ways = [{}, {"samples": 20}, {"seed": 1}, {"draws": "balanced"}, {"augment": "flip"}]
+    ways += [{"adaptive": one, "draws": "balanced"} for one in stops]
+    config = RunConfig(method="mc-droprelu:0.9")
+    assert len({str(Setting(**one).facts(config)) for one in ways}) == len(ways)
+    for samples, asked in ((3, 3), (4, None), (5, None)):
+        facts = Setting(samples, seed=2).facts(RunConfig(method="deep-ensemble:4"))
+        assert facts == {"samples_asked": asked, "seed": None}
+
+
+def test_a_measurement_tells_how_it_was_drawn():
+    noted = {"samples": 20, "seed": 3, "draws": "balanced", "augment": "flip"}
+    assert Setting.noted(noted) == Setting(**noted)
+
+
 def test_rows_are_complete_and_right(runs):
     root, config = runs
     rows = measure(config, root, seed=3)
@@ -663,6 +679,17 @@ def test_rows_near_a_setting_are_those_of_it_or_the_most_that_are_augmented_alik
     store.folder.write("shift", {"rows": rows, "environments": {}})
     for setting, expected in ((Setting(50), 50), (Setting(7), 20), (Setting(7, augment="flip"), 9)):
         assert {row["samples_asked"] for row in store.near(config, setting).values()} == {expected}
+    store.folder.write("shift", {"rows": [{**row, "stream_version": 0} for row in rows], "environments": {}})
+    assert not store.near(config, Setting(50))
+
+
+def test_probabilities_of_other_clean_images_are_not_there(tmp_path):
+    config, cell = RunConfig(), Cell("fog", 1)
+    store = ShiftStore(RunFolder.of(config, tmp_path))
+    row = {"accuracy": 0.5, "ece": 0.1, "variant": "", "labels_sha256": "", "clean_sha256": {"images": "a"}}
+    store.keep({**cell._asdict(), **Setting().facts(config), **row}, np.full((2, 3), 1 / 3, np.float32))
+    found = [store.whole(config, Setting(), cell, {"images": name}) is not None for name in "ab"]
+    assert found == [True, False]
 
 
 def test_a_severity_is_summed_up_by_its_mean_and_its_worst():

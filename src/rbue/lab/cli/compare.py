@@ -176,10 +176,9 @@ def _row(results: Sequence[Row]) -> Row:
     deviations = {}
     for column in COLUMNS:
         values = [one[column.key] for one in results]
-        same = None in values or len(set(values)) == 1
-        row[column.key] = values[0] if same else statistics.fmean(values)
-        if not same:
-            deviations[column.key] = statistics.stdev(values)
+        row[column.key] = values[0] if len(set(values)) == 1 else None
+        if row[column.key] is None and None not in values:
+            row[column.key], deviations[column.key] = statistics.fmean(values), statistics.stdev(values)
     runs = [one["run"] for one in results]
     return {**row, "deviations": deviations, "runs": runs, "by_seed": list(results)}
 

@@ -58,6 +58,8 @@ class OodSetting(Passes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.adaptive is not None:
+            raise InvalidInput("images from elsewhere are measured with as many samples of each; leave adaptive out.")
         for name in ("images", "training_images", "k"):
             if getattr(self, name) is not None:
                 whole_number(getattr(self, name), name)
