@@ -341,6 +341,40 @@ def test_rows_that_are_not_shared(end, held, monkeypatch):
     torch.testing.assert_close(found.samples, expected.samples, rtol=1e-5, atol=5e-6)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("asked", [{"samples": 2, "augment": Shift(1)}, {"samples": 1}], ids=["augmented", "one"])
+def test_the_first_site_is_fused_only_where_rows_are_not_shared(asked, mode, held, monkeypatch):
+    """So the plan does not show what it reads again, here after a write to it; nor does it end sharing."""
+    net, x = network(input_written_after_use, rbue.DropReLU(0.4), "last"), torch.randn(3, 3, 6, 6)
+    with mode():
+        rbue.predict(net, x, samples=2)
+        found = rbue.predict(net, x, return_samples=True, **asked)
+        (plan,) = conversion_of(net).plans.values()
+        assert plan.share
+        monkeypatch.setattr(shared_prefix, "triton_fused", lambda: None)
+        expected = rbue.predict(net, x, return_samples=True, **asked)
+    torch.testing.assert_close(found.samples, expected.samples, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("asked", [{"samples": 2, "augment": Shift(1)}, {"samples": 1}], ids=["augmented", "one"])
+def test_a_pass_that_fails_without_sharing_is_run_once_more(asked):
+    rows = []
+
+    def fails(net, h):
+        rows.append(len(h))
+        if h.abs().max() > 1e4:
+            raise ValueError("too bright")
+        return once(net, h)
+
+    net, x = network(fails, rbue.DropReLU(0.4), "last"), torch.randn(3, 3, 6, 6)
+    rbue.predict(net, x, samples=2)
+    rows.clear()
+    with pytest.raises(ValueError, match="too bright"):
+        rbue.predict(net, 1e6 * x, **asked)
+    assert rows.count(3 * asked["samples"]) == 2
+    assert len(rows) < 5
+
+
 @pytest.mark.gpu
 def test_rows_that_are_not_shared_on_a_gpu(monkeypatch):
     torch.manual_seed(0)

@@ -65,9 +65,13 @@ class SampledPass:
         self.relu = self.deferred.relu if seen is None else self._noted_relu
 
     def mode(self, scope: Scope, activation: Randomness, handler: SiteHandler, inputs: Any) -> SiteMode:
-        """The mode in which the network runs on ``inputs``; rows that are not shared gain by kernels alone."""
+        """The mode in which the network runs on ``inputs``; rows that are not shared gain by kernels alone.
+
+        Their first random site is fused too, which no plan has tried. A network that writes to what it read shows by
+        torch's count of writes, which there is none of in inference mode.
+        """
         fuse = self.fuse and isinstance(activation, RandomSlope)
-        if self.repeat == 1 and not (fuse and triton_fused()):
+        if self.repeat == 1 and not (fuse and triton_fused() and not torch.is_inference_mode_enabled()):
             return SiteMode(scope, activation, handler)
         self.deferred.active = fuse
         return SharingMode(scope, activation, handler, self, inputs)

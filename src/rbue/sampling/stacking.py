@@ -164,9 +164,13 @@ class StackedPasses:
                 continue
             except Exception as error:
                 if not is_out_of_memory(error):
-                    if not self.as_planned or isinstance(error, InvalidInput):
+                    shares = self.shares and piece.samples > 1
+                    if isinstance(error, InvalidInput) or not (shares or (self.as_planned and self.plan.fuse)):
                         raise
-                    self._stop_sharing(x)  # these images go another way than those that the plan was made with
+                    if shares:
+                        self._stop_sharing(x)  # these images go another way than those that the plan was made with
+                    else:
+                        self.plan = replace(self.plan, fuse=False)  # no plan tries what only other passes fuse
                     work.append(piece)
                     continue
                 if single:
