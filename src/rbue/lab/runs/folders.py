@@ -251,10 +251,7 @@ class RunFolder:
 
     def entries(self, name: str) -> dict[str, dict[str, Any]]:
         """The content of a ``<name>.json`` that holds an object under each name; none if it is not there."""
-        found: dict[str, dict[str, Any]] = self.read(name) or {}
-        if not all(isinstance(entry, dict) for entry in found.values()):
-            raise RbueError(f"{self.path / name}.json has another form; remove it to have it made again.")
-        return found
+        return self.read(name) or {}
 
     def write(self, name: str, content: Any, numbers_in_line: bool = False) -> None:
         """Write ``<name>.json``; the folder should be locked for it.
@@ -398,9 +395,6 @@ def settings_and_root(run: RunFolder) -> tuple[RunConfig, Path]:
             f"{run.path} was renamed or its config.json changed: these settings belong into "
             f".../{expected.relative_to(root)}; move it there."
         )
-    return config, _as_typed(root, run.path)
-
-
-def _as_typed(root: Path, path: Path) -> Path:
-    """The root relative to here if the run was given so."""
-    return root if path.is_absolute() or not root.is_relative_to(Path.cwd()) else root.relative_to(Path.cwd())
+    if not run.path.is_absolute() and root.is_relative_to(Path.cwd()):
+        root = root.relative_to(Path.cwd())  # as it was given
+    return config, root
