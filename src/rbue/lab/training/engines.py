@@ -12,7 +12,7 @@ it there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Protocol
 
@@ -106,8 +106,11 @@ class CapturedEngine:
                 # once, it does not search for again.
                 with kept_tables.keeping(), _cudnn_search(True):
                     self._warm_up(full)
-            with _room_for_networks() if compiled else nullcontext():
-                self._capture(full, _compiled(step.loss_at) if compiled else None, search=True)
+                # One process may compile the step of many networks, and fails rather than run one uncompiled.
+                with torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True):
+                    self._capture(full, _compiled(step.loss_at), search=True)
+            else:
+                self._capture(full, None, search=True)
             for rows in smaller:  # one batch an epoch is worth neither a second compilation nor a search for kernels
                 self._capture(rows, None, search=False)
 
@@ -154,11 +157,6 @@ class CapturedEngine:
 
 def _compiled(function: Callable) -> Callable:
     return torch.compile(function, dynamic=False, options=_OPTIONS)
-
-
-def _room_for_networks() -> AbstractContextManager:
-    """Let one process compile the step of many networks, and fail rather than run one uncompiled."""
-    return torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True)
 
 
 @contextmanager
