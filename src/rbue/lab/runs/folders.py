@@ -27,7 +27,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -220,20 +220,12 @@ class RunFolder:
         if noted is None:
             write_json(self._config, config.as_json())
 
-    @contextmanager
-    def locked(self, wait: float = 600.0) -> Iterator[Lock]:
-        """Be the only process that writes here, or raise :class:`rbue.locks.InUse`; a folder left empty goes again.
+    def locked(self, wait: float = 600.0) -> AbstractContextManager[Lock]:
+        """As :func:`locked_folder`.
 
         To add a result takes no time, so that is worth to wait for; a training, which takes hours, is not.
         """
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        try:
-            with locked(self.path / ".lock", wait) as lock:
-                yield lock
-        finally:
-            for folder in made:
-                with suppress(OSError):
-                    folder.rmdir()
+        return locked_folder(self.path, wait)
 
     def read(self, name: str) -> Any:
         """The content of ``<name>.json``, or None if it is not there."""
@@ -286,6 +278,19 @@ class RunFolder:
             f"{path} cannot be read (it does not have the checksum that {self._noted.name} notes); remove it to have "
             f"it made again, or {self._noted} if it was changed on purpose."
         )
+
+
+@contextmanager
+def locked_folder(path: Path, wait: float = 0.0) -> Iterator[Lock]:
+    """Be the only process that writes into a folder, or raise :class:`rbue.locks.InUse`; left empty, it goes again."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        with locked(path / ".lock", wait) as lock:
+            yield lock
+    finally:
+        for folder in made:
+            with suppress(OSError):  # something is in it; another command may be there by now
+                folder.rmdir()
 
 
 def find_runs(root: Path) -> Iterator[RunFolder]:

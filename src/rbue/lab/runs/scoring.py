@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -42,13 +41,12 @@ from rbue.lab.data.image_streams import (
 )
 from rbue.lab.data.registry import silent
 from rbue.lab.executors import Executor
-from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.folders import RunConfig, RunFolder, locked_folder
 from rbue.lab.runs.forms import MANIFEST, misfit
 from rbue.lab.runs.measuring import images_at_once, predict_images
 from rbue.lab.runs.networks import load_networks, trained_on
 from rbue.lab.runs.passes import Passes
 from rbue.lab.training.checkpoint import WAIT_FOR_ROOM
-from rbue.locks import locked
 
 BLOCK = 2000
 """Images in a block, or as many more as it takes to predict the same number at once always."""
@@ -165,19 +163,14 @@ def score(
         if given.is_dir() and scoring.output.resolve().is_relative_to(given.resolve()):
             raise InvalidInput(f"{scoring.output} lies in {given}, a folder of images; give another -o.")
     load_networks(scoring.config, scoring.root, torch.device("cpu"))  # or say what is wrong with them, once
-    made = [folder for folder in (scoring.output, *scoring.output.parents) if not folder.exists()]
-    try:
-        with locked(scoring.output / ".lock"):
-            try:
-                listing = _begin(scoring, inputs, column)
-                return _finish(scoring, listing, *_predict_missing(scoring, listing, executor, progress))
-            finally:
-                if made and not scoring.manifest.exists():
-                    scoring.listing.unlink(missing_ok=True)
-    finally:
-        for folder in made:  # where nothing was begun; another command may be there by now
-            with suppress(OSError):
-                folder.rmdir()
+    is_new = not scoring.output.exists()
+    with locked_folder(scoring.output):
+        try:
+            listing = _begin(scoring, inputs, column)
+            return _finish(scoring, listing, *_predict_missing(scoring, listing, executor, progress))
+        finally:
+            if is_new and not scoring.manifest.exists():
+                scoring.listing.unlink(missing_ok=True)
 
 
 def _is_bare(folder: Path) -> bool:
