@@ -149,7 +149,8 @@ def check_fits(
     two images is given a whole ``batch``.
     """
     size, wanted = "x".join(map(str, shape)), (2, len(images.classes))
-    example = _example(network, shape)
+    first = next((one for one in network.parameters() if one.is_floating_point()), torch.empty(0))
+    example = torch.zeros(2, *shape, device=first.device)
     fault = f"{name} cannot take images of {size} as in {images.name}"
     with _explaining(fault), unchanged(network, example.device), evaluating(network):
         output = network(example)
@@ -175,12 +176,6 @@ def check_fits(
             )
     with _explaining(f"{name} cannot be trained on images of {size} as in {images.name}"):
         _try_training(network, example, min(batch, max(1, len(images))))
-
-
-def _example(network: nn.Module, shape: tuple[int, int, int]) -> Tensor:
-    """Two images, where the network is."""
-    first = next((one for one in network.parameters() if one.is_floating_point()), torch.empty(0))
-    return torch.zeros(2, *shape, device=first.device)
 
 
 @contextmanager

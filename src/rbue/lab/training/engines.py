@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Protocol
 
 import torch
 
@@ -33,18 +32,6 @@ _OPTIONS: dict[str, str | int | bool | Callable] = {
     # whose data are in the cache, the one taken untimed is up to a third faster.
     "triton.autotune_pointwise": False,
 }
-
-
-class Engine(Protocol):
-    """Runs the steps of epochs."""
-
-    name: str
-
-    def start_step(self, rows: int) -> None:
-        """Start the step for the next batch; it need not have ended on return."""
-
-    def wait(self) -> None:
-        """Return when every started step has ended."""
 
 
 def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> Engine:
@@ -146,13 +133,16 @@ class CapturedEngine:
         self.graphs[rows] = graph
 
     def start_step(self, rows: int) -> None:
-        """Start one step."""
+        """Start one step; it need not have ended on return."""
         with torch.cuda.stream(self.stream):
             self.graphs[rows].replay()
 
     def wait(self) -> None:
         """Wait for this network's steps, not for those of others."""
         self.stream.synchronize()
+
+
+Engine = PlainEngine | CapturedEngine
 
 
 def _compiled(function: Callable) -> Callable:
