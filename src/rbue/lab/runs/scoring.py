@@ -201,7 +201,8 @@ def _begin(scoring: Scoring, inputs: Sequence[Path], column: str | None) -> List
         found.unlink(missing_ok=True)
     if noted is None:
         facts = {"images": listing.images, "sha256": listing.sha256}
-        write_json(scoring.manifest, {"settings": settings, "listing": facts, "classes": _like(scoring).classes})
+        classes = trained_on(scoring.config, scoring.root).classes
+        write_json(scoring.manifest, {"settings": settings, "listing": facts, "classes": classes})
     return listing
 
 
@@ -280,14 +281,10 @@ def scoring_of(
     return Scoring(config, root.absolute(), output.absolute(), passes, device, block)
 
 
-def _like(scoring: Scoring) -> data.ImageSet:
-    return trained_on(scoring.config, scoring.root)
-
-
 @lru_cache(maxsize=1)
 def _loaded(scoring: Scoring) -> tuple[list[nn.Module], data.ImageSet]:
     """The networks of a run, and a set without images that says what it takes; once a process."""
-    return load_networks(scoring.config, scoring.root, scoring.device), _like(scoring)
+    return load_networks(scoring.config, scoring.root, scoring.device), trained_on(scoring.config, scoring.root)
 
 
 def predict_block(block: ImageBlock, scoring: Scoring) -> int:
@@ -300,7 +297,7 @@ def predict_block(block: ImageBlock, scoring: Scoring) -> int:
         some = list(islice(images, at_once))
         for name, values in _predicted(some, first, networks, like, scoring).items():
             columns[name] += values
-    write_bytes(scoring.part(block.number), _part_bytes(_table(columns)), WAIT_FOR_ROOM)
+    write_bytes(scoring.part(block.number), _part_bytes(columns), WAIT_FOR_ROOM)
     return columns["error"].count(None)
 
 
@@ -354,20 +351,17 @@ _SCHEMA = {
 """The columns of the answers, by Arrow's names of types."""
 
 
-def _table(columns: dict[str, list[Any]]) -> Any:
-    import pyarrow
-
-    arrays = [pyarrow.array(columns[name], getattr(pyarrow, kind)()) for name, kind in _SCHEMA.items()]
-    return pyarrow.table(arrays, names=list(_SCHEMA))
-
-
 _KEY = "rbue.sha256"
 _SEAL = _KEY.encode() + bytes([0x18, len(BLANK)])
 """What comes before a part's checksum: its key and, in the format of Parquet's footer, the mark of a text this long."""
 
 
-def _part_bytes(table: Any) -> bytes:
+def _part_bytes(columns: dict[str, list[Any]]) -> bytes:
     """A Parquet file that carries its own checksum, as a note that other readers leave alone."""
+    import pyarrow
+
+    arrays = [pyarrow.array(columns[name], getattr(pyarrow, kind)()) for name, kind in _SCHEMA.items()]
+    table = pyarrow.table(arrays, names=list(_SCHEMA))
     buffer = io.BytesIO()
     with parquet().ParquetWriter(buffer, table.schema) as writer:
         writer.write_table(table)
