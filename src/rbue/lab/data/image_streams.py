@@ -297,8 +297,6 @@ class _ParquetRows:
                 for place, value in enumerate(self._values(values)):
                     yield first + place, value
         except (OSError, ValueError) as error:
-            if isinstance(error, InvalidInput):
-                raise
             raise RbueError(f"{self.path} cannot be read at rows {start} to {stop} ({reason(error)}).") from error
 
     def _slices(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
