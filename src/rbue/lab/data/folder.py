@@ -200,9 +200,9 @@ def _files_by_class(folder: Path, others: list[Path]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for entry in _children(folder):
         if entry.is_dir():
-            files = _children(entry)
-            found[entry.name] = [file for file in files if file.is_dir() or is_meant_as_image(file)]
-            others += [file for file in files if file not in set(found[entry.name])]
+            found[entry.name] = []
+            for file in _children(entry):
+                (found[entry.name] if file.is_dir() or is_meant_as_image(file) else others).append(file)
             if not found[entry.name]:
                 raise DataError(f"{entry} is an empty class folder; add images or remove it.")
         elif entry.suffix.lower() in ENDINGS:
