@@ -17,7 +17,7 @@ from rbue import files
 from rbue.errors import RbueError
 from rbue.files import read_safetensors, safetensors_bytes
 from rbue.lab import data
-from rbue.lab.runs import measuring, scoring
+from rbue.lab.runs import folders, measuring, scoring
 from rbue.locks import locked
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -192,9 +192,9 @@ def test_a_command_that_came_to_nothing_leaves_alone_what_another_has_begun(trai
     beginning, others = scoring._begin, ExitStack()
 
     @contextmanager
-    def followed(path, usual=locked):
+    def followed(path, wait, usual=locked):
         try:
-            with usual(path):
+            with usual(path, wait):
                 yield
         finally:
             others.enter_context(usual(path))
@@ -209,7 +209,7 @@ def test_a_command_that_came_to_nothing_leaves_alone_what_another_has_begun(trai
     monkeypatch.setattr(scoring, "_begin", failing)
     fails(*words, code=1)
     assert not Path("new").exists()
-    monkeypatch.setattr(scoring, "locked", followed)
+    monkeypatch.setattr(folders, "locked", followed)
     with others:
         fails(*words, code=1)
         assert sorted(path.name for path in Path("new/out.parquet").iterdir()) == [".lock", "_listing.jsonl"]

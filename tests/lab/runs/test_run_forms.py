@@ -44,4 +44,7 @@ def test_a_field_of_another_type_is_named(tmp_path, name, content, where):
 def test_fields_may_be_missing_and_there_may_be_others():
     assert misfit({"a": {**RESULT, "new": object()}}, FORMS["results"]) == ""
     assert misfit({}, FORMS["training"]) == ""
+    calibrated = {"before": {"ece": 1, "nll": 1}, "after": {"ece": 1, "nll": 1}, "temperatures": [1.0]}
+    assert misfit({"a": {**calibrated, "!": {}}, "b": {**calibrated, "!": 3}}, FORMS["calibration"]) == ""
+    assert misfit({"!": 3}, FORMS["calibration"]) == "!"
     assert misfit([], FORMS["training"]) == "its beginning"

@@ -53,27 +53,6 @@ _ACQUIRE = Column("acquire", "acquisition", numeric=False)
 _SEEDS = Column("seeds", "seeds", text=whole, about="Runs from other first labels: mean ± standard deviation.")
 
 
-def learning_curves(curves: Sequence[Curve], styles: dict[str, Look], measure: str, limits: tuple[float, float]) -> Any:
-    """A measurement against the number of labels: the mean over seeds, and one standard deviation around it.
-
-    Args:
-        curves: what to draw.
-        styles: how, by the name in the legend: a method or an acquisition.
-        measure: a key of a round.
-        limits: of the vertical axis, so that figures beside each other compare.
-    """
-    figure: Figure = new_figure(4.2, 3.2)
-    axes = figure.subplots()
-    for (name, look), curve in zip(styles.items(), curves, strict=True):
-        draw_spread(axes, curve.labels, curve.over_rounds(measure), look, name)
-    axes.set_ylim(*limits)
-    dress_labels(axes, _MEASURES[measure])
-    if measure == "accuracy":
-        percent_ticks(axes.yaxis)
-    legend(axes, loc="lower right" if measure == "accuracy" else "upper right")
-    return figure
-
-
 def draw_spread(axes: Axes, labels: Sequence[int], found: Sequence[Spread], look: Look, name: str) -> None:
     """A line through the means, and a band of one standard deviation to each side."""
     low, high = ([one.mean + sign * (one.std or 0.0) for one in found] for sign in (-1, 1))
@@ -94,14 +73,12 @@ def _limits(found: Iterable[Spread], top: float | None = None) -> tuple[float, f
     return min(ends) - room, (max(ends) if top is None else min(max(ends), top)) + room
 
 
-def _gains(group: Comparison) -> FigureGrid | None:
-    """Percentage points above random, seed by seed: a figure a method, a line an acquisition. Nothing to compare: None.
+def _gains(group: Comparison) -> FigureGrid:
+    """Percentage points above random, seed by seed: a figure a method, a line an acquisition.
 
     In the curves themselves a point is small beside what more labels give.
     """
     found = [(curve, random) for curve in group.curves if (random := group.compared_with(curve)) is not None]
-    if not found:
-        return None
     gained = {curve.name: [_times_100(one) for one in curve.gained_over_rounds(random)] for curve, random in found}
     limits = _limits([one for line in gained.values() for one in line])
     figures = []
@@ -127,7 +104,7 @@ def _times_100(one: Spread) -> Spread:
 
 
 def _figures(group: Comparison, measure: str, by: str = "method") -> FigureGrid:
-    """A figure a method, a line an acquisition; or the other way round, ``by`` ``acquire``."""
+    """A measurement against labels: a figure a method, a line an acquisition; or, ``by`` ``acquire``, the other way."""
     spreads = (one for curve in group.curves for one in curve.over_rounds(measure))
     limits = _limits(spreads, 1.0 if measure == "accuracy" else None)
     captions, line, styles = group.methods, "acquire", LOOKS
@@ -136,8 +113,16 @@ def _figures(group: Comparison, measure: str, by: str = "method") -> FigureGrid:
     figures = []
     for caption in captions:
         curves = [curve for curve in group.curves if getattr(curve, by) == caption]
-        lines = {name: styles[name] for name in (getattr(curve, line) for curve in curves)}
-        figure = learning_curves(curves, lines, measure, limits)
+        figure: Figure = new_figure(4.2, 3.2)
+        axes = figure.subplots()
+        for curve in curves:
+            name = getattr(curve, line)
+            draw_spread(axes, curve.labels, curve.over_rounds(measure), styles[name], name)
+        axes.set_ylim(*limits)
+        dress_labels(axes, _MEASURES[measure])
+        if measure == "accuracy":
+            percent_ticks(axes.yaxis)
+        legend(axes, loc="lower right" if measure == "accuracy" else "upper right")
         figures.append(FigureBlock(figure, _described(curves, measure), caption=caption))
     return FigureGrid(figures)
 
@@ -338,8 +323,7 @@ def _parts(group: Comparison) -> list[tuple[str, list[Block]]]:
             "Each seed is compared with random of the same seed and method. Divide a standard deviation by the root of "
             "the number of seeds: a mean that is not at least three times that may well be chance."
         )
-        gains = [one for one in (_gains(group),) if one is not None]
-        parts.append(("Labels saved against random", [Text(caution), *gains, TableBlock(saved, explain=True)]))
+        parts.append(("Labels saved against random", [Text(caution), _gains(group), TableBlock(saved, explain=True)]))
     else:
         words = "No method has runs of `random` and of another acquisition with a common seed."
         parts.append(("Labels saved against random", [Text(words)]))

@@ -68,7 +68,12 @@ def load_folder(name: str, split: str) -> ImageSet:
     place = _place(name)
     base, tree = place.base, _scan(place)
     for needed in SPLITS:
-        _check_has_images(base, tree, needed)
+        if needed not in tree.items:
+            raise DataError(f"{base} has no {needed} folder; add {base / needed} with one folder a class inside.")
+        if not tree.items[needed]:
+            raise DataError(
+                f"{base} gives no {needed} images: no class has enough files; add images or make train/ and test/."
+            )
     if len(tree.classes) < 2:
         raise DataError(f"{base} has one class only, {tree.classes[0]!r}; add a folder of images for another class.")
     if tree.others:
@@ -83,15 +88,6 @@ def load_folder(name: str, split: str) -> ImageSet:
     labels = np.array([label for _, label in tree.usable(split)], dtype=np.int64)
     files = tuple(path.relative_to(base).as_posix() for path, _ in tree.usable(split))
     return ImageSet(images, labels, tree.classes, name, split, mean, std, files=files)
-
-
-def _check_has_images(base: Path, tree: _Tree, split: str) -> None:
-    if split not in tree.items:
-        raise DataError(f"{base} has no {split} folder; add {base / split} with one folder a class inside.")
-    if not tree.items[split]:
-        raise DataError(
-            f"{base} gives no {split} images: no class has enough files; add images or make train/ and test/."
-        )
 
 
 def splits_of(name: str) -> list[str]:
@@ -204,9 +200,9 @@ def _files_by_class(folder: Path, others: list[Path]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for entry in _children(folder):
         if entry.is_dir():
-            files = _children(entry)
-            found[entry.name] = [file for file in files if file.is_dir() or is_meant_as_image(file)]
-            others += [file for file in files if file not in set(found[entry.name])]
+            found[entry.name] = []
+            for file in _children(entry):
+                (found[entry.name] if file.is_dir() or is_meant_as_image(file) else others).append(file)
             if not found[entry.name]:
                 raise DataError(f"{entry} is an empty class folder; add images or remove it.")
         elif entry.suffix.lower() in ENDINGS:

@@ -19,6 +19,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -296,8 +297,6 @@ class _ParquetRows:
                 for place, value in enumerate(self._values(values)):
                     yield first + place, value
         except (OSError, ValueError) as error:
-            if isinstance(error, InvalidInput):
-                raise
             raise RbueError(f"{self.path} cannot be read at rows {start} to {stop} ({reason(error)}).") from error
 
     def _slices(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
@@ -330,12 +329,6 @@ class _ParquetRows:
         return [None if not one.is_valid else one.values.to_numpy(zero_copy_only=False) for one in values]
 
 
-_last: list[tuple[tuple[Any, ...], _ParquetRows]] = []
+_reader = lru_cache(maxsize=1)(_ParquetRows)
 """The file that was read last. Blocks follow one another: where one file is one huge row group, whoever reads every
 second block reads it once from its beginning to its end, not from its beginning for each block."""
-
-
-def _reader(*which: Any) -> _ParquetRows:
-    if not _last or _last[0][0] != which:
-        _last[:] = [(which, _ParquetRows(*which))]
-    return _last[0][1]

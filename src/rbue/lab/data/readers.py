@@ -197,8 +197,6 @@ def _read_npz(source: Source, file: str, keys: tuple[str, ...]) -> dict[str, NDA
     place = source.place(file)
     try:
         found = load_arrays(io.BytesIO(source.read(file)), keys)
-    except DataError:
-        raise
     except (ValueError, OSError) as error:
         raise DataError(
             f"{place} is not a whole .npz with {', '.join(keys)} ({reason(error)}); get it again."

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,6 @@ def official(train: Published, test: Published) -> dict[str, dict[str, Published
 
 
 _SETS: dict[str, DataSet] = {}
-_discovered = False
 
 
 def register(dataset: DataSet) -> DataSet:
@@ -190,10 +190,8 @@ def check_split(name: str, split: str, known: Iterable[str]) -> None:
         )
 
 
+@cache
 def _discover() -> None:
-    global _discovered
-    if not _discovered:
-        _discovered = True
-        package = importlib.import_module("rbue.lab.data.sets")
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"rbue.lab.data.sets.{module.name}")
+    package = importlib.import_module("rbue.lab.data.sets")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"rbue.lab.data.sets.{module.name}")

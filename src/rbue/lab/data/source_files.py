@@ -81,14 +81,12 @@ class ArchiveSource:
                 self._files = {
                     info.name.removeprefix("./"): info for info in self._archive.getmembers() if info.isfile()
                 }
-            if len(self._files) > _MOST:
-                raise DataError(f"{path} holds more than {_MOST:,} files; it is another archive under this name.")
-        except DataError:
-            raise
         except _DAMAGED as error:
             raise DataError(
                 f"{path} is not a whole archive ({reason(error)}); delete it and fetch it again."
             ) from error
+        if len(self._files) > _MOST:
+            raise DataError(f"{path} holds more than {_MOST:,} files; it is another archive under this name.")
         self._prefix = self._folder_of(marker)
 
     def _folder_of(self, marker: str) -> str:

@@ -27,7 +27,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -220,20 +220,12 @@ class RunFolder:
         if noted is None:
             write_json(self._config, config.as_json())
 
-    @contextmanager
-    def locked(self, wait: float = 600.0) -> Iterator[Lock]:
-        """Be the only process that writes here, or raise :class:`rbue.locks.InUse`; a folder left empty goes again.
+    def locked(self, wait: float = 600.0) -> AbstractContextManager[Lock]:
+        """As :func:`locked_folder`.
 
         To add a result takes no time, so that is worth to wait for; a training, which takes hours, is not.
         """
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        try:
-            with locked(self.path / ".lock", wait) as lock:
-                yield lock
-        finally:
-            for folder in made:
-                with suppress(OSError):
-                    folder.rmdir()
+        return locked_folder(self.path, wait)
 
     def read(self, name: str) -> Any:
         """The content of ``<name>.json``, or None if it is not there."""
@@ -251,10 +243,7 @@ class RunFolder:
 
     def entries(self, name: str) -> dict[str, dict[str, Any]]:
         """The content of a ``<name>.json`` that holds an object under each name; none if it is not there."""
-        found: dict[str, dict[str, Any]] = self.read(name) or {}
-        if not all(isinstance(entry, dict) for entry in found.values()):
-            raise RbueError(f"{self.path / name}.json has another form; remove it to have it made again.")
-        return found
+        return self.read(name) or {}
 
     def write(self, name: str, content: Any, numbers_in_line: bool = False) -> None:
         """Write ``<name>.json``; the folder should be locked for it.
@@ -289,6 +278,19 @@ class RunFolder:
             f"{path} cannot be read (it does not have the checksum that {self._noted.name} notes); remove it to have "
             f"it made again, or {self._noted} if it was changed on purpose."
         )
+
+
+@contextmanager
+def locked_folder(path: Path, wait: float = 0.0) -> Iterator[Lock]:
+    """Be the only process that writes into a folder, or raise :class:`rbue.locks.InUse`; left empty, it goes again."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        with locked(path / ".lock", wait) as lock:
+            yield lock
+    finally:
+        for folder in made:
+            with suppress(OSError):  # something is in it; another command may be there by now
+                folder.rmdir()
 
 
 def find_runs(root: Path) -> Iterator[RunFolder]:
@@ -398,9 +400,6 @@ def settings_and_root(run: RunFolder) -> tuple[RunConfig, Path]:
             f"{run.path} was renamed or its config.json changed: these settings belong into "
             f".../{expected.relative_to(root)}; move it there."
         )
-    return config, _as_typed(root, run.path)
-
-
-def _as_typed(root: Path, path: Path) -> Path:
-    """The root relative to here if the run was given so."""
-    return root if path.is_absolute() or not root.is_relative_to(Path.cwd()) else root.relative_to(Path.cwd())
+    if not run.path.is_absolute() and root.is_relative_to(Path.cwd()):
+        root = root.relative_to(Path.cwd())  # as it was given
+    return config, root

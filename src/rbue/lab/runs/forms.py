@@ -153,7 +153,8 @@ def misfit(value: Any, form: Form, place: str = "") -> str:
     for name in form.get(NEEDED, ()):
         if name not in value:
             return _below(place, name)
-    inside = ((name, one, form.get(name, form.get(EACH))) for name, one in value.items())
+    forms = {name: one for name, one in form.items() if name != NEEDED}  # a file may have a field of that name
+    inside = ((name, one, forms.get(name, forms.get(EACH))) for name, one in value.items())
     return next(
         filter(None, (misfit(one, its, _below(place, name)) for name, one, its in inside if its is not None)), ""
     )

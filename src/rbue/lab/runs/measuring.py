@@ -43,6 +43,8 @@ BATCH_PIXELS = {"cpu": 500 << 10, "cuda": 10_000 << 10}
 weights serves them all. Streams make smaller passes of them."""
 SAMPLE_COUNTS = (1, 4, 10, 30)
 """Numbers of samples at which a stochastic method is measured on the way to all of them."""
+BINS = 30
+"""Of the ECE, as in the paper."""
 DIVERSITY_SAMPLES = 4
 """JSD and DIS compare the first four samples, or the members of an ensemble (paper §4.4)."""
 ALONE = Rank()
@@ -176,16 +178,21 @@ def _streams(
 
 def measure(prediction: Prediction, labels: torch.Tensor) -> dict[str, float]:
     """The paper's measurements and the proper scores of one prediction."""
-    probs = prediction.probs
-    correct = prediction.label == labels
     return {
-        "accuracy": float(metrics.accuracy(probs, labels)),
-        "ece": float(metrics.ece(probs, labels)),
-        "nll": float(metrics.nll(probs, labels)),
-        "brier": float(metrics.brier(probs, labels)),
+        **scores(prediction.probs, labels),
         "entropy": float(prediction.entropy.mean()),
         "mutual_information": float(prediction.mutual_information.mean()),
-        "aurc": float(metrics.aurc(prediction.confidence, correct)),
+        "aurc": float(metrics.aurc(prediction.confidence, prediction.label == labels)),
+    }
+
+
+def scores(probs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """Those that need nothing but the probabilities."""
+    return {
+        "accuracy": float(metrics.accuracy(probs, labels)),
+        "ece": float(metrics.ece(probs, labels, BINS)),
+        "nll": float(metrics.nll(probs, labels)),
+        "brier": float(metrics.brier(probs, labels)),
     }
 
 

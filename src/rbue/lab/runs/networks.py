@@ -121,27 +121,23 @@ def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[n
         RbueError: a network was not trained, or its files are damaged.
     """
     was_measured = RunFolder.of(config, root).has_results
-    for member in config.members():
-        _check_trained(RunFolder.of(member, root), was_measured)
+    members = [(member, RunFolder.of(member, root)) for member in config.members()]
+    for _, folder in members:
+        if folder.read("training") is None:
+            raise RbueError(f"{folder.path} holds no finished training; run `rbue train` with the same settings first.")
+        if (was_measured or folder.has_results) and not folder.has_weights:
+            raise NoWeights(
+                f"the weights of {folder.path} are not kept in this folder: what was measured can be used, but no new "
+                "samples can be drawn; train it again with another --runs for that."
+            )
     images = trained_on(config, root)
     networks = []
-    for member in config.members():
-        folder = RunFolder.of(member, root)
+    for member, folder in members:
         with _own_random_numbers(device):
             network = prepared(_initialised(member, images), member.parsed, _image_shape(images), device)
         load_weights(folder.path, network)
         networks.append(network)
     return networks
-
-
-def _check_trained(folder: RunFolder, was_measured: bool) -> None:
-    if folder.read("training") is None:
-        raise RbueError(f"{folder.path} holds no finished training; run `rbue train` with the same settings first.")
-    if (was_measured or folder.has_results) and not folder.has_weights:
-        raise NoWeights(
-            f"the weights of {folder.path} are not kept in this folder: what was measured can be used, but no new "
-            "samples can be drawn; train it again with another --runs for that."
-        )
 
 
 def check_fits(
@@ -153,7 +149,8 @@ def check_fits(
     two images is given a whole ``batch``.
     """
     size, wanted = "x".join(map(str, shape)), (2, len(images.classes))
-    example = _example(network, shape)
+    first = next((one for one in network.parameters() if one.is_floating_point()), torch.empty(0))
+    example = torch.zeros(2, *shape, device=first.device)
     fault = f"{name} cannot take images of {size} as in {images.name}"
     with _explaining(fault), unchanged(network, example.device), evaluating(network):
         output = network(example)
@@ -179,12 +176,6 @@ def check_fits(
             )
     with _explaining(f"{name} cannot be trained on images of {size} as in {images.name}"):
         _try_training(network, example, min(batch, max(1, len(images))))
-
-
-def _example(network: nn.Module, shape: tuple[int, int, int]) -> Tensor:
-    """Two images, where the network is."""
-    first = next((one for one in network.parameters() if one.is_floating_point()), torch.empty(0))
-    return torch.zeros(2, *shape, device=first.device)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -42,13 +41,12 @@ from rbue.lab.data.image_streams import (
 )
 from rbue.lab.data.registry import silent
 from rbue.lab.executors import Executor
-from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.folders import RunConfig, RunFolder, locked_folder
 from rbue.lab.runs.forms import MANIFEST, misfit
 from rbue.lab.runs.measuring import images_at_once, predict_images
 from rbue.lab.runs.networks import load_networks, trained_on
 from rbue.lab.runs.passes import Passes
 from rbue.lab.training.checkpoint import WAIT_FOR_ROOM
-from rbue.locks import locked
 
 BLOCK = 2000
 """Images in a block, or as many more as it takes to predict the same number at once always."""
@@ -165,19 +163,14 @@ def score(
         if given.is_dir() and scoring.output.resolve().is_relative_to(given.resolve()):
             raise InvalidInput(f"{scoring.output} lies in {given}, a folder of images; give another -o.")
     load_networks(scoring.config, scoring.root, torch.device("cpu"))  # or say what is wrong with them, once
-    made = [folder for folder in (scoring.output, *scoring.output.parents) if not folder.exists()]
-    try:
-        with locked(scoring.output / ".lock"):
-            try:
-                listing = _begin(scoring, inputs, column)
-                return _finish(scoring, listing, *_predict_missing(scoring, listing, executor, progress))
-            finally:
-                if made and not scoring.manifest.exists():
-                    scoring.listing.unlink(missing_ok=True)
-    finally:
-        for folder in made:  # where nothing was begun; another command may be there by now
-            with suppress(OSError):
-                folder.rmdir()
+    is_new = not scoring.output.exists()
+    with locked_folder(scoring.output):
+        try:
+            listing = _begin(scoring, inputs, column)
+            return _finish(scoring, listing, *_predict_missing(scoring, listing, executor, progress))
+        finally:
+            if is_new and not scoring.manifest.exists():
+                scoring.listing.unlink(missing_ok=True)
 
 
 def _is_bare(folder: Path) -> bool:
@@ -208,7 +201,8 @@ def _begin(scoring: Scoring, inputs: Sequence[Path], column: str | None) -> List
         found.unlink(missing_ok=True)
     if noted is None:
         facts = {"images": listing.images, "sha256": listing.sha256}
-        write_json(scoring.manifest, {"settings": settings, "listing": facts, "classes": _like(scoring).classes})
+        classes = trained_on(scoring.config, scoring.root).classes
+        write_json(scoring.manifest, {"settings": settings, "listing": facts, "classes": classes})
     return listing
 
 
@@ -287,14 +281,10 @@ def scoring_of(
     return Scoring(config, root.absolute(), output.absolute(), passes, device, block)
 
 
-def _like(scoring: Scoring) -> data.ImageSet:
-    return trained_on(scoring.config, scoring.root)
-
-
 @lru_cache(maxsize=1)
 def _loaded(scoring: Scoring) -> tuple[list[nn.Module], data.ImageSet]:
     """The networks of a run, and a set without images that says what it takes; once a process."""
-    return load_networks(scoring.config, scoring.root, scoring.device), _like(scoring)
+    return load_networks(scoring.config, scoring.root, scoring.device), trained_on(scoring.config, scoring.root)
 
 
 def predict_block(block: ImageBlock, scoring: Scoring) -> int:
@@ -307,7 +297,7 @@ def predict_block(block: ImageBlock, scoring: Scoring) -> int:
         some = list(islice(images, at_once))
         for name, values in _predicted(some, first, networks, like, scoring).items():
             columns[name] += values
-    write_bytes(scoring.part(block.number), _part_bytes(_table(columns)), WAIT_FOR_ROOM)
+    write_bytes(scoring.part(block.number), _part_bytes(columns), WAIT_FOR_ROOM)
     return columns["error"].count(None)
 
 
@@ -361,20 +351,17 @@ _SCHEMA = {
 """The columns of the answers, by Arrow's names of types."""
 
 
-def _table(columns: dict[str, list[Any]]) -> Any:
-    import pyarrow
-
-    arrays = [pyarrow.array(columns[name], getattr(pyarrow, kind)()) for name, kind in _SCHEMA.items()]
-    return pyarrow.table(arrays, names=list(_SCHEMA))
-
-
 _KEY = "rbue.sha256"
 _SEAL = _KEY.encode() + bytes([0x18, len(BLANK)])
 """What comes before a part's checksum: its key and, in the format of Parquet's footer, the mark of a text this long."""
 
 
-def _part_bytes(table: Any) -> bytes:
+def _part_bytes(columns: dict[str, list[Any]]) -> bytes:
     """A Parquet file that carries its own checksum, as a note that other readers leave alone."""
+    import pyarrow
+
+    arrays = [pyarrow.array(columns[name], getattr(pyarrow, kind)()) for name, kind in _SCHEMA.items()]
+    table = pyarrow.table(arrays, names=list(_SCHEMA))
     buffer = io.BytesIO()
     with parquet().ParquetWriter(buffer, table.schema) as writer:
         writer.write_table(table)

@@ -20,10 +20,10 @@ from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, checksum_of, read_probs
-from rbue.lab.runs.measuring import other_images
+from rbue.lab.runs.measuring import BINS, other_images, scores
 
 FILE = "calibration"
-FOLDS, FOLD_SEED, BINS = 2, 0, 30
+FOLDS, FOLD_SEED = 2, 0
 ROUNDING = 2e-3
 """``float16`` moves a probability by at most 2^-11 of it, and with it a Brier score by less than this."""
 
@@ -57,8 +57,8 @@ def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
         warnings.simplefilter("ignore", RbueWarning)  # a temperature at a bound says the same, and is kept
         scaled = cross_fitted(probs, labels, FOLDS, FOLD_SEED)
     entry = {
-        "before": _scores(probs, labels),
-        "after": _scores(scaled.probs, labels),
+        "before": scores(probs, labels),
+        "after": scores(scaled.probs, labels),
         "temperatures": list(scaled.temperatures),
         "bounds": [Temperature.LOWEST, Temperature.HIGHEST],
         "folds": FOLDS,
@@ -134,12 +134,3 @@ def _matching(folder: RunFolder, result: dict[str, Any], images: data.ImageSet) 
             f"measurement; remove {folder.path / 'results.json'} and run `rbue evaluate {folder.path}`."
         )
     return probs, labels
-
-
-def _scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    return {
-        "accuracy": float(metrics.accuracy(probs, labels)),
-        "ece": float(metrics.ece(probs, labels, BINS)),
-        "nll": float(metrics.nll(probs, labels)),
-        "brier": float(metrics.brier(probs, labels)),
-    }

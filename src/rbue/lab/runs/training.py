@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from rbue.lab.own_code import note_named, source_checksum
 from rbue.lab.processes import Rank, data_parallel, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network
-from rbue.lab.training import Batches, Diverged, EpochReport, Job, TrainingSummary, train_together
+from rbue.lab.training import Batches, Diverged, EpochReport, Job, train_together
 from rbue.lab.training.checkpoint import WAIT_FOR_ROOM, save_weights
 from rbue.lab.training.trainer import EpochLog
 from rbue.locks import Lock
@@ -193,8 +192,21 @@ def _train_networks(
     peak = torch.cuda.max_memory_allocated(device) if only_one else None
     for config, folder, job, outcome in zip(configs, folders, jobs, outcomes, strict=True):
         if is_first() and not isinstance(outcome, Diverged):
+            save_weights(folder.path, job.network, shard_mib)
             code = {key: source_checksum(name) for key, name in _code_of(config).items()}
-            _finish(folder, job, outcome, peak, images, shard_mib, code)
+            trained = {
+                **asdict(outcome),
+                "processes": rank.world_size,
+                "workers": tasks_at_once(),
+                "device": device.type,
+                "precision": "bfloat16 autocast" if device.type == "cuda" else "float32",
+                "parameters": models.parameters(job.network),
+                "peak_bytes": peak,
+                "data": images.record(),
+                "class_names": list(images.classes),
+                **{key: checksum for key, checksum in code.items() if checksum is not None},
+            }
+            folder.write("training", trained)
     return {config: one for config, one in zip(configs, outcomes, strict=True) if isinstance(one, Diverged)}
 
 
@@ -229,29 +241,6 @@ def _in_short(images: data.ImageSet) -> str:
     """Which images these are, for a message."""
     found = images.checksums()
     return f"of {len(images)} images (checksums {found.images[:8]} and {found.labels[:8]})"
-
-
-def _finish(
-    folder: RunFolder,
-    job: Job,
-    summary: TrainingSummary,
-    peak: int | None,
-    images: data.ImageSet,
-    shard_mib: int | None,
-    code: dict[str, str | None],
-) -> None:
-    save_weights(folder.path, job.network, shard_mib)
-    facts_of_training: dict[str, Any] = {
-        "parameters": models.parameters(job.network),
-        "peak_bytes": peak,
-        "data": images.record(),
-        "class_names": list(images.classes),
-    }
-    facts_of_training |= {key: checksum for key, checksum in code.items() if checksum is not None}
-    device = job.batches.images.device.type
-    precision = "bfloat16 autocast" if device == "cuda" else "float32"
-    place = {"processes": job.rank.world_size, "workers": tasks_at_once(), "device": device, "precision": precision}
-    folder.write("training", {**asdict(summary), **place, **facts_of_training})
 
 
 def _note(config: RunConfig, log: EpochLog, report: Report | None, lock: Lock | None) -> Callable[[EpochReport], None]:

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -29,7 +28,7 @@ from rbue.lab import data
 from rbue.lab.corruptions import corrupted
 from rbue.lab.corruptions.corrupting import SMALLEST_SIDE
 from rbue.lab.corruptions.sets import find_published
-from rbue.lab.data.images import grey
+from rbue.lab.data.outside import like
 from rbue.lab.processes import processes_here, usable_cores
 from rbue.lab.shift.rows import Cell
 
@@ -76,22 +75,13 @@ def prepared(
         for cell in cells:
             while len(waiting) <= makers.count + 1 and (following := next(coming, None)) is not None:
                 waiting.append(pool.submit(makers.get, following))
-            yield cell, as_trained(waiting.popleft().result(), images)
+            yield cell, like(waiting.popleft().result(), images)  # grey ones were damaged in colour
             makers.forget(cell)
 
 
 def helpers_for(images: int) -> int:
     """How many helper processes that many images are worth on this machine, which others may measure on too."""
     return max(0, usable_cores() // processes_here() - SPARED_CORES) if images >= WORTH_HELPERS else 0
-
-
-def as_trained(damaged: data.ImageSet, clean: data.ImageSet) -> data.ImageSet:
-    """Damaged images with as many channels as the clean ones: those of grey images become grey again (ITU-R 601)."""
-    if damaged.images.shape[3] == clean.images.shape[3]:
-        return damaged
-    return replace(
-        damaged, images=grey(damaged.images), mean=clean.mean, std=clean.std, variant=f"{damaged.variant}, as grey"
-    )
 
 
 class _Makers:

@@ -197,12 +197,11 @@ class Group:
         wanted = self._missing(config)
         if not wanted:
             return
-        lacking: set[Cell] = set()
-        outdated: dict[Path, str] = {}
+        own = path = RunFolder.of(config, self.root).path
+        lacking, measured = set[Cell](), ""
         for member in members_of(config, self.setting):
             with_probs = member != config
             cells = wanted & self._missing(member, with_probs)
-            folder = RunFolder.of(member, self.root)
             trained = [RunFolder.of(one, self.root) for one in member.members()]
             if all(one.has_weights and one.read("training") is not None for one in trained):
                 self.needed.update((member, cell) for cell in cells.intersection(self.own))
@@ -210,12 +209,10 @@ class Group:
             lacking.update(cells)
             how = self._store(member).outdated(member, self.setting, self.clean, with_probs)
             words = next((words for cell, words in how.items() if cell in cells), "")
-            if words:
-                outdated[folder.path] = words
+            if words and not measured:
+                path, measured = RunFolder.of(member, self.root).path, words
         if not lacking:
             return
-        folder = RunFolder.of(config, self.root)
-        path, measured = next(iter(outdated.items()), (folder.path, ""))
         if len(lacking) == len(self.cells) and measured:
             raise RbueError(
                 f"{path} was measured under corruptions {measured}; its weights are not kept in this folder to measure "
@@ -224,15 +221,15 @@ class Group:
         otherwise = self._store(config).measured_otherwise(config, self.setting)
         if len(lacking) == len(self.cells) and otherwise:
             raise RbueError(
-                f"{folder.path} was measured under corruptions with {otherwise}; ask for that: its weights are not "
+                f"{own} was measured under corruptions with {otherwise}; ask for that: its weights are not "
                 "kept in this folder to measure anything else."
             )
         if len(lacking) == len(self.cells):
             raise RbueError(
-                f"{folder.path} has neither trained networks nor measurements under corruptions here; train it first."
+                f"{own} has neither trained networks nor measurements under corruptions here; train it first."
             )
         warn(
-            f"{folder.path} lacks {len(lacking)} of {len(self.cells)} measurements under corruptions"
+            f"{own} lacks {len(lacking)} of {len(self.cells)} measurements under corruptions"
             f"{f' (some were measured {measured})' if measured else ''}, and its weights are not here to make them; "
             "what there is is used."
         )

@@ -24,20 +24,24 @@ from rbue.files import checksum
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.environment import facts
 from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, other_stream, probs_bytes, probs_of, write_probs
+from rbue.lab.runs.forms import EACH, NEEDED, misfit
 from rbue.lab.runs.measuring import SPLITS
 from rbue.lab.runs.passes import Passes
 
 Row = dict[str, Any]
 
-_NEEDED: dict[str, tuple[type, ...]] = {
-    "samples_asked": (int, str, type(None)),
-    "seed": (int, type(None)),
-    "accuracy": (int, float),
-    "ece": (int, float),
-    "variant": (str,),
-    "labels_sha256": (str,),
+_ROW = {
+    "corruption": lambda value: value in CORRUPTIONS,
+    "severity": lambda value: value in SEVERITIES,
+    "samples_asked": lambda value: isinstance(value, int | str | None),
+    "seed": lambda value: isinstance(value, int | None),
+    "accuracy": lambda value: isinstance(value, int | float),
+    "ece": lambda value: isinstance(value, int | float),
+    "variant": lambda value: isinstance(value, str),
+    "labels_sha256": lambda value: isinstance(value, str),
 }
-"""What every row has, and of which types."""
+"""What every row has."""
+_FORM = {NEEDED: ("rows", "environments"), "rows": [{NEEDED: tuple(_ROW), **_ROW}], "environments": {EACH: {}}}
 
 
 class Setting(Passes):
@@ -213,22 +217,9 @@ class ShiftStore:
         content = self.folder.read(self._name)
         if content is None:
             return {"rows": [], "environments": {}}
-        if not _has_our_form(content):
+        if misfit(content, _FORM):
             raise RbueError(f"{self.file} has another form; remove it to have it made again.")
         return dict(content)
-
-
-def _has_our_form(content: dict[str, Any]) -> bool:
-    rows, environments = content.get("rows"), content.get("environments")
-    if not isinstance(rows, list) or not isinstance(environments, dict):
-        return False
-    return all(isinstance(one, dict) for one in environments.values()) and all(map(_is_row, rows))
-
-
-def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict) or row.get("corruption") not in CORRUPTIONS or row.get("severity") not in SEVERITIES:
-        return False
-    return all(name in row and isinstance(row[name], kinds) for name, kinds in _NEEDED.items())
 
 
 def _asked(row: Row) -> tuple[Any, ...]:  # augment comes last

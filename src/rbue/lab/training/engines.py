@@ -12,9 +12,8 @@ it there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Protocol
 
 import torch
 
@@ -33,18 +32,6 @@ _OPTIONS: dict[str, str | int | bool | Callable] = {
     # whose data are in the cache, the one taken untimed is up to a third faster.
     "triton.autotune_pointwise": False,
 }
-
-
-class Engine(Protocol):
-    """Runs the steps of epochs."""
-
-    name: str
-
-    def start_step(self, rows: int) -> None:
-        """Start the step for the next batch; it need not have ended on return."""
-
-    def wait(self) -> None:
-        """Return when every started step has ended."""
 
 
 def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> Engine:
@@ -106,8 +93,11 @@ class CapturedEngine:
                 # once, it does not search for again.
                 with kept_tables.keeping(), _cudnn_search(True):
                     self._warm_up(full)
-            with _room_for_networks() if compiled else nullcontext():
-                self._capture(full, _compiled(step.loss_at) if compiled else None, search=True)
+                # One process may compile the step of many networks, and fails rather than run one uncompiled.
+                with torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True):
+                    self._capture(full, _compiled(step.loss_at), search=True)
+            else:
+                self._capture(full, None, search=True)
             for rows in smaller:  # one batch an epoch is worth neither a second compilation nor a search for kernels
                 self._capture(rows, None, search=False)
 
@@ -143,7 +133,7 @@ class CapturedEngine:
         self.graphs[rows] = graph
 
     def start_step(self, rows: int) -> None:
-        """Start one step."""
+        """Start one step; it need not have ended on return."""
         with torch.cuda.stream(self.stream):
             self.graphs[rows].replay()
 
@@ -152,13 +142,11 @@ class CapturedEngine:
         self.stream.synchronize()
 
 
+Engine = PlainEngine | CapturedEngine
+
+
 def _compiled(function: Callable) -> Callable:
     return torch.compile(function, dynamic=False, options=_OPTIONS)
-
-
-def _room_for_networks() -> AbstractContextManager:
-    """Let one process compile the step of many networks, and fail rather than run one uncompiled."""
-    return torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True)
 
 
 @contextmanager

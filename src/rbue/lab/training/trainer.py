@@ -127,20 +127,16 @@ def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSu
     """
     gpus = {job.batches.images.device for job in jobs if job.batches.images.device.type == "cuda"}
     with torch.random.fork_rng(gpus):
-        return _train_together(jobs, engine)
-
-
-def _train_together(jobs: Sequence[Job], engine: str) -> list[TrainingSummary | Diverged]:
-    start = time.perf_counter()
-    runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
-    try:
-        while active := [runner for runner in runners if not (runner.finished or runner.diverged)]:
-            _run_epoch(active)
-    except BaseException:
-        for runner in runners:
-            runner.abandon()
-        raise
-    return [runner.diverged or runner.summary() for runner in runners]
+        start = time.perf_counter()
+        runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
+        try:
+            while active := [runner for runner in runners if not (runner.finished or runner.diverged)]:
+                _run_epoch(active)
+        except BaseException:
+            for runner in runners:
+                runner.abandon()
+            raise
+        return [runner.diverged or runner.summary() for runner in runners]
 
 
 def _run_epoch(active: Sequence[_Runner]) -> None:

