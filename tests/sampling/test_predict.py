@@ -607,7 +607,7 @@ def test_a_compiled_network_is_compiled_once_however_the_work_is_cut(whole, memo
 
 
 def test_a_compiled_network_asks_for_its_tables_in_one_uncompiled_pass(monkeypatch):
-    network, x = build("residual")
+    network, x = build("statement")
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
     asked = []
 

@@ -19,7 +19,7 @@ METHODS = ["svi", "mc-droprelu:0.9"]
 METHODS += [pytest.param(method, marks=pytest.mark.slow) for method in ("mc-dropout:0.2", "mc-rrelu")]
 CHANCE, MARGIN = 0.1, 0.3
 """Ten classes; two epochs must bring at least 40 %."""
-SETTINGS = ("--data", "cifar10", "--epochs", 2, "--batch", 32, "--rate", 0.05, "--width", 0.5, "--runs", "runs")
+SETTINGS = ("--data", "cifar10", "--epochs", 2, "--batch", 32, "--rate", 0.05, "--width", 0.25, "--runs", "runs")
 
 
 def learnable(count, seed):
