@@ -204,7 +204,7 @@ def pair(sample, image, site=0):
 
 
 class TestIndependence:
-    """Correlations of 65,536 elements in 300 streams, all measured in standard deviations."""
+    """Correlations of 16,384 or 65,536 elements in 300 streams, all measured in standard deviations."""
 
     @pytest.mark.parametrize("elements", [ELEMENTS // 4, pytest.param(ELEMENTS, marks=pytest.mark.slow)])
     @pytest.mark.parametrize("family", STREAM_FAMILIES)

@@ -124,10 +124,10 @@ DRAWN_ALIKE = (
 
 
 def test_one_page_has_every_kind_of_experiment(tmp_path):
-    some = [one for one in EXPERIMENTS if one.id not in DRAWN_ALIKE]
+    some = [replace(one, drawings=one.drawings[:1]) for one in EXPERIMENTS if one.id not in DRAWN_ALIKE]
     assert {drawing.kind for one in some for drawing in one.drawings} == {*FROM_RUNS, *FROM_ILLUSTRATIONS}
-    # 4 of samples, 1 of positions, 5 without runs, 4 and 2 under corruptions, 1 of diversity, 1 plane
-    assert_whole(*whole_page(tmp_path, some), some, drawings=18, notices=12)
+    # 4 of samples, 1 of positions, 5 without runs, 1 and 1 under corruptions, 1 of diversity, 1 plane
+    assert_whole(*whole_page(tmp_path, some), some, drawings=14, notices=12)
 
 
 @pytest.mark.slow
