@@ -88,10 +88,10 @@ def pretend(root, settings, experiments=EXPERIMENTS):
     return root
 
 
-def page_of(root, settings, experiments=EXPERIMENTS):
+def page_of(root, settings, experiments=EXPERIMENTS, form=HTML):
     """The page without its figures, which take their time; those of all kinds are drawn once below."""
     with mock.patch("rbue.lab.report.page.inline_svg", return_value="<svg></svg>"):
-        return page_files(settings, root)([gather(one, settings, root) for one in experiments])[HTML].decode()
+        return page_files(settings, root)([gather(one, settings, root) for one in experiments])[form].decode()
 
 
 def section_of(text, name):
@@ -208,7 +208,7 @@ def test_training_times_have_no_best_and_no_difference(tmp_path):
     note = "Training times count compiling and saving, on NVIDIA H200; the paper"
     assert text.count(note) == 1
     assert "trained side by side (here 2 at a time) share the time" in text
-    latex = page_files(settings, tmp_path)([gather(one, settings, tmp_path) for one in wanted])[LATEX].decode()
+    latex = page_of(tmp_path, settings, wanted, LATEX)
     assert note in latex
     assert r"\textbf{50.0" not in latex
 
@@ -237,7 +237,7 @@ def test_temperature_scaling_stands_apart(tmp_path):
     assert "0.0123" not in papers
     assert "paper 9" not in section
     assert "Fitting CPU" in later
-    latex = page_files(settings, tmp_path)([gather(one, settings, tmp_path) for one in wanted])[LATEX].decode()
+    latex = page_of(tmp_path, settings, wanted, LATEX)
     assert "0.0123" in latex
 
     several = replace(settings, methods=("single",), seeds=(0, 1))
