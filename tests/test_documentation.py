@@ -86,7 +86,8 @@ def without_numbers(text):
 @pytest.mark.parametrize(
     ("name", "less"),
     [
-        ("regression", ("steps=500", "steps=50")),  # `make docs` runs all of them in full at each build
+        # `make docs` runs all of them in full at each build
+        pytest.param("regression", ("steps=500", "steps=50"), id="regression, less trained"),
         *(pytest.param(name, ("", ""), id=name, marks=pytest.mark.slow) for name in TUTORIALS),
     ],
 )
