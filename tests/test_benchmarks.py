@@ -119,8 +119,11 @@ def test_balanced_draws_are_measured_from_a_run_to_its_picture(script, tmp_path,
     train_run(config, tmp_path, device)
     balanced = script("balanced")
     monkeypatch.setattr(balanced, "COUNTS", (2, 5, 10))
+    monkeypatch.setattr(balanced, "CYCLES", (1, 2))
     monkeypatch.setattr(balanced, "SETTINGS", balanced.SETTINGS[:1])
-    found = balanced.measure(balanced.Measured(config, tmp_path, device), first=40, samples=200)
+    run = balanced.Measured(config, tmp_path, device)
+    run.images, run.labels = run.first(100), run.labels[:100]
+    found = balanced.measure(run, first=40, samples=200)
     assert [row["samples"] for row in found["errors"] if row["cycles"] in (1, 2)] == [
         found["cycle"],
         2 * found["cycle"],

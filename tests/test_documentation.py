@@ -30,7 +30,6 @@ TUTORIALS = {
     for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))
     if path.stem != "index"
 }
-SHORT = {"regression"}  # the others are slow: `make docs` runs them at each build
 
 
 def run_blocks(page, wanted=lambda block: True):
@@ -85,13 +84,19 @@ def without_numbers(text):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in SHORT)) for name in TUTORIALS]
+    ("name", "less"),
+    [
+        # `make docs` runs all of them in full at each build
+        pytest.param("regression", ("steps=500", "steps=50"), id="regression, less trained"),
+        *(pytest.param(name, ("", ""), id=name, marks=pytest.mark.slow) for name in TUTORIALS),
+    ],
 )
-def test_a_tutorial_prints_what_it_shows(tutorials, name):
+def test_a_tutorial_prints_what_it_shows(tutorials, name, less):
     """But for its numbers, which depend on the machine, and single rows of a table; a page asserts what it claims."""
-    page = ROOT / TUTORIALS[name]
-    shown = [block[2] or "" for block in tutorials["BLOCK"].finditer(page.read_text())]
-    names, printed = tutorials["run"](page.read_text(), name)
+    text = (ROOT / TUTORIALS[name]).read_text()
+    assert less[0] in text
+    shown = [block[2] or "" for block in tutorials["BLOCK"].finditer(text)]
+    names, printed = tutorials["run"](text.replace(*less), name)
     assert any(shown)
     for one, other in zip(shown, printed, strict=True):
         assert bool(one) == bool(other), other

@@ -197,21 +197,22 @@ STREAM_FAMILIES = {
         [random_stream.mix(int32(range(1000, 1000 + STREAMS))), int32([987_654_321]).expand(STREAMS)]
     ),
 }
-SLOW_FAMILIES = ["late training steps", "swapped sample and site", "single bits of every number"]
 
 
 def pair(sample, image, site=0):
     return key_pairs(samples=[sample], images=[image], sites=[site])
 
 
-class TestIndependence:
-    """Correlations of 65,536 elements in 300 streams, all measured in standard deviations."""
+SIZES = pytest.mark.parametrize("elements", [ELEMENTS // 4, pytest.param(ELEMENTS, marks=pytest.mark.slow)])
 
-    @pytest.mark.parametrize(
-        "family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_FAMILIES)) for name in STREAM_FAMILIES]
-    )
-    def test_streams_are_uncorrelated(self, family):
-        for name, features in standardised(words_under(STREAM_FAMILIES[family]())):
+
+class TestIndependence:
+    """Correlations of 16,384 or 65,536 elements in 300 streams, all measured in standard deviations."""
+
+    @SIZES
+    @pytest.mark.parametrize("family", STREAM_FAMILIES)
+    def test_streams_are_uncorrelated(self, family, elements):
+        for name, features in standardised(words_under(STREAM_FAMILIES[family](), elements)):
             assert_normal(correlations(features), name)
 
     def test_streams_that_share_the_first_key_word_are_weakly_correlated(self):
@@ -222,18 +223,20 @@ class TestIndependence:
             typical = correlations(features).square().mean().sqrt() / math.sqrt(ELEMENTS)
             assert typical < 0.01, name
 
+    @SIZES
     @pytest.mark.parametrize("family", ["images", pytest.param("seeds", marks=pytest.mark.slow)])
-    def test_neighbours_are_uncorrelated(self, family):
-        for name, features in standardised(words_under(STREAM_FAMILIES[family](), 2 * ELEMENTS)):
-            assert_normal(list(lag_correlations(features, [2**k for k in range(17)])), name)
+    def test_neighbours_are_uncorrelated(self, family, elements):
+        for name, features in standardised(words_under(STREAM_FAMILIES[family](), 2 * elements)):
+            assert_normal(list(lag_correlations(features, [2**k for k in range(elements.bit_length())])), name)
 
+    @SIZES
     @pytest.mark.parametrize(
         "numbers", ["samples", *(pytest.param(n, marks=pytest.mark.slow) for n in ("images", "sites"))]
     )
-    def test_an_element_is_uncorrelated_over_the_streams(self, numbers):
-        keys = key_pairs(seed=1, **{numbers: range(ELEMENTS)})
+    def test_an_element_is_uncorrelated_over_the_streams(self, numbers, elements):
+        keys = key_pairs(seed=1, **{numbers: range(elements)})
         for name, features in standardised(words_under(keys, STREAMS).T.contiguous()):
-            assert_normal(list(lag_correlations(features, [2**k for k in range(16)])), name)
+            assert_normal(list(lag_correlations(features, [2**k for k in range(elements.bit_length() - 1)])), name)
             assert_normal(correlations(features), name)
 
     @pytest.mark.parametrize("shape", [(64, 32, 32), (128, 7, 7), (3, 33, 65)])

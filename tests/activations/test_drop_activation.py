@@ -43,8 +43,8 @@ MODULES = [
 ]
 
 
-QUICK = (str(nn.GELU()), str(nn.PReLU(5)))
-"""A function without a parameter and one with some: the compiler takes them alike, and for long."""
+QUICK = [nn.GELU(), nn.PReLU(5)]
+"""A function without a parameter and one with some: the compiler takes others alike, and for long."""
 
 
 class Applied(nn.Module):
@@ -96,16 +96,10 @@ def test_modules_and_batches_agree(module, make_x):
         assert torch.allclose(found.probs, whole[part].softmax(1), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        pytest.param(module, id=str(module), marks=() if str(module) in QUICK else pytest.mark.slow)
-        for module in MODULES
-    ],
-)
-def test_compilers_agree(module, make_x):
+@pytest.mark.parametrize("modules", [QUICK, *(pytest.param([one], marks=pytest.mark.slow) for one in MODULES)], ids=str)
+def test_compilers_agree(modules, make_x):
     x = make_x(6, 5, 4)
-    network = rbue.convert(nn.Sequential(copy.deepcopy(module)), rbue.DropActivation(Q), example=x)
+    network = rbue.convert(nn.Sequential(*copy.deepcopy(modules)), rbue.DropActivation(Q), example=x)
     rbue.seed(network, 3)
     whole = network(x).detach()
     torch._dynamo.reset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -18,21 +17,19 @@ SPELLINGS = {
 
 
 class Applied(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
     def forward(self, x):
-        return self.function(x * 1)
+        return torch.stack([function(x * 1) for function in SPELLINGS.values()], 1)
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_compiled_masks_are_the_eager_ones(spelling):
+def test_compiled_masks_are_the_eager_ones():
+    """In one graph: compiling takes the time."""
     torch._dynamo.reset()
     x = torch.randn(4, 50)
-    network = rbue.convert(Applied(SPELLINGS[spelling]), rbue.DropReLU(0.5), example=x)
+    network = rbue.convert(Applied(), rbue.DropReLU(0.5), example=x)
     rbue.seed(network, 3)
     eager = network(x)
-    assert (eager < 0).any()
     rbue.seed(network, 3)
-    assert torch.compile(network, backend="eager", fullgraph=True)(x).equal(eager)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)(x)
+    for place, name in enumerate(SPELLINGS):
+        assert (eager[:, place] < 0).any(), name
+        assert compiled[:, place].equal(eager[:, place]), name

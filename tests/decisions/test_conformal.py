@@ -93,24 +93,28 @@ def drawn(rng, images, classes=4):
     return torch.from_numpy(probs), torch.from_numpy(labels)
 
 
+DRAWS = pytest.mark.parametrize("draws", [300, pytest.param(1000, marks=pytest.mark.slow)])
+
+
+@DRAWS
 @pytest.mark.parametrize(
     "score", [SCORES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in SCORES[1:])], ids=repr
 )
-def test_coverage_over_1000_draws_is_in_the_exact_band(score):
+def test_coverage_over_many_draws_is_in_the_exact_band(score, draws):
     """49 held-out images and a new one: the true class is covered with probability ⌈50·0.9⌉ / 50 = 0.9 exactly."""
     rng = np.random.default_rng(1)
     probs, labels = drawn(rng, 50_000)
     hits = 0
-    for draw in range(1000):
+    for draw in range(draws):
         rows = slice(50 * draw, 50 * draw + 49)
         fitted = score.fit(probs[rows], labels[rows], coverage=0.9, seed=draw)
         new = 50 * draw + 49
         hits += bool(fitted(probs[new : new + 1])[0, labels[new]])
     # Scores without randomness may tie (the last class of APS always scores 1): coverage is then above.
     if isinstance(score, APS) and not score.randomised:
-        assert hits >= binom.ppf(0.0005, 1000, 0.9)
+        assert hits >= binom.ppf(0.0005, draws, 0.9)
     else:
-        assert band(hits, 1000, 0.9), hits
+        assert band(hits, draws, 0.9), hits
 
 
 @pytest.mark.slow
@@ -129,11 +133,12 @@ def test_coverage_of_each_class_over_1000_draws(score):
     assert all(band(count, 1000, 0.9) for count in hits), hits
 
 
+@DRAWS
 @pytest.mark.parametrize("score", [Residuals(), NormalisedResiduals(), QuantileResiduals()], ids=repr)
-def test_coverage_of_intervals_over_1000_draws(score):
+def test_coverage_of_intervals_over_many_draws(score, draws):
     rng = np.random.default_rng(3)
     hits = 0
-    for _ in range(1000):
+    for _ in range(draws):
         mean, std = torch.from_numpy(rng.normal(size=50)), torch.from_numpy(rng.uniform(0.1, 2, 50))
         true = mean + 1.7 * std * torch.from_numpy(rng.normal(size=50)) + 0.1
         given = {Residuals: mean, NormalisedResiduals: (mean, std)}.get(
@@ -143,7 +148,7 @@ def test_coverage_of_intervals_over_1000_draws(score):
         new = tuple(part[49:] for part in given) if isinstance(given, tuple) else given[49:]
         lower, upper = score.fit(held, true[:49], coverage=0.9)(new)
         hits += bool(lower[0] <= true[49] <= upper[0])
-    assert band(hits, 1000, 0.9), hits
+    assert band(hits, draws, 0.9), hits
 
 
 def test_the_correction_is_exact():

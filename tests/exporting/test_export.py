@@ -278,7 +278,7 @@ def lacking(*_):
     ("written", "said", "dtype"),
     [
         (lacking, "ONNX has no form of .*no function for i0e", torch.float32),
-        (lambda *_: b"", "onnxruntime cannot run", torch.float32),
+        pytest.param(lambda *_: b"", "onnxruntime cannot run", torch.float32, marks=pytest.mark.slow),
         (lambda *_: b"", "onnxruntime cannot run .*BFloat16", torch.bfloat16),
     ],
 )

@@ -253,7 +253,9 @@ def test_an_activation_without_a_cycle_draws_independently():
     assert abs(correlation(found[0], found[1])) < 0.02
 
 
-@pytest.mark.parametrize("activation", [rbue.DropReLU(0.9), rbue.DropReLU(0.8), rbue.RReLU()], ids=str)
+@pytest.mark.parametrize(
+    "activation", [rbue.DropReLU(0.9), pytest.param(rbue.DropReLU(0.8), marks=pytest.mark.slow), rbue.RReLU()], ids=str
+)
 def test_the_mean_is_unbiased_and_errs_less(activation):
     net, length = network(activation), activation.cycle.length
     limit = rbue.predict(net, X, samples=20000, seed=77, draws="independent").probs.double()

@@ -39,8 +39,8 @@ class Functional(nn.Module):
 
 
 ORDINARY = {
-    "resnet": (lambda: ResNet18(width=0.125), (3, 32, 32)),
-    "vgg": (lambda: models.create("vgg13", classes=10, width=0.125), (3, 32, 32)),
+    "resnet": (lambda: ResNet18(width=0.125), (3, 16, 16)),
+    "vgg": (lambda: models.create("vgg13", classes=10, width=0.125), (3, 16, 16)),
     "mlp": (lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)), (8,)),
     "functional": (Functional, (8,)),
 }

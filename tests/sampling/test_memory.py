@@ -13,9 +13,9 @@ def measure(where):
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(512, 1000),
+        nn.Flatten(), nn.Linear(128, 1000),
     )
-    x = torch.randn(8, 3, 8, 8)  # the outputs of all samples would be 32 MB
+    x = torch.randn(8, 3, 4, 4)  # the outputs of all samples would be 32 MB
     rbue.convert(net, rbue.DropReLU(0.9), where=where, example=x)
     for samples in (2, 10, 1000):
         rbue.predict(net, x, samples=samples, memory=1 << 20)

@@ -586,7 +586,9 @@ def test_compiled_networks_give_the_same_samples():
 
 
 @pytest.mark.parametrize(
-    ("whole", "memory_format"), [(True, torch.channels_last), (False, torch.contiguous_format)], ids=str
+    ("whole", "memory_format"),
+    [(True, torch.channels_last), pytest.param(False, torch.contiguous_format, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_a_compiled_network_is_compiled_once_however_the_work_is_cut(whole, memory_format):
     network, x = build("residual", batch=10)
@@ -607,7 +609,7 @@ def test_a_compiled_network_is_compiled_once_however_the_work_is_cut(whole, memo
 
 
 def test_a_compiled_network_asks_for_its_tables_in_one_uncompiled_pass(monkeypatch):
-    network, x = build("residual")
+    network, x = build("statement")
     rbue.convert(network, rbue.DropReLU(0.6), example=x)
     asked = []
 

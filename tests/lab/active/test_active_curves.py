@@ -85,7 +85,7 @@ class TestGroups:
             "small_cnn on digits, steps 2000, no pool, augmix 0.5",
         ]
         assert compare([plain])[0][0].title == "small_cnn on digits"
-        assert "augmix 0.5; the same recipe for all methods" in active_page(comparisons).html()
+        assert "augmix 0.5; the same recipe for all methods" in active_page(comparisons).markdown()
 
     def test_a_seed_under_way_is_left_out_and_named(self):
         (group,), left_out = compare([*three_methods(), run([], seed=7)])

@@ -16,8 +16,9 @@ SMALL = ("table1-cifar10", "--quick", "--models", "vgg13", "--methods", "single,
 
 @pytest.fixture(autouse=True)
 def _little_is_timed(monkeypatch):
-    """A plan times real steps of a network; here of two images."""
+    """A plan times real steps of a network; here two of two images."""
     monkeypatch.setattr(planning, "TIMED_BATCH", {"cpu": 2})
+    monkeypatch.setattr(planning, "TIMED_STEPS", 2)
 
 
 def test_list(command, as_json):

@@ -116,3 +116,9 @@ def full_page():
         Section("Left out", []),
     ]
     return Page("A page & everything", sections, lead="What `rbue` found.", facts="Six methods.", wide=True)
+
+
+@pytest.fixture(scope="session")
+def full_html(full_page):
+    """The page of every kind of block."""
+    return full_page.html()

@@ -19,9 +19,9 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["every block", "runs"])
-def address(request, tmp_path_factory, full_page):
+def address(request, tmp_path_factory):
     """A page with every kind of block, and a report of runs."""
-    text = request.getfixturevalue("run_html") if request.param == "runs" else full_page.html()
+    text = request.getfixturevalue("run_html" if request.param == "runs" else "full_html")
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(text, encoding="utf-8")
     return path.as_uri()

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tiny_reports import config
 from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.report import run_answers
+from rbue.lab.report.figure_style import inline_svg
 from rbue.lab.report.page import Page, Section
 from rbue.lab.report.run_answers import Answers, drawn_again, image_cards
 from rbue.lab.report.run_answers import TestImages as Images
@@ -438,10 +440,20 @@ def test_the_measurement_that_is_asked_for_is_shown(made_runs):
     assert record.measured_as("samples=9,seed=9") is record
 
 
-def test_the_same_runs_give_the_same_page(made_runs):
+@pytest.mark.parametrize("drawn", [2, pytest.param(99, marks=pytest.mark.slow)])
+def test_the_same_runs_give_the_same_page(made_runs, drawn, monkeypatch):
+    """With so many of its figures, which take their time."""
+    monkeypatch.setattr(
+        "rbue.lab.report.page.inline_svg",
+        lambda figure, alt, prefix: inline_svg(figure, alt, prefix) if next(turn) < drawn else alt,
+    )
     chosen = [record for record in records_of(made_runs) if record.config.method == "single" and record.results]
-    first, second = (report_on(chosen, device=CPU).page.html() for _ in range(2))
-    assert first == second
+    pages = []
+    for _ in range(2):
+        turn = count()
+        pages.append(report_on(chosen, device=CPU).page.html())
+    assert pages[0] == pages[1]
+    assert next(turn) > 2
 
 
 def test_cards_show_the_very_samples_that_were_measured(made_runs):

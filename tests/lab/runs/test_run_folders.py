@@ -54,6 +54,14 @@ def test_every_run_that_was_kept_is_still_found():
         assert json.dumps(config.as_json()) == json.dumps(content)
 
 
+@pytest.mark.parametrize(("name", "value"), [("flip", "x" * 5000), ("x" * 5000, 1)], ids=["value", "name"])
+def test_a_damaged_setting_of_any_length_is_a_short_sentence(name, value):
+    content = RunConfig().as_json()
+    with pytest.raises(RbueError, match=r"^run/config\.json .*xxx\.\.\.") as error:
+        RunConfig.from_json({**content, "recipe": {**content["recipe"], name: value}}, "run/config.json")
+    assert len(str(error.value)) < 1200
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

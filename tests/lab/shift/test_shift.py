@@ -64,7 +64,7 @@ def stored(store: ShiftStore, cell: Cell) -> np.ndarray:
 def write_pictures(base: Path, channels: int = 3) -> str:
     """Three classes of small pictures that a network can tell apart, and their name as a data set."""
     random = np.random.RandomState(0)
-    for split, count in (("train", 24), ("test", 11)):
+    for split, count in (("train", 8), ("test", 11)):
         for label, name in enumerate("abc"):
             place = base / split / name
             place.mkdir(parents=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_trainer import METHODS, batches, epoch_of, fresh, same, weights
+from test_trainer import FEW, METHODS, batches, epoch_of, fresh, same, weights
 from torch import nn
 from torch.nn import functional as F
 
@@ -54,10 +54,10 @@ def noted(monkeypatch):
     return NotedStep
 
 
-def trained(recipe, spec="mc-droprelu:0.8", **settings):
+def trained(recipe, spec="mc-droprelu:0.8", count=96, **settings):
     method = parse(spec)
     network = fresh(method)
-    train(Job(network, method, batches(), recipe, 0, **settings), "plain")
+    train(Job(network, method, batches(count=count), recipe, 0, **settings), "plain")
     return network
 
 
@@ -129,12 +129,12 @@ def test_a_stopped_average_goes_on_bit_for_bit(recipe, spec, stop, tmp_path, mon
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trained(recipe, spec, checkpoint=file, report=interrupt)
+        trained(recipe, spec, FEW, checkpoint=file, report=interrupt)
     tensors, note = read_tensors(file)
     assert note["epoch"] == stop
     assert {name for name in tensors if name.startswith("average.")} >= {"average.0.weight", "average.5.bias"}
-    continued = trained(recipe, spec, checkpoint=file)
-    assert same(weights(continued), weights(trained(recipe, spec)))
+    continued = trained(recipe, spec, FEW, checkpoint=file)
+    assert same(weights(continued), weights(trained(recipe, spec, FEW)))
 
 
 @KINDS

@@ -72,17 +72,24 @@ def test_networks_that_have_to_train_alone_are_in_memory_alone(tmp_path, monkeyp
     assert there == [1, 1]
 
 
+@pytest.fixture(scope="module")
+def two_alone(tmp_path_factory):
+    """Two networks that are trained one after the other, and their root."""
+    root, recipe = tmp_path_factory.mktemp("alone"), recipe_for("digits", epochs=2, batch=128)
+    configs = [RunConfig(seed=seed, width=0.25, recipe=recipe) for seed in (0, 2)]
+    train_runs(configs, root, CPU)
+    return configs, root
+
+
 @pytest.mark.parametrize("together", [1, 3])
-def test_one_that_diverges_does_not_end_the_others(together, tmp_path):
-    steep, usual = (recipe_for("digits", epochs=2, batch=128, learning_rate=rate) for rate in (1e30, None))
+def test_one_that_diverges_does_not_end_the_others(together, two_alone, tmp_path):
+    others, alone = two_alone
+    steep = recipe_for("digits", epochs=2, batch=128, learning_rate=1e30)
     bad = RunConfig(seed=1, width=0.25, recipe=steep)
-    others = [RunConfig(seed=seed, width=0.25, recipe=usual) for seed in (0, 2)]
     with pytest.raises(Diverged, match=r"^single seed 1: training diverged in epoch 1: .* lower the learning rate"):
         train_runs([others[0], bad, others[1]], tmp_path, CPU, together=together)
     assert RunFolder.of(bad, tmp_path).read("training") is None
     assert not RunFolder.of(bad, tmp_path).has_weights
-    alone = tmp_path / "alone"
-    train_runs(others, alone, CPU)
     for config in others:
         one, other = (load_networks(config, root, CPU)[0].state_dict() for root in (tmp_path, alone))
         assert all(torch.equal(value, other[key]) for key, value in one.items())
@@ -90,7 +97,7 @@ def test_one_that_diverges_does_not_end_the_others(together, tmp_path):
 
 def test_each_epoch_says_how_many_networks_shared_its_time(tmp_path, capsys):
     recipe = recipe_for("digits", epochs=2, batch=128)
-    configs = [RunConfig(model="small_cnn", method="single", seed=seed, recipe=recipe) for seed in (0, 1, 2)]
+    configs = [RunConfig(method="single", seed=seed, width=0.25, recipe=recipe) for seed in (0, 1, 2)]
     reports = []
     train_runs(configs, tmp_path, CPU, report=lambda config, epoch: reports.append(epoch), together=2)
     assert [report.side_by_side for report in reports] == [2, 2, 2, 2, 1, 1]

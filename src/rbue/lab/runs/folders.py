@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rbue import random_stream
-from rbue.errors import InvalidInput, RbueError, reason
+from rbue.errors import InvalidInput, RbueError, reason, shown
 from rbue.files import checksum, json_bytes, load_array, read_json, write_bytes, write_json
 from rbue.lab.methods import Method, parse, spec_of
 from rbue.lab.own_code import NotNamed, named_by, refuse_unnamed
@@ -135,10 +135,10 @@ class RunConfig:
         except NotNamed:
             raise
         except (KeyError, TypeError) as error:
-            raise RbueError(f"{file} was written by another version of rbue ({error}).") from error
+            raise RbueError(f"{file} was written by another version of rbue ({reason(error)}).") from error
         except (RbueError, OverflowError) as error:
             kind = InvalidInput if isinstance(error, InvalidInput) else RbueError
-            raise kind(f"{file} holds settings that cannot be used: {error}") from error
+            raise kind(f"{file} holds settings that cannot be used: {shown(error, 1000)}") from error
 
 
 def _canonical(method: Any) -> str:
