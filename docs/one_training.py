@@ -34,6 +34,8 @@ PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
 
 
 NOISES = [name for name in CORRUPTIONS if name.endswith("_noise")]
+CLEAN = ("trainings", "passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³")
+"""Heads of what is said of the clean test images."""
 SETTINGS = {
     "weight_decay": "weight decay",
     "average": "average",
@@ -148,11 +150,8 @@ def elsewhere(studies: Iterable[Study]) -> list[str]:
     return result_tables.table(heads, lines)
 
 
-CLEAN = ("trainings", "passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³")
-
-
 def _clean(row: Row) -> list[str]:
-    """The cells under these heads."""
+    """The cells under the heads :data:`CLEAN`."""
     return [
         str(row.trainings),
         "augmented" if row.augmented else "plain",

@@ -194,7 +194,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         InvalidInput,
         ["torch.fx", "trace the network first"],
     ),
-    "no input": (lambda: convert()()(), InvalidInput, ["batch dimension", "not nothing"]),
+    "no input": (lambda: convert()()(), InvalidInput, ["batch dimension", "among its inputs."]),
     **{
         f"called with {kind}": (lambda given=given: convert()()(given), InvalidInput, [f"not {kind};", "np.asarray(x)"])
         for given, kind in ((None, "NoneType"), (x.numpy(), "ndarray"), (x.tolist(), "float"), (x[0, 0], "Tensor"))

@@ -185,8 +185,9 @@ class Conversion:
             if any(isinstance(one, torch.fx.Proxy) for one in leaves):
                 way = "torch.fx gives it none, so trace the network first and convert what comes of it"
                 raise InvalidInput(f"{needs}; {way}.")
-            kinds = ", ".join(sorted({type(one).__name__ for one in leaves})) or "nothing"
-            raise InvalidInput(f"{needs}, not {kinds}; of an array or a table give torch.tensor(np.asarray(x)).")
+            kinds = ", ".join(sorted({type(one).__name__ for one in leaves}))
+            way = f", not {kinds}; of an array or a table give torch.tensor(np.asarray(x))" if kinds else ""
+            raise InvalidInput(f"{needs}{way}.")
         return checkpointing.recorded(lambda: draws.direct_draw(network, x.shape[0], x.device))
 
 
