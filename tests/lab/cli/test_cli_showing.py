@@ -70,7 +70,7 @@ def test_models(command, as_json):
 def test_methods(command, as_json):
     rows = {row["name"]: row for row in as_json("methods")["methods"]}
     assert list(rows) == list_methods()
-    assert rows["mc-droprelu"]["settings"] == {"q": 0.9, "where": "all", "mask": "element"}
+    assert rows["mc-droprelu"]["settings"] == {"q": 0.9, "where": "all", "mask": "element", "of": ""}
     assert all(row["about"] for row in rows.values())
     shown = command("methods").stdout
     assert "q=0.9, where=all" in shown

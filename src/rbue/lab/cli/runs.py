@@ -179,8 +179,8 @@ def _state(run: RunFolder) -> str:
     config = run.config()
     if run.read("training") is not None:
         return TRAINED
-    if config.parsed.networks > 1:
-        return f"{config.parsed.networks} networks"
+    if config.members() != [config]:
+        return "weights of another run" if config.parsed.networks == 1 else f"{config.parsed.networks} networks"
     from rbue.lab.training.trainer import read_log
 
     return f"epoch {len(read_log(run.log))} of {config.recipe.epochs}"
@@ -193,8 +193,6 @@ def _has_weights(run: RunFolder, state: str) -> bool | None:
     if state not in (MEASURED, TRAINED):
         return None
     config = run.config()
-    if config.parsed.networks == 1:
-        return run.has_weights
     root = run.path.resolve().parents[2]
     return all(RunFolder.of(member, root).has_weights for member in config.members())
 

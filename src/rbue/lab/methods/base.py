@@ -4,8 +4,9 @@ A method says how to prepare a fresh network, what to minimise, how many network
 them. It is a frozen dataclass below :class:`Method`, whose fields are its settings, and is chosen everywhere by a short
 text, its name and its settings in order: ``single``, ``mc-dropout:0.2``, ``mc-droprelu:0.8,last``. A new one is one new
 file in this folder, or a class of one's own named by ``package.module:Name``, with its settings after a further colon:
-``my_methods:Mine:0.5,last``. An ensemble holds the text of another method in brackets:
-``deep-ensemble:4[mc-droprelu:0.95]``.
+``my_methods:Mine:0.5,last``. Brackets hold the text of another method, which trains the networks:
+``deep-ensemble:4[mc-droprelu:0.95]``, or ``mc-droprelu:0.98,all,channel[single]``, random ReLUs in the network of
+``single``.
 """
 
 from __future__ import annotations
@@ -157,14 +158,32 @@ class Method:
 
 
 class RandomSites(Method):
-    """A method that makes call sites random, at training and at test time; ``where`` says which."""
+    """A method that makes call sites random; ``where`` says which.
+
+    They are random at training and at test time; or at test time alone, in the network that the method ``of`` trains.
+    """
 
     limit = None
     balances = True
+    holds_method = True
     where: str
+    of: str
 
     def __post_init__(self) -> None:
         self.activation()  # refuses settings out of range
+        if self.of:
+            trains = self.member
+            if trains.limit != 1 and not (isinstance(trains, RandomSites) and not trains.of):
+                raise InvalidInput(
+                    f"{self.name} draws from a network that single or another method with random sites trains, not "
+                    f"{self.of}."
+                )
+            object.__setattr__(self, "of", spec_of(trains))
+
+    @property
+    def member(self) -> Method:
+        """The method that trains the network."""
+        return parse(self.of) if self.of else self
 
     def activation(self) -> Randomness:
         """What takes the place of the activations."""
@@ -226,7 +245,7 @@ def parse(spec: str) -> Method:
     """The method that a short text names.
 
     >>> parse("mc-droprelu:0.95")
-    MCDropReLU(q=0.95, where='all', mask='element')
+    MCDropReLU(q=0.95, where='all', mask='element', of='')
     >>> parse("deep-ensemble:4[mc-droprelu:0.95]") == parse("deep-ensemble:4,mc-droprelu:0.95")
     True
     """

@@ -29,8 +29,9 @@ class DeepEnsemble(Method):
 
     def __post_init__(self) -> None:
         at_least_two(self.members)
-        if self.member.networks > 1:
-            raise InvalidInput(f"the members of an ensemble must be single networks, not {self.of}.")
+        member = self.member
+        if member.member is not member:
+            raise InvalidInput(f"the members of an ensemble must be single networks that {self.of} trains itself.")
         object.__setattr__(self, "of", spec_of(self.member))
 
     @property

@@ -20,6 +20,7 @@ class MCDropout(RandomSites):
 
     p: float = 0.5
     where: str = "last"
+    of: str = ""
 
     def activation(self) -> Dropout:
         """Dropout before layers."""

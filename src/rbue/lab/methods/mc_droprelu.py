@@ -19,6 +19,7 @@ class MCDropReLU(RandomSites):
     q: float = 0.9
     where: str = "all"
     mask: str = "element"
+    of: str = ""
 
     def activation(self) -> DropReLU:
         """``x`` in place of ``max(x, 0)`` with probability ``1 - q``."""

@@ -16,6 +16,7 @@ class MCRReLU(RandomSites):
     lower: float = 1 / 8
     upper: float = 1 / 3
     where: str = "all"
+    of: str = ""
 
     def activation(self) -> RReLU:
         """``a x`` for negative ``x``, ``a ~ U(lower, upper)``."""

@@ -110,9 +110,9 @@ class RunConfig:
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
 
     def members(self) -> list[RunConfig]:
-        """The runs that train the networks of this one: itself, or the members of an ensemble, of consecutive seeds."""
+        """The runs that train the networks of this one: itself, or those of another method, of consecutive seeds."""
         method = self.parsed
-        if method.networks == 1:
+        if method.member is method:
             return [self]
         member = spec_of(method.member)
         return [replace(self, method=member, seed=self.seed + number) for number in range(method.networks)]

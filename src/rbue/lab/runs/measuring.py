@@ -255,7 +255,7 @@ def _known(config: RunConfig, root: Path, split: str, passes: Passes) -> dict[st
         whole = is_last and known[key]["samples"] == passes.count(config)  # or that many of each member
         if not outdated and (not networks_here or (whole and probs.exists() and belong_to(probs, known[key]))):
             return dict(known[key])
-        if not folder.has_weights and config.parsed.networks == 1:
+        if not networks_here and config.parsed.networks == 1:
             raise RbueError(
                 f"{folder.path} was measured {outdated}; its weights are not kept in this folder to measure it again."
             )

@@ -38,8 +38,8 @@ def fresh_network(config: RunConfig, images: data.ImageSet, device: torch.device
     """
     with _own_random_numbers(device):
         network = _initialised(config, images)
-        check_fits(network, config.model, _image_shape(images), images, config.recipe.batch)
-        return prepared(network, config.parsed, _image_shape(images), device)
+        check_fits(network, config.model, image_shape(images), images, config.recipe.batch)
+        return prepared(network, config.parsed, image_shape(images), device)
 
 
 def _own_random_numbers(device: torch.device) -> AbstractContextManager:
@@ -48,14 +48,14 @@ def _own_random_numbers(device: torch.device) -> AbstractContextManager:
 
 
 def _initialised(config: RunConfig, images: data.ImageSet) -> nn.Module:
-    channels, *_ = _image_shape(images)
+    channels, *_ = image_shape(images)
     create = partial(models.create, config.model, len(images.classes), channels, config.width)
     try:
         if config.width > 1 and ":" not in config.model:
             _check_room(create)
         torch.manual_seed(config.seed)
         network = create()
-        give_lazy_layers_weights(network, _image_shape(images))
+        give_lazy_layers_weights(network, image_shape(images))
         return network
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
         if config.width <= 1 or isinstance(error, RbueError):
@@ -73,7 +73,8 @@ def _check_room(create: Callable[[], nn.Module]) -> None:
         raise MemoryError(f"{weights:,} bytes of weights")
 
 
-def _image_shape(images: data.ImageSet) -> tuple[int, int, int]:
+def image_shape(images: data.ImageSet) -> tuple[int, int, int]:
+    """Channels, height and width."""
     height, width, channels = images.images.shape[1:]
     return channels, height, width
 
@@ -134,7 +135,7 @@ def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[n
     networks = []
     for member, folder in members:
         with _own_random_numbers(device):
-            network = prepared(_initialised(member, images), member.parsed, _image_shape(images), device)
+            network = prepared(_initialised(member, images), config.parsed, image_shape(images), device)
         load_weights(folder.path, network)
         networks.append(network)
     return networks
