@@ -77,6 +77,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
             "shared": one_training.shared(MAIN),
             "earlier": one_training.table(MAIN, EARLY),
             "elsewhere": one_training.elsewhere([OTHERS["cifar100-resnet18"], OTHERS["cifar10-vgg13"]]),
+            "stages": one_training.stages(),
             "search": one_training.search(),
         },
         SCALING: {

@@ -73,7 +73,7 @@ def _table(found: Found) -> list[str]:
 
 
 def _legend(found: Found) -> list[str]:
-    seeds = max(len(curve["seeds"]) for curve in found["curves"])
+    seeds = {len(curve["seeds"]) for curve in found["curves"]}
     return [
         f"Mean ± standard deviation over {counted(seeds, 'seed')}, each compared with random of the same seed and",
         "method. Points are means over all rounds. 'At the end' is at the accuracy with which random ends; 'under' is",

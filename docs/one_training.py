@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FIRST, CHOSEN = "mc-droprelu:0.98,all,channel", "mc-droprelu:0.99,all,channel"
+FIRST, SECOND = "mc-droprelu:0.98,all,channel", "mc-droprelu:0.99,all,channel"
+CHOSEN = "mc-droprelu:0.995,all,channel[single]"
 TITLES = {
     "single": "Single",
+    CHOSEN: "Single, drawn with 0.995 by channel",
     "mc-droprelu:0.95": "MC-DropReLU 0.95",
     FIRST: "MC-DropReLU 0.98 by channel",
-    CHOSEN: "MC-DropReLU 0.99 by channel",
+    SECOND: "MC-DropReLU 0.99 by channel",
     "deep-ensemble:4": "Deep Ensemble of 4",
 }
 PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
@@ -184,7 +186,8 @@ def brief(study: Study) -> list[str]:
     typed = (
         ("strong", "single", "`single`"),
         ("strong", CHOSEN, f"`{CHOSEN}`"),
-        (ROBUST, CHOSEN, "the same, `--augmix 0.5`"),
+        ("strong", SECOND, f"`{SECOND}`"),
+        (ROBUST, SECOND, "the same, `--augmix 0.5`"),
         ("strong", "deep-ensemble:4", "`deep-ensemble:4`, four trainings"),
         ("paper", "deep-ensemble:4", "the same, `--recipe paper`, plain passes"),
     )
@@ -227,17 +230,19 @@ NAMES = {
     ("paper", "mc-droprelu:0.95"): ("MC-DropReLU 0.95", (10, -3), "left"),
     ("paper", "deep-ensemble:4"): ("Deep Ensemble\nof 4", (16, 0), "left"),
     ("strong", "single"): ("Single", (6, 12), "left"),
-    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-36, -20), "right"),
+    ("strong", CHOSEN): ("Single, drawn with 0.995", (4, 21), "right"),
+    ("strong", SECOND): ("MC-DropReLU 0.99\nby channel", (-36, -20), "right"),
     ("strong", "deep-ensemble:4"): ("Deep Ensemble of 4", (-22, -14), "right"),
 }
 """What is written beside the plain passes of a row, where (in points) and on which side."""
 CORRUPTED = NAMES | {
     ("strong", "single"): ("Single", (0, 13), "left"),
-    ("strong", CHOSEN): ("MC-DropReLU 0.99\nby channel", (-14, -3), "right"),
+    ("strong", CHOSEN): ("Single, drawn with 0.995", (10, -7), "left"),
+    ("strong", SECOND): ("MC-DropReLU 0.99\nby channel", (-14, -3), "right"),
 }
 """The same on corrupted images."""
-MARKERS = {ROBUST: "D"}
-"""Of recipes that are no circle."""
+MARKERS = {ROBUST: "D", CHOSEN: "^"}
+"""Of recipes and methods that are no circle."""
 
 
 def picture(study: Study) -> Figure:
@@ -281,7 +286,7 @@ def _points(
             axes.scatter(*zip(*runs, strict=True), s=12, color=colour, alpha=0.3, linewidths=0, zorder=1)
         face = "white" if row.recipe == "paper" else colour
         look = {"s": AREA * row.trainings, "facecolors": face, "edgecolors": colour, "linewidths": 1.3}
-        axes.scatter(*centre, marker=MARKERS.get(row.recipe, "o"), zorder=3, **look)
+        axes.scatter(*centre, marker=_marker(row), zorder=3, **look)
         if row.augmented and key in plain:
             arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.0, "shrinkA": 5, "shrinkB": 5}
             axes.annotate("", centre, xytext=plain[key], arrowprops=arrow)
@@ -292,6 +297,10 @@ def _points(
             look = {"ha": side, "va": "center", "color": colour, "fontsize": TEXT}
             axes.annotate(text, centre, xytext=offset, textcoords="offset points", **look)
     axes.margins(0.12)
+
+
+def _marker(row: Row) -> str:
+    return MARKERS.get(row.recipe, MARKERS.get(row.method, "o"))
 
 
 def by_corruption(study: Study) -> Figure:
@@ -307,7 +316,7 @@ def by_corruption(study: Study) -> Figure:
         label = f"{TITLES[method]}, {recipe}, {'augmented' if row.augmented else 'plain'}"
         look = {"s": 26, "facecolors": face, "edgecolors": colour, "linewidths": 1.2, "label": label}
         heights = [line + 0.1 * (place - (len(shown) - 1) / 2) for line in range(len(names))]  # none hides another
-        axes.scatter(nll, heights, marker=MARKERS.get(recipe, "o"), zorder=3, **look)
+        axes.scatter(nll, heights, marker=_marker(row), zorder=3, **look)
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.invert_yaxis()
     axes.set_xscale("log")
@@ -316,6 +325,33 @@ def by_corruption(study: Study) -> Figure:
     dress(axes, x="negative log-likelihood, mean of five severities (log scale)", grid="both")
     figure.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="outside upper left", ncols=2)
     return figure
+
+
+def stages() -> list[str]:
+    """What random ReLUs at test time change of trained networks, by where they are; means over networks."""
+    found: dict[tuple[str, str, float], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
+    for one in read_json(ROOT / "results" / "draws_by_stage.json"):
+        before, *after = one["rows"]
+        method = one["config"]["method"]
+        for row in after:
+            if row["q"] != getattr(parse(method), "q", None):
+                found.setdefault((method, row["where"], row["q"]), []).append((before, row))
+    lines = [
+        [f"`{method}`", f"`{where}`", f"{q:g}", str(len(pairs))]
+        + [
+            f"{scale * mean(after[images][name] - before[images][name] for before, after in pairs):+.{digits}f}"
+            for images in ("clean", "noise")
+            for name, scale, digits in (("accuracy", 100, 2), ("ece", 1, 3), ("nll", 1, 3))
+        ]
+        for (method, where, q), pairs in sorted(found.items(), key=_order)
+    ]
+    heads = ["trained with", "random ReLUs", "`q`", "networks", "clean: accuracy", "ECE", "NLL"]
+    return result_tables.table([*heads, "noise: accuracy", "ECE", "NLL"], lines)
+
+
+def _order(one: tuple[tuple[str, str, float], Any]) -> tuple[float, str, float]:
+    (method, where, q), _ = one
+    return -getattr(parse(method), "q", 1.0), where, -q
 
 
 def search() -> list[str]:
