@@ -324,20 +324,21 @@ def _trained(
     config: RunConfig, images: data.ImageSet, device: torch.device, engine: str, together: int
 ) -> tuple[list[nn.Module], TrainingSummary]:
     """The networks of a run, trained in memory, and what the last one's training came to."""
-    members = config.members()
+    trainings = config.trainings()
     networks: list[nn.Module] = []
-    for begin in range(0, len(members), together):
+    for begin in range(0, len(trainings), together):
         jobs = [
             Job(fresh_network(one, images, device), one.parsed, batches_for(one, images, device), one.recipe, one.seed)
-            for one in members[begin : begin + together]
+            for one in trainings[begin : begin + together]
         ]
         outcomes = _outcomes(jobs, engine)
         for job in jobs:
             job.network.zero_grad()  # gradients lie in the memory of captured steps, which they would keep
             networks.append(job.network)
         del jobs, job
-    if config.parsed.networks == 1 and members != [config]:
-        networks = [config.parsed.prepare(networks[0], torch.zeros(2, *image_shape(images), device=device))]
+    if trainings != config.members():  # random ReLUs at test time alone
+        example = torch.zeros(2, *image_shape(images), device=device)
+        networks = [config.parsed.prepare(network, example) for network in networks]
     if device.type == "cuda":
         gc.collect()  # what cycles of Python hold there, once a round: it takes a tenth of a second
     return networks, outcomes[-1]

@@ -196,7 +196,7 @@ def _spread(
     networks = in_order(missing_networks(configs, root), lambda one: remark(f"training {one.method} seed {one.seed}"))
     for network, _, error in executor.each(train, networks):
         if error is not None:
-            failed |= {config: error for config in configs if network in config.members()}
+            failed |= {config: error for config in configs if network in config.trainings()}
     evaluate = partial(evaluate_run, root=root, device=executor.device, **how)
     runs = in_order(
         [config for config in configs if config not in failed],

@@ -179,7 +179,7 @@ def _state(run: RunFolder) -> str:
     config = run.config()
     if run.read("training") is not None:
         return TRAINED
-    if config.members() != [config]:
+    if config.trainings() != [config]:
         return "weights of another run" if config.parsed.networks == 1 else f"{config.parsed.networks} networks"
     from rbue.lab.training.trainer import read_log
 
@@ -188,13 +188,9 @@ def _state(run: RunFolder) -> str:
 
 def _has_weights(run: RunFolder, state: str) -> bool | None:
     """Whether all networks of a run that had them are here; None while there is nothing to expect."""
-    from rbue.lab.runs.folders import RunFolder
+    from rbue.lab.runs.folders import has_weights
 
-    if state not in (MEASURED, TRAINED):
-        return None
-    config = run.config()
-    root = run.path.resolve().parents[2]
-    return all(RunFolder.of(member, root).has_weights for member in config.members())
+    return has_weights(run.config(), run.path.resolve().parents[2]) if state in (MEASURED, TRAINED) else None
 
 
 def _marked(state: str, weights: bool | None, augment: str | None = None) -> str:

@@ -63,7 +63,7 @@ def trained(config: RunConfig, root: Path, device: torch.device, **how: Any) -> 
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.runs.training import train_run
 
-    members = config.members()
+    members = config.trainings()
     before = [_outcome(RunFolder.of(member, root)) for member in members]
     with training_progress() as report:
         folders = train_run(config, root, device, report, **how)

@@ -74,8 +74,6 @@ class Method:
     trains_alone: ClassVar[bool] = False
     one_classifier: ClassVar[bool] = True
     undecayed: ClassVar[tuple[str, ...]] = ()
-    holds_method: ClassVar[bool] = False
-    """Whether the last setting is the short text of another method."""
 
     def __init_subclass__(cls) -> None:
         cls.name = f"{cls.__module__}:{cls.__qualname__}"
@@ -87,6 +85,11 @@ class Method:
 
     @property
     def member(self) -> Method:
+        """The method of each of them."""
+        return self
+
+    @property
+    def trained(self) -> Method:
         """The method that trains each of them."""
         return self
 
@@ -165,24 +168,23 @@ class RandomSites(Method):
 
     limit = None
     balances = True
-    holds_method = True
     where: str
-    of: str
+    of: str = ""
 
     def __post_init__(self) -> None:
         self.activation()  # refuses settings out of range
         if self.of:
-            trains = self.member
-            if trains.limit != 1 and not (isinstance(trains, RandomSites) and not trains.of):
+            trained = self.trained
+            if trained.limit != 1 and not (isinstance(trained, RandomSites) and not trained.of):
                 raise InvalidInput(
                     f"{self.name} draws from a network that single or another method with random sites trains, not "
                     f"{self.of}."
                 )
-            object.__setattr__(self, "of", spec_of(trains))
+            object.__setattr__(self, "of", spec_of(trained))
 
     @property
-    def member(self) -> Method:
-        """The method that trains the network."""
+    def trained(self) -> Method:
+        """The method ``of``, if there is one."""
         return parse(self.of) if self.of else self
 
     def activation(self) -> Randomness:
@@ -253,12 +255,12 @@ def parse(spec: str) -> Method:
     if bracket and not inner.endswith("]"):
         raise InvalidInput(f"{spec!r} opens a bracket; close it at the end, as in deep-ensemble:4[mc-droprelu:0.95].")
     name, kind, rest = _kind(outer, spec)
-    if bracket and not kind.holds_method:
-        raise InvalidInput(f"{name} holds no other method, so {spec!r} must have no brackets.")
     kinds = _settings(kind)  # type: ignore[arg-type]
     fields = list(kinds)
+    if bracket and not _holds_method(fields):
+        raise InvalidInput(f"{name} holds no other method, so {spec!r} must have no brackets.")
     # The text of a method that is held has commas of its own.
-    texts = [text.strip() for text in rest.split(",", len(fields) - 1 if kind.holds_method else -1)] if rest else []
+    texts = [text.strip() for text in rest.split(",", len(fields) - 1 if _holds_method(fields) else -1)] if rest else []
     if len(texts) > len(fields) - bool(bracket):
         names = ", ".join(fields) or "no settings"
         raise InvalidInput(f"{spec!r} has {len(texts) + bool(bracket)} settings, but {name} takes {names}.")
@@ -276,6 +278,11 @@ def _settings(kind: type[Method]) -> dict[str, Any]:
     """The settings of a method with their types, which Python compiles from text each time they are asked for."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+
+
+def _holds_method(settings: Sequence[str]) -> bool:
+    """Whether the last setting is the short text of another method."""
+    return settings[-1:] == ["of"]
 
 
 def _kind(text: str, spec: str) -> tuple[str, type[Method], str]:
@@ -317,7 +324,8 @@ def spec_of(method: Method) -> str:
     values = [getattr(method, field.name) for field in fields]
     while len(values) > method.shown and values[-1] == fields[len(values) - 1].default:
         values.pop()
-    held = f"[{values.pop()}]" if method.holds_method and len(values) == len(fields) else ""
+    is_whole = len(values) == len(fields)
+    held = f"[{values.pop()}]" if is_whole and _holds_method([field.name for field in fields]) else ""
     return method.name + (f":{','.join(map(str, values))}" if values else "") + held
 
 

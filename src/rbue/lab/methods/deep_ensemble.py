@@ -25,13 +25,11 @@ class DeepEnsemble(Method):
 
     members: int = 4
     of: str = "single"
-    holds_method = True
 
     def __post_init__(self) -> None:
         at_least_two(self.members)
-        member = self.member
-        if member.member is not member:
-            raise InvalidInput(f"the members of an ensemble must be single networks that {self.of} trains itself.")
+        if self.member.networks > 1:
+            raise InvalidInput(f"the members of an ensemble must be single networks, not {self.of}.")
         object.__setattr__(self, "of", spec_of(self.member))
 
     @property
@@ -43,6 +41,11 @@ class DeepEnsemble(Method):
     def member(self) -> Method:
         """The method of each member."""
         return parse(self.of)
+
+    @property
+    def trained(self) -> Method:
+        """The method that trains each member."""
+        return self.member.trained
 
     @property
     def limit(self) -> int | None:

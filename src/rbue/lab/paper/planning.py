@@ -71,7 +71,7 @@ class Job:
     def missing(self, root: Path, settings: Settings, kinds: Iterable[str] = STEPS) -> list[Step]:
         """What is still to be done, in order."""
         config, samples = self.config, settings.samples_of(self.config)
-        steps = [Step("train", member) for member in config.members() if not is_trained(member, root)]
+        steps = [Step("train", member) for member in config.trainings() if not is_trained(member, root)]
         # A run whose probabilities are not there lacks no calibration: there is nothing to make it from.
         complete = is_measured(config, root, samples) and not lacks_calibration(
             RunFolder.of(config, root), result_key(samples)
@@ -126,7 +126,7 @@ def training_cost(config: RunConfig) -> float:
     """About the multiply-adds of a whole training, for putting runs in order."""
     height, width, _ = data.get(config.data).shape
     one = COST_OF_AN_IMAGE.get(config.model, 1.0) * height * width * config.width**2
-    return one * _training_images(config) * config.recipe.epochs * len(config.members())
+    return one * _training_images(config) * config.recipe.epochs * len(config.trainings())
 
 
 def _training_images(config: RunConfig) -> int:

@@ -108,7 +108,7 @@ class Measured:
 
     def _trained_alone(self, config: RunConfig) -> bool:
         if config not in self._alone:
-            trainings = (RunFolder.of(member, self.root).read("training") or {} for member in config.members())
+            trainings = (RunFolder.of(member, self.root).read("training") or {} for member in config.trainings())
             self._alone[config] = all(
                 training.get("side_by_side", 1) == training.get("workers", 1) == 1 for training in trainings
             )
@@ -251,7 +251,7 @@ def how_trained(configs: Iterable[RunConfig], root: Path) -> Trained | None:
     machines: set[str] = set()
     counts: set[int] = set()
     workers: set[int] = set()
-    for member in dict.fromkeys(member for config in configs for member in config.members()):
+    for member in dict.fromkeys(member for config in configs for member in config.trainings()):
         folder = RunFolder.of(member, root)
         training = folder.read("training") or {}
         machine = machine_of(training.get("device", ""), folder.read("environment") or {})

@@ -241,7 +241,7 @@ class _Agenda:
 
     @staticmethod
     def _networks(*steps: Step) -> set[RunConfig]:
-        return {member for step in steps for member in step.config.members()}
+        return {member for step in steps for member in step.config.trainings()}
 
 
 def _do(steps: Sequence[Step], settings: Settings, place: Place, watch: Watch) -> None:
@@ -270,7 +270,7 @@ def _obstacle(step: Step, root: Path) -> str | None:
     """Why a step cannot be done here although its data is; None if it can."""
     config = step.config
     if step.kind != "train":
-        return None if all(is_trained(member, root) for member in config.members()) else _UNTRAINED
+        return None if all(is_trained(member, root) for member in config.trainings()) else _UNTRAINED
     try:
         config.parsed.check_training(config.recipe.epochs, config.recipe.average)
     except RbueError as error:

@@ -150,7 +150,7 @@ def missing(records: Sequence[Record]) -> list[str]:
         member.id
         for record in records
         if record.config is not None
-        for member in record.config.members()
+        for member in record.config.trainings()
         if member != record.config
     }
     return [
@@ -199,7 +199,7 @@ def _trouble(folder: RunFolder, config: RunConfig) -> str:
     how = f"`rbue evaluate {folder.path.name.rpartition('-')[2]}` does that."
     if config.parsed.networks > 1:
         return f"an ensemble of {config.parsed.networks} networks, not measured; {how}"
-    if folder.read("training") is not None or config.members() != [config]:
+    if folder.read("training") is not None or config.trainings() != [config]:
         return f"trained but not measured; {how}"
     epochs = len(read_log(folder.log))
     return f"training stopped after {epochs} of {config.recipe.epochs} epochs; the same `rbue train` continues it."

@@ -238,7 +238,7 @@ def training_blocks(this: Compared) -> list[Block]:
     curves = {}
     for method, records in this.group.methods.items():
         first = records[0]
-        folder = first.folder if first.root is None else RunFolder.of(first.settings.members()[0], first.root)
+        folder = first.folder if first.root is None else RunFolder.of(first.settings.trainings()[0], first.root)
         if log := read_log(folder.log):
             curves[method] = {
                 entry["epoch"] + 1: {str(key): float(entry[key]) for key in ("loss", "accuracy") if key in entry}

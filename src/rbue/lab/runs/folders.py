@@ -110,12 +110,16 @@ class RunConfig:
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
 
     def members(self) -> list[RunConfig]:
-        """The runs that train the networks of this one: itself, or those of another method, of consecutive seeds."""
+        """The runs whose samples this one has: itself, or the members of an ensemble, of consecutive seeds."""
         method = self.parsed
-        if method.member is method:
+        if method.networks == 1:
             return [self]
         member = spec_of(method.member)
         return [replace(self, method=member, seed=self.seed + number) for number in range(method.networks)]
+
+    def trainings(self) -> list[RunConfig]:
+        """The runs that train its networks: its members, or those that these draw from."""
+        return [replace(member, method=spec_of(member.parsed.trained)) for member in self.members()]
 
     def as_json(self) -> dict[str, Any]:
         """For ``config.json``."""
@@ -387,6 +391,11 @@ def read_probs(path: Path, content: bytes | None = None) -> NDArray[np.float32]:
             "remove it to have it made again."
         )
     return probs / sums
+
+
+def has_weights(config: RunConfig, root: Path) -> bool:
+    """Whether all networks of a run are here."""
+    return all(RunFolder.of(one, root).has_weights for one in config.trainings())
 
 
 def settings_and_root(run: RunFolder) -> tuple[RunConfig, Path]:

@@ -26,7 +26,7 @@ from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.augmented import augmented, parse_augment
-from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, other_stream, probs_of, write_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, has_weights, other_stream, probs_of, write_probs
 from rbue.lab.runs.networks import NoWeights, explaining_memory, load_networks
 from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
@@ -250,7 +250,7 @@ def _known(config: RunConfig, root: Path, split: str, passes: Passes) -> dict[st
     known = folder.entries(SPLITS[split])
     if key in known:
         outdated = _outdated(config, known[key], split)
-        networks_here = all(RunFolder.of(member, root).has_weights for member in config.members())
+        networks_here = has_weights(config, root)
         probs, is_last = _probs(folder, split), list(known)[-1] == key  # older ones note no checksum
         whole = is_last and known[key]["samples"] == passes.count(config)  # or that many of each member
         if not outdated and (not networks_here or (whole and probs.exists() and belong_to(probs, known[key]))):
@@ -325,13 +325,13 @@ def _measured(
         prediction.probs.sum().item()  # a GPU may be behind
         if tasks_at_once() == 1:
             costs["prediction_seconds"] = time.perf_counter() - start
-        costs["stored_bytes"] = sum(RunFolder.of(member, root).stored_bytes for member in config.members())
+        costs["stored_bytes"] = sum(RunFolder.of(one, root).stored_bytes for one in config.trainings())
         first = prediction
         plain = Passes(compared, passes.seed)
         if passes.samples < compared or replace(passes, samples=compared) != plain:
             first = predict_images(config, networks, images, plain, device, return_samples=True, rank=rank)
         curve = [{"samples": int(one.samples_used[0]), **measure(one, labels)} for one in fewer]
-    training = [RunFolder.of(member, root).read("training") for member in config.members()]
+    training = [RunFolder.of(one, root).read("training") for one in config.trainings()]
     result = {
         **measure(prediction, labels),
         **diversity(first),
@@ -375,17 +375,17 @@ def _from_members(
     Raises:
         NoWeights: a member was measured on other images or with other passes, and its weights are elsewhere.
     """
-    members = [(member, RunFolder.of(member, root)) for member in config.members()]
-    folders = [folder for _, folder in members]
-    if len(folders) == 1 or all(folder.has_weights for folder in folders):
+    members = config.members()
+    if len(members) == 1 or has_weights(config, root):
         return None
-    if not all(folder.has_weights or folder.probs.exists() for folder in folders):
+    if not all(has_weights(member, root) or RunFolder.of(member, root).probs.exists() for member in members):
         return None
     found, share = [], passes.share(config)
-    for member, folder in members:
+    for member in members:
+        folder = RunFolder.of(member, root)
         answers = _stored_answers(member, folder, images, share)
         if answers is None:
-            if not folder.has_weights:
+            if not has_weights(member, root):
                 raise NoWeights(
                     f"{folder.path} was last measured on other test images than {config.data} holds here, with other "
                     f"passes than {share.key}, or not to the end; its weights are not kept in this folder to "
@@ -397,7 +397,7 @@ def _from_members(
                 raise RbueError(f"{folder.path} was measured otherwise meanwhile; give the same command again.")
         found.append(answers)
     probs = torch.from_numpy(np.stack(found)).to(device)
-    if _makes_passes(members[0][0], passes):
+    if _makes_passes(members[0], passes):
         return of_samples(probs[:1]), of_samples(probs)
     return of_samples(probs), of_samples(probs[: passes.samples])
 

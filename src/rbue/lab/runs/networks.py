@@ -93,7 +93,7 @@ def prepared(network: nn.Module, method: Method, image: tuple[int, int, int], de
 
 def trained_on(config: RunConfig, root: Path) -> data.ImageSet:
     """A set without images: size, classes and normalisation of what a run was trained on, wherever that is now."""
-    folder = RunFolder.of(config.members()[0], root)
+    folder = RunFolder.of(config.trainings()[0], root)
     noted = folder.read("training") or {}
     if "class_names" not in noted:  # a run from before they were noted
         return data.load(config.data, "test")
@@ -122,7 +122,7 @@ def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[n
         RbueError: a network was not trained, or its files are damaged.
     """
     was_measured = RunFolder.of(config, root).has_results
-    members = [(member, RunFolder.of(member, root)) for member in config.members()]
+    members = [(member, RunFolder.of(member, root)) for member in config.trainings()]
     for _, folder in members:
         if folder.read("training") is None:
             raise RbueError(f"{folder.path} holds no finished training; run `rbue train` with the same settings first.")

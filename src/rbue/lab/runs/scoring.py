@@ -92,7 +92,7 @@ class Scoring:
         """What decides the answers, for the manifest."""
         chosen = {name: getattr(self.passes, name) for name in ("samples", "seed", "draws", "augment")}
         weights = hashlib.sha256()
-        for member in self.config.members():
+        for member in self.config.trainings():
             for file in sorted(RunFolder.of(member, self.root).path.glob("weights*")):
                 if file.suffix != ".partial":  # of a process that was killed
                     weights.update(file.read_bytes())

@@ -41,7 +41,7 @@ def train_run(
 ) -> list[RunFolder]:
     """Train the networks of a run: see :func:`train_runs`. The folders are those of its networks."""
     train_runs([config], root, device, report, engine=engine, shard_mib=shard_mib, together=together)
-    return [RunFolder.of(member, root) for member in config.members()]
+    return [RunFolder.of(member, root) for member in config.trainings()]
 
 
 def train_runs(
@@ -109,7 +109,7 @@ def train_runs(
 
 def missing_networks(configs: Sequence[RunConfig], root: Path) -> list[RunConfig]:
     """The networks that have to be trained for some runs, each once."""
-    members = dict.fromkeys(member for config in configs for member in config.members())
+    members = dict.fromkeys(member for config in configs for member in config.trainings())
     return [member for member in members if RunFolder.of(member, root).read("training") is None]
 
 
@@ -117,7 +117,7 @@ def refuse_other_images(config: RunConfig, root: Path) -> None:
     """Raise if a folder of images has changed since networks were trained on it; other data sets cannot."""
     if not config.data.startswith("folder:"):
         return
-    for member in config.members():
+    for member in config.trainings():
         folder = RunFolder.of(member, root)
         trained = folder.read("training")
         if trained is not None and trained["data"]["sha256"] != training_images(member).record()["sha256"]:
@@ -129,7 +129,7 @@ def refuse_other_images(config: RunConfig, root: Path) -> None:
 
 def warn_of_changed_code(config: RunConfig, root: Path) -> None:
     """Warn if the file of a network or method of one's own is not what it was when those of a run were trained."""
-    for member in config.members():
+    for member in config.trainings():
         folder = RunFolder.of(member, root)
         noted = folder.read("training") or {}
         for key, name in _code_of(member).items():

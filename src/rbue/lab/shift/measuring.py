@@ -202,7 +202,7 @@ class Group:
         for member in members_of(config, self.setting):
             with_probs = member != config
             cells = wanted & self._missing(member, with_probs)
-            trained = [RunFolder.of(one, self.root) for one in member.members()]
+            trained = [RunFolder.of(one, self.root) for one in member.trainings()]
             if all(one.has_weights and one.read("training") is not None for one in trained):
                 self.needed.update((member, cell) for cell in cells.intersection(self.own))
                 continue
