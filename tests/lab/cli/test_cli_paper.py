@@ -21,9 +21,12 @@ def _little_is_timed(monkeypatch):
     monkeypatch.setattr(planning, "TIMED_STEPS", 2)
 
 
-def test_list(command, as_json):
+def test_list(command, as_json, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     shown = command("paper", "list").stdout
     assert all(f"rbue paper run {name}" in shown for name in IDS)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "to do the rest: rbue paper run ID (a wider" in command("paper", "list").stderr
     assert shown.count("not run") == len(IDS)
     content = as_json("paper", "list")["experiments"]
     assert [one["id"] for one in content] == list(IDS)
@@ -60,6 +63,7 @@ def test_plan_then_run_then_report(command, as_json):
     listed = {one["id"]: one for one in as_json("paper", "list")["experiments"]}
     assert listed["table1-cifar10"]["state"].startswith("28 missing: vgg13 mc-dropout:0.2; ")
     assert listed["fig-jsd"]["command"] == "rbue paper run fig-jsd --quick --epochs 1"
+    assert "on a GPU" not in command("paper", "list").stdout  # nobody runs the stand-ins there
     assert "these numbers are no evidence" in page
     assert "two-fold cross-fit on the test set; not in the paper" in page
     assert r"\toprule" in Path("paper-report/report.tex").read_text()
@@ -117,9 +121,14 @@ def test_sentences_are_shown_where_there_is_room(command, monkeypatch, columns, 
 
 def test_the_network_that_was_measured_stands_for_the_papers(as_json):
     """The published runs: the paper shows corruptions for DenseNet-121, ours are of ResNet-18."""
-    listed = {one["id"]: one["state"] for one in as_json("paper", "list", "--runs", str(PUBLISHED))["experiments"]}
-    assert listed["fig-shift-cifar10"] == "complete"
-    assert listed["fig-shift-tinyimagenet"] == "not run"
+    listed = {one["id"]: one for one in as_json("paper", "list", "--runs", str(PUBLISHED))["experiments"]}
+    assert [listed[name]["state"] for name in ("fig-shift-cifar10", "fig-shift-tinyimagenet")] == [
+        "complete",
+        "not run",
+    ]
+    planned = as_json("paper", "plan", "fig-shift-tinyimagenet", "--runs", str(PUBLISHED))
+    assert listed["fig-shift-tinyimagenet"]["gpu_seconds"] == pytest.approx(planned["gpu_seconds"])
+    assert listed["fig-shift-cifar10"]["gpu_seconds"] == 0
     found = as_json("paper", "claims", "--runs", str(PUBLISHED))
     judged = {claim["id"]: claim["measured"] for claim in found["claims"]}
     assert judged["shift-on-par"]["known"] == judged["shift-on-par"]["cases"] > 0

@@ -58,38 +58,50 @@ Together = Annotated[int, typer.Option("--together", min=1, help="Networks train
 
 @app.command("list", epilog="Example: rbue paper list")
 def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
-    """List the tables and figures: which are complete, what the others lack, and the command that does the rest.
+    """List the tables and figures: which are complete, what the others lack, how long that takes, and its command.
 
-    Judged by its budget and the settings of the last `rbue paper run` in the folder of runs.
+    Judged by its budget and the settings of the last `rbue paper run` in the folder of runs. Tables share runs, so the
+    times do not add up: `rbue paper plan --all` counts each once.
     """
     from rbue.lab.paper.budget import read_budget
     from rbue.lab.paper.experiments import EXPERIMENTS
     from rbue.lab.paper.gathering import gather
+    from rbue.lab.paper.planning import RECORDED_GPU, RECORDED_SOURCE, RecordedGpu, jobs_for, planned
     from rbue.lab.paper.settings import Settings, last_settings
 
     _check_runs(ctx, runs)
     settings = last_settings(runs, Settings(budget=read_budget(runs)))
     gathered = [gather(one, settings, runs) for one in EXPERIMENTS]
+    gpu = RecordedGpu(runs)
+    left = [sum(row.seconds for row in planned(jobs_for([one], settings, runs), settings, gpu)) for one in EXPERIMENTS]
     if json:
         listed = [
             asdict(one.experiment)
             | {"state": one.state, "missing": one.missing, "left_out": one.left_out, "command": one.command}
-            for one in gathered
+            | {"gpu_seconds": seconds}
+            for one, seconds in zip(gathered, left, strict=True)
         ]
-        print_json({"scale": settings.scale.name, "experiments": listed})
+        print_json({"scale": settings.scale.name, "experiments": listed, "gpu": RECORDED_GPU})
         return
     columns = {
         "id": [one.experiment.id for one in gathered],
         "where": [one.experiment.place for one in gathered],
         "what it shows": [one.experiment.title for one in gathered],
         "state": [one.state for one in gathered],
+        "on a GPU": [duration(seconds) if seconds else "–" for seconds in left],
         "to do the rest": [one.command if one.missing else "–" for one in gathered],
     }
+    if settings.quick:
+        del columns["on a GPU"]
     if stdout().width < _ROOM_FOR_SENTENCES:
-        del columns["what it shows"]
+        del columns["what it shows"], columns["to do the rest"]
     title = f"Experiments of the paper ({settings.scale.name}, in {runs})"
-    table(title, tuple(columns), zip(*columns.values(), strict=True))
+    table(title, tuple(columns), zip(*columns.values(), strict=True), right=("on a GPU",))
     _tell_absent({settings.data_of(name) for one in EXPERIMENTS if (name := one.data)})
+    if "on a GPU" in columns:
+        remark(f"on a GPU: what the rest takes on one {RECORDED_GPU}, reckoned from {RECORDED_SOURCE}")
+    if "to do the rest" not in columns:
+        remark(f"to do the rest: rbue paper run ID{gathered[0].options} (a wider terminal shows each command)")
     remark("networks, methods and notes on what the paper leaves open: rbue paper list --json")
 
 
