@@ -30,6 +30,7 @@ from rbue.lab.report import figures, severity_figures
 
 README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
 ONE_TRAINING = ROOT / "docs" / "one-training.md"
+SEARCH = ROOT / "docs" / "one-training-search.md"
 DECISIONS = ROOT / "docs" / "decisions.md"
 CHOOSING_Q = ROOT / "docs" / "choosing-q.md"
 SCALING = ROOT / "docs" / "scaling.md"
@@ -67,18 +68,20 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         "reruns-shift": MAIN.differences_on_corrupted(),
     }
     return {
-        README: {"results": MAIN.short(SHORT)},
+        README: {"results": [*MAIN.short(SHORT), *one_training.headline(MAIN)]},
         DECISIONS: {"ood": MAIN.outside(), "active": label_next.part(LABELS)},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {
             "brief": one_training.brief(MAIN),
             "one-training": one_training.table(MAIN),
             "temperatures": one_training.temperatures(MAIN),
-            "shared": one_training.shared(MAIN),
-            "earlier": one_training.table(MAIN, EARLY),
             "elsewhere": one_training.elsewhere([OTHERS["cifar100-resnet18"], OTHERS["cifar10-vgg13"]]),
-            "stages": one_training.stages(),
+        },
+        SEARCH: {
             "search": one_training.search(),
+            "stages": one_training.stages(),
+            "earlier": one_training.table(MAIN, EARLY),
+            "shared": one_training.shared(MAIN),
         },
         SCALING: {
             "costs": scaling_page.costs(),
@@ -153,7 +156,7 @@ def _spent() -> list[str]:
     tried = [one["training_seconds"] for one in read_json(ROOT / "results" / "search.json")]
     return [
         f"The {len(kept)} networks behind these pages took {sum(kept):,.0f} s on a GPU by the clocks of their "
-        f"trainings, the {len(tried)} of the [search](one-training.md) {sum(tried):,.0f} s. Trainings in several "
+        f"trainings, the {len(tried)} of the [search](one-training-search.md) {sum(tried):,.0f} s. Trainings in several "
         "processes at once count in full, so the GPU was busy for less; measuring is not counted."
     ]
 

@@ -195,6 +195,22 @@ def brief(study: Study) -> list[str]:
     return result_tables.table(heads, [[words, *_means(found[recipe, method])] for recipe, method, words in typed])
 
 
+def headline(study: Study) -> list[str]:
+    """Rows for the small table of README: the strong recipe with augmented passes, means over seeds."""
+    found = {row.method: row for row in rows(study, ("strong",))}  # augmented passes where measured
+    lines = []
+    for method, title in {
+        "single": "Single",
+        CHOSEN: "**MC-DropReLU at test time, q = 0.995**",
+        "deep-ensemble:4": "Deep Ensemble of 4",
+    }.items():
+        row = found[method]
+        accuracy, ece, nll = (mean(one[name] for one in row.clean) for name in ("accuracy", "ece", "nll"))
+        scores = f"{100 * accuracy:.2f} | {ece:.3f} | {nll:.3f}"
+        lines.append(f"| *strong:* {title} | {scores} | {row.trainings} | {row.clean[0]['samples']} |")
+    return lines
+
+
 def _means(row: Row) -> list[str]:
     """Accuracy in percent, ECE and NLL of clean and of corrupted images, means over runs."""
     damaged = [{name: mean(one[name] for one in sets) for name in ("accuracy", "ece", "nll")} for sets in row.whole()]

@@ -262,7 +262,7 @@ def test_every_calibrated_run_is_shown_apart_from_the_papers_rows():
 
 
 def test_the_temperatures_of_the_search_are_those_that_were_fitted():
-    text = (ROOT / "docs" / "one-training.md").read_text()
+    text = (ROOT / "docs" / "one-training-search.md").read_text()
     said = re.search(r"from 150 epochs on, without mixup, the held-out images ask for ([\d.]+) to ([\d.]+)\.", text)
     assert said
     found = [
