@@ -46,7 +46,6 @@ LABELS = label_next.comparison(label_next.measured())
 SHORT = {
     "single": "Single",
     "mc-dropout:0.5": "MC-Dropout, p = 0.5",
-    "mc-rrelu": "MC-RReLU",
     "mc-droprelu:0.9": "**MC-DropReLU, q = 0.9**",
     "mc-droprelu:0.95": "**MC-DropReLU, q = 0.95**",
     "deep-ensemble:4": "Deep Ensemble of 4",
