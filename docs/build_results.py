@@ -155,8 +155,8 @@ def _spent() -> list[str]:
     tried = [one["training_seconds"] for one in read_json(ROOT / "results" / "search.json")]
     return [
         f"The {len(kept)} networks behind these pages took {sum(kept):,.0f} s on a GPU by the clocks of their "
-        f"trainings, the {len(tried)} of the [search](one-training-search.md) {sum(tried):,.0f} s. Trainings in several "
-        "processes at once count in full, so the GPU was busy for less; measuring is not counted."
+        f"trainings, the {len(tried)} of the [search](one-training-search.md) {sum(tried):,.0f} s. Trainings in "
+        "several processes at once count in full, so the GPU was busy for less; measuring is not counted."
     ]
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
 from rbue import metrics, tuning
+from rbue.augment import Flip, Shift
 from rbue.batchnorm import layers_that_vary
 from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites.batch import as_batch
@@ -106,6 +107,20 @@ def test_any_candidate_can_be_used_and_all_of_it_undone(network, validation):
     assert network.training
     assert network.eval()(x).equal(before)
     assert all(value.equal(state[name]) for name, value in network.state_dict().items())
+
+
+def test_every_candidate_answers_by_augmented_passes(network, validation):
+    augment, (x, y) = [Flip(), Shift(1)], validation
+    plain = rbue.tune(network, validation, where="last", q=0.9, samples=4)
+    plain.revert()
+    tuned = rbue.tune(network, validation, where="last", q=0.9, samples=4, seed=5, augment=augment)
+    for one, other in zip(tuned.tried, plain.tried, strict=True):
+        drawn = rbue.predict(tuned.use(one), x, samples=4, seed=5, augment=augment, temperature=False)
+        assert float(metrics.nll(drawn.probs, y)) == pytest.approx(one.nll, abs=1e-5)
+        assert abs(one.nll - other.nll) > 1e-3  # these pictures are not the same mirrored
+    with pytest.raises(rbue.RbueError, match="augment"):
+        rbue.tune(tuned.revert(), validation, augment="flip")
+    assert not rbue.conversion(network)
 
 
 def test_statistics_make_up_for_dropped_relus(network, validation):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rbue import metrics
 from rbue.activations import DropActivation, DropReLU, Randomness
+from rbue.augment import Augment
 from rbue.batchnorm import STATISTICS, layers_that_vary, update_bn
 from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import Placement, convert, evaluating, innermost, revert, set_temperature, sites
@@ -151,6 +152,7 @@ def tune(
     folds: int = 5,
     max_accuracy_loss: float = 0.002,
     outputs: str | None = None,
+    augment: Augment | Sequence[Augment] | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> Tuned:
@@ -178,6 +180,8 @@ def tune(
         max_accuracy_loss: how far below the plain network's accuracy a candidate may be; 0.002 are 0.2 points. Unless
             it is 0, one image is always allowed.
         outputs: ``"logits"``, the default, ``"probs"`` or ``"binary"``, as in :func:`rbue.predict`.
+        augment: what each sample does to its images first, as in :func:`rbue.predict`, which should get the same; the
+            plain network then has ``samples`` passes too.
         seed: 64-bit seed of the draws.
         progress: show a progress bar; needs rich.
 
@@ -216,7 +220,8 @@ def tune(
     images = sum(len(labels) for _, labels in batches)
     if images < whole_number(folds, "folds", least=2):
         raise InvalidInput(f"validation has {images} images for folds={folds}; give more, a few hundred if you can.")
-    search = _Search(network, batches, unlabelled, make, example, whole_number(samples, "samples"), folds, seed, task)
+    how = {"samples": whole_number(samples, "samples"), "seed": seed, "outputs": task.name, "augment": augment}
+    search = _Search(network, batches, unlabelled, make, example, folds, task, how)
     placements, falling = search.distinct(wheres), sorted(set(probabilities), reverse=True)
     try:
         with _as_written(network), _progress(progress, len(placements) * len(falling)) as advance:
@@ -256,13 +261,12 @@ class _Search:
         unlabelled: Any,
         make: Callable[[float], Randomness],
         example: Batch,
-        samples: int,
         folds: int,
-        seed: int,
         task: Task,
+        how: dict[str, Any],
     ) -> None:
         self.network, self.batches, self.unlabelled, self.task = network, batches, unlabelled, task
-        self.make, self.example, self.samples, self.folds, self.seed = make, example, samples, folds, seed
+        self.make, self.example, self.folds, self.how = make, example, folds, how
         self.labels = torch.cat([labels for _, labels in batches])
         self.sites = sites(network, example, make(0.9))
         self.estimated_plainly: dict[tuple[str, ...], dict[str, Tensor]] = {}
@@ -273,7 +277,6 @@ class _Search:
         """The network as it is; an activation that changes it even with ``q = 1`` is refused."""
         start = time.perf_counter()
         probs = torch.cat([self._plain_probs(x) for x, _ in self.batches])
-        found = self._measured(PLAIN, 1.0, 0, probs, -math.inf, start, {})
         expected = self._plain_probs(self.example)  # by itself, as a network may be batch-dependent
         _convert(self.network, self.make(1.0), _PLAIN_SITE, self.example)
         if not torch.allclose(self._plain_probs(self.example), expected, rtol=1e-2, atol=1e-3):
@@ -281,7 +284,9 @@ class _Search:
                 f"activation gives {self.make(1.0)!r} for q=1, which is not the plain network; give a function of the "
                 "probability that an activation is kept, such as rbue.DropReLU."
             )
-        return found
+        if self.how["augment"] is not None:
+            probs = self._drawn()
+        return self._measured(PLAIN, 1.0, 0, probs, -math.inf, start, {})
 
     def _plain_probs(self, x: Batch) -> Tensor:
         with torch.no_grad(), evaluating(self.network):
@@ -302,9 +307,10 @@ class _Search:
                 _convert(self.network, self.make(q), where, self.example)
             statistics = self._moved(random, self.estimated_plainly[layers])
             self.network.load_state_dict(statistics, strict=False)
-        inputs, task = _inputs(self.batches), self.task.name
-        probs = predict(self.network, inputs, self.samples, self.seed, outputs=task, temperature=False).probs
-        return self._measured(where, q, count, probs, lowest, start, statistics)
+        return self._measured(where, q, count, self._drawn(), lowest, start, statistics)
+
+    def _drawn(self) -> Tensor:
+        return predict(self.network, _inputs(self.batches), temperature=False, **self.how).probs
 
     def distinct(self, where: Sequence[Placement]) -> list[Placement]:
         """Placements that pick other sites each, few sites first; in a small network, a block may be one site."""
@@ -336,7 +342,7 @@ class _Search:
     def _estimated(self, layers: Collection[str]) -> dict[str, Tensor]:
         """Statistics of the network as it is, estimated in place."""
         inputs = _inputs(self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.network)
-        changed = update_bn(self.network, inputs, seed=self.seed, layers=layers)
+        changed = update_bn(self.network, inputs, seed=self.how["seed"], layers=layers)
         now = self.network.state_dict()
         return {name: now[name].clone() for name in changed}
 
