@@ -5,6 +5,7 @@
 The runs are of the method ``single``, trained with ``--holdout``. Each network is tuned with its held-out images, and
 BatchNorm statistics come from its training images without labels. Beside it stand the plain network, with and without a
 temperature, and MC-Dropout without training, which gets the same search: placements, rates, statistics, temperature.
+All of it is done again with augmented passes, but for MC-Dropout.
 Everything is chosen on the held-out images, and measured once on the test images.
 Goal: an accuracy loss of at most 0.2 points, and an NLL below that of the plain network with a temperature.
 """
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 import rbue
 from rbue import metrics
+from rbue.augment import Flip, Shift
 from rbue.files import write_json
 from rbue.lab import data
 from rbue.lab.cli.options import find_run
@@ -37,6 +39,7 @@ from rbue.lab.training import Normalise
 from rbue.tuning import Candidate, Tuned
 
 SCORES = ("accuracy", "ece", "nll", "brier")
+AUGMENT = [Flip(), Shift(2)]
 
 
 def tensors(images: data.ImageSet, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -45,10 +48,10 @@ def tensors(images: data.ImageSet, device: torch.device) -> tuple[Tensor, Tensor
     return normalise(pixels), torch.from_numpy(images.labels).to(device)
 
 
-def scores(network: nn.Module, x: Tensor, y: Tensor, samples: int, temperature: bool = True) -> dict[str, Any]:
+def scores(network: nn.Module, x: Tensor, y: Tensor, samples: int, **how: Any) -> dict[str, Any]:
     """The quality on the test images of a network as it is converted."""
     start = time.perf_counter()
-    found = rbue.predict(network, (part for part in x.split(2000)), samples=samples, temperature=temperature)
+    found = rbue.predict(network, (part for part in x.split(2000)), samples=samples, **how)
     values = {name: finite(float(getattr(metrics, name)(found.probs, y))) for name in SCORES}
     wrong = found.label != y
     values["auroc_of_errors"] = float(metrics.auroc(found.entropy, wrong))
@@ -71,29 +74,35 @@ def rows_of(network: nn.Module, parts: dict[str, tuple[Tensor, Tensor]], samples
     x, y = parts["test"]
     rows: list[dict[str, Any]] = []
     searches: dict[str, Any] = {}
-    kinds = {"random ReLUs": None, "MC-Dropout": lambda q: rbue.Dropout(round(1 - q, 9))}
-    for name, activation in kinds.items():
-        own = copy.deepcopy(network)
+    kinds: dict[str, dict[str, Any]] = {
+        "random ReLUs": {},
+        "MC-Dropout": {"activation": lambda q: rbue.Dropout(round(1 - q, 9))},
+        "random ReLUs, augmented passes": {"augment": AUGMENT},
+    }
+    for name, how in kinds.items():
+        own, passes = copy.deepcopy(network), {"augment": how.get("augment")}
         start = time.perf_counter()
-        tuned: Tuned = rbue.tune(own, parts["held out"], unlabelled, activation=activation, progress=True)
+        tuned: Tuned = rbue.tune(own, parts["held out"], unlabelled, progress=True, **how)
         seconds = time.perf_counter() - start
         print(tuned, flush=True)
         searches[name] = {"seconds": seconds, "tried": [described(one) for one in tuned.tried]}
-        if not rows:
-            for row, candidate, scaled in (
-                ("plain", tuned.tried[0], False),
-                ("plain + temperature", tuned.tried[0], True),
-            ):
-                tuned.use(candidate)
-                rows.append({"row": row, **described(candidate), "test": scores(own, x, y, 1, scaled)})
+        if name != "MC-Dropout":
+            plain, count = tuned.tried[0], samples if passes["augment"] else 1
+            words = f"plain{', augmented passes' if passes['augment'] else ''}"
+            tuned.use(plain)
+            for row, scaled in ((words, False), (f"{words} + temperature", True)):
+                found = scores(own, x, y, count, temperature=scaled, **passes)
+                rows.append({"row": row, **described(plain), "test": found})
         random = [one for one in tuned.tried if one.q < 1 and one.allowed]
         if random:
             best = min(random, key=lambda one: one.scaled_nll)
             tuned.use(best)
-            rows.append({"row": f"{name}, tuned", **described(best), "test": scores(own, x, y, samples)})
+            rows.append({"row": f"{name}, tuned", **described(best), "test": scores(own, x, y, samples, **passes)})
             rows[-1]["chosen"] = best is tuned.best
+        if passes["augment"]:
+            continue
         first = next(one for one in tuned.tried if one.q < 1)
-        untouched = rbue.convert(tuned.revert(), (activation or rbue.DropReLU)(0.8), example=x[:2])
+        untouched = rbue.convert(tuned.revert(), how.get("activation", rbue.DropReLU)(0.8), example=x[:2])
         untouched_row = {"row": f"{name}, q=0.8 at all sites, as it is", "sites": first.sites}
         rows.append({**untouched_row, "test": scores(untouched, x, y, samples)})
     return {"rows": rows, "searches": searches}
