@@ -159,6 +159,54 @@ def test_an_ensemble_of_them_is_combined_from_what_they_came_to(root):
     assert (found["combined_from"], found["samples"]) == ("stored probabilities", 8)
 
 
+def test_an_ensemble_of_them_whose_trainings_were_removed_is_refused_in_a_sentence(root):
+    for seed in (0, 1):
+        evaluate_run(config(DRAWN, seed), root, CPU, samples=4)
+        shutil.rmtree(RunFolder.of(config("single", seed), root).path)
+    with pytest.raises(RbueError, match=r"single-seed0-.* holds no finished training; run `rbue train`"):
+        evaluate_run(config(f"deep-ensemble:2[{DRAWN}]"), root, CPU, samples=8)
+
+
+OWN = """
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rbue.lab.methods import Method
+
+
+class Scaled(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.scale = network, nn.Parameter(torch.ones(10))
+
+    def forward(self, x):
+        return self.scale * self.network(x)
+
+
+@dataclass(frozen=True)
+class Own(Method):
+    def prepare(self, network, example):
+        return Scaled(network)
+"""
+
+
+def test_what_a_method_of_ones_own_made_of_the_network_is_drawn_from(tmp_path, monkeypatch):
+    (tmp_path / "own_scaled.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = replace(config("mc-droprelu:0.8[own_scaled:Own]"), recipe=recipe_for(DATA, epochs=1))
+    train_run(run, tmp_path, CPU)
+    for networks in (
+        load_networks(run, tmp_path, CPU),
+        loop._trained(run, data.load(DATA, "train"), CPU, "auto", 1)[0],
+    ):
+        (network,) = networks
+        assert network.scale.shape == (10,)
+        assert not hasattr(network.network, "scale")
+        assert rbue.conversion(network).activation == rbue.DropReLU(0.8)
+
+
 def test_active_learning_draws_from_the_network_of_a_round():
     run, images = config(f"deep-ensemble:2[{DRAWN}]"), data.load(DATA, "train")
     networks, _ = loop._trained(run, images, CPU, "auto", 1)
