@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import rbue
-from rbue.errors import InvalidInput, RbueError
+from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.active import loop, picking
-from rbue.lab.cli.runs import _state
+from rbue.lab.cli import compare
+from rbue.lab.cli.runs import _state, _summary
 from rbue.lab.methods import parse, spec_of
 from rbue.lab.methods.base import RandomSites
-from rbue.lab.report.run_records import missing, read_records
-from rbue.lab.runs import RunConfig, RunFolder, evaluate_run, load_networks, train_run
+from rbue.lab.report.run_compared import compare_answers
+from rbue.lab.report.run_records import group_records, missing, read_records
+from rbue.lab.report.run_sections import training_blocks
+from rbue.lab.runs import RunConfig, RunFolder, evaluate_run, load_networks, train_run, training
 from rbue.lab.runs.loading import load_run
 from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import NoWeights
 from rbue.lab.runs.passes import Passes
+from rbue.lab.runs.scoring import Scoring
 from rbue.lab.shift import shift_run
 from rbue.lab.training import Normalise, recipe_for
 
@@ -131,6 +136,11 @@ def test_its_measurements_are_its_own(root):
     assert drawn["mean_jsd"] > 0
     for name in ("parameters", "training_seconds", "stored_bytes"):
         assert drawn[name] == single[name]
+    folder = RunFolder.of(config(DRAWN), root)
+    folder.probs.unlink()
+    evaluate_run(config(DRAWN), root, CPU, samples=8)
+    assert folder.probs.exists()  # its networks are here, so that it was measured again
+    assert _summary(folder)["weights"]
     load = load_run(RunFolder.of(config(DRAWN), root).path)
     assert rbue.conversion(load.networks[0]).activation == rbue.DropReLU(0.8, mask="channel")
     how = {"corruptions": ["contrast"], "severities": [5], "samples": 4, "cache": False}
@@ -150,6 +160,39 @@ def test_without_weights_an_ensemble_of_them_takes_what_they_came_to_and_no_plai
         evaluate_run(config(DRAWN), root, CPU, samples=8)
 
 
+def test_what_is_said_of_its_network_is_said_of_the_one_that_was_trained(root, monkeypatch):
+    run, single = config(DRAWN), RunFolder.of(config("single"), root)
+    evaluate_run(run, root, CPU, samples=4)
+    records = read_records([RunFolder.of(run, root), single])
+    assert not missing(records)  # the network is part of the run that draws from it
+    (group,) = group_records(records)
+    loss, *_ = training_blocks(compare_answers(group, None))[1].figures
+    assert f"At the end: {run.method} {single.read('training')['loss']:.4f}" in loss.alt
+    error = RbueError("no room")
+
+    def each(task, following):  # trainings fail
+        return [(one, None, error if one.method == "single" else None) for one in iter(following, None)]
+
+    executor = SimpleNamespace(device=CPU, each=each)
+    monkeypatch.setattr(training, "missing_networks", lambda configs, root: [config("single")])
+    assert compare._spread([run], root, executor, {}) == {run: error}
+    scoring = Scoring(run, root, root / "answers", PASSES, CPU, 10)
+    before = scoring.settings()["weights"]
+    (single.path / "weights.safetensors").write_bytes(b"others")
+    assert scoring.settings()["weights"] != before
+
+
+def test_it_is_not_trained_or_measured_on_other_images_than_its_network(root, monkeypatch):
+    images = data.load(DATA, "train")
+    run = replace(config(DRAWN), data="folder:photos")
+    folder = RunFolder.of(replace(run, method="single"), root)
+    folder.path.mkdir(parents=True)
+    folder.write("training", {"seconds": 1.0, "data": images.record()})
+    monkeypatch.setattr(training, "training_images", lambda config: replace(images, images=255 - images.images))
+    with pytest.raises(RbueError, match="was trained on other images than folder:photos holds now"):
+        training.refuse_other_images(run, root)
+
+
 def test_an_ensemble_of_them_is_combined_from_what_they_came_to(root):
     for seed in (0, 1):
         evaluate_run(config(DRAWN, seed), root, CPU, samples=4)
@@ -157,6 +200,57 @@ def test_an_ensemble_of_them_is_combined_from_what_they_came_to(root):
             file.unlink()
     found = evaluate_run(config(f"deep-ensemble:2[{DRAWN}]"), root, CPU, samples=8)
     assert (found["combined_from"], found["samples"]) == ("stored probabilities", 8)
+
+
+def test_an_ensemble_of_them_whose_trainings_were_removed_is_refused_in_a_sentence(root):
+    for seed in (0, 1):
+        evaluate_run(config(DRAWN, seed), root, CPU, samples=4)
+        shutil.rmtree(RunFolder.of(config("single", seed), root).path)
+    with pytest.raises(RbueError, match=r"single-seed0-.* holds no finished training; run `rbue train`"):
+        evaluate_run(config(f"deep-ensemble:2[{DRAWN}]"), root, CPU, samples=8)
+
+
+OWN = """
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rbue.lab.methods import Method
+
+
+class Scaled(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.scale = network, nn.Parameter(torch.ones(10))
+
+    def forward(self, x):
+        return self.scale * self.network(x)
+
+
+@dataclass(frozen=True)
+class Own(Method):
+    def prepare(self, network, example):
+        return Scaled(network)
+"""
+
+
+def test_what_a_method_of_ones_own_made_of_the_network_is_drawn_from(tmp_path, monkeypatch):
+    (tmp_path / "own_scaled.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = replace(config("mc-droprelu:0.8[own_scaled:Own]"), recipe=recipe_for(DATA, epochs=1))
+    train_run(run, tmp_path, CPU)
+    for networks in (
+        load_networks(run, tmp_path, CPU),
+        loop._trained(run, data.load(DATA, "train"), CPU, "auto", 1)[0],
+    ):
+        (network,) = networks
+        assert network.scale.shape == (10,)
+        assert not hasattr(network.network, "scale")
+        assert rbue.conversion(network).activation == rbue.DropReLU(0.8)
+    (tmp_path / "own_scaled.py").write_text(f"{OWN}\n# changed")
+    with pytest.warns(RbueWarning, match="the file of own_scaled:Own has changed since"):
+        training.warn_of_changed_code(run, tmp_path)
 
 
 def test_active_learning_draws_from_the_network_of_a_round():

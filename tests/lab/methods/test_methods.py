@@ -73,6 +73,7 @@ def test_every_q_survives_the_round_trip(q):
         ("svi:0.1,,0.05", "in .* is empty"),
         ("deep-ensemble:4[mc-droprelu", "opens a bracket; close it"),
         ("single[svi]", "single holds no other method"),
+        ("mc-droprelu:0.9[]", r"the brackets of 'mc-droprelu:0\.9\[\]' are empty; put a method there"),
         ("deep-ensemble:2[deep-ensemble:2]", "must be single networks, not deep-ensemble:2"),
         ("deep-ensemble:2,svii", "did you mean 'svi'"),
         ("no_such_module:Mine", "no module 'no_such_module'"),

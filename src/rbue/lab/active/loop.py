@@ -38,7 +38,7 @@ from rbue.lab.own_code import note_named
 from rbue.lab.processes import processes
 from rbue.lab.runs.folders import RunConfig, RunFolder, as_name
 from rbue.lab.runs.measuring import measure, predict_images
-from rbue.lab.runs.networks import draws_from_torch, explaining_memory, fresh_network, image_shape
+from rbue.lab.runs.networks import drawn_from, draws_from_torch, explaining_memory, fresh_network, image_shape
 from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import batches_for, training_images
 from rbue.lab.training import Job, Recipe, train, train_together
@@ -336,9 +336,8 @@ def _trained(
             job.network.zero_grad()  # gradients lie in the memory of captured steps, which they would keep
             networks.append(job.network)
         del jobs, job
-    if trainings != config.members():  # random ReLUs at test time alone
-        example = torch.zeros(2, *image_shape(images), device=device)
-        networks = [config.parsed.prepare(network, example) for network in networks]
+    example = torch.zeros(2, *image_shape(images), device=device)
+    networks = [drawn_from(network, config.parsed, example) for network in networks]
     if device.type == "cuda":
         gc.collect()  # what cycles of Python hold there, once a round: it takes a tenth of a second
     return networks, outcomes[-1]

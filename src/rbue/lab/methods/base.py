@@ -259,6 +259,8 @@ def parse(spec: str) -> Method:
     fields = list(kinds)
     if bracket and not _holds_method(fields):
         raise InvalidInput(f"{name} holds no other method, so {spec!r} must have no brackets.")
+    if bracket and not inner[:-1].strip():
+        raise InvalidInput(f"the brackets of {spec!r} are empty; put a method there, such as single.")
     # The text of a method that is held has commas of its own.
     texts = [text.strip() for text in rest.split(",", len(fields) - 1 if _holds_method(fields) else -1)] if rest else []
     if len(texts) > len(fields) - bool(bracket):

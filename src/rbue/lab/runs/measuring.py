@@ -378,6 +378,8 @@ def _from_members(
     members = config.members()
     if len(members) == 1 or has_weights(config, root):
         return None
+    if any(RunFolder.of(one, root).read("training") is None for one in config.trainings()):
+        return None  # which is then said: one that was removed, and from which the members drew
     if not all(has_weights(member, root) or RunFolder.of(member, root).probs.exists() for member in members):
         return None
     found, share = [], passes.share(config)

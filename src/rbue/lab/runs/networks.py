@@ -82,13 +82,21 @@ def image_shape(images: data.ImageSet) -> tuple[int, int, int]:
 def prepared(network: nn.Module, method: Method, image: tuple[int, int, int], device: torch.device) -> nn.Module:
     """A network prepared by a method for images ``(C, H, W)``, then moved to its device.
 
+    One that draws from the network of another method needs first what that method made of it, whose weights it gets.
     Preparing may pass an example through the network, which on a GPU would leave the libraries' workspaces behind for a
     stream on which nothing else happens.
     """
-    network = method.prepare(network, torch.zeros(2, *image)).to(device)
+    example = torch.zeros(2, *image)
+    network = drawn_from(method.trained.prepare(network, example), method, example).to(device)
     if device.type == "cuda":  # convolutions are fastest with the channels last, which is how the batches lie too
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network
+
+
+def drawn_from(network: nn.Module, method: Method, example: Tensor) -> nn.Module:
+    """A network as it was trained for a method, with what that makes random at test time alone."""
+    member = method.member
+    return network if member.trained is member else member.prepare(network, example)
 
 
 def trained_on(config: RunConfig, root: Path) -> data.ImageSet:
