@@ -9,6 +9,7 @@ import pytest
 import torch
 from style_networks import mlp, rows
 from torch import Tensor, nn
+from torch.ao.nn.intrinsic.quantized import LinearReLU
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
@@ -137,6 +138,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ["0 is an nn.RNN", "'relu'"],
     ),
     "fused cell": (convert(lambda: nn.RNNCell(4, 4, nonlinearity="relu")), ConversionError, ["nn.RNNCell"]),
+    "quantized": (
+        convert(lambda: nn.Sequential(nn.ReLU(), LinearReLU(4, 4))),
+        ConversionError,
+        ["1 is a quantized LinearReLU", "before it was quantized"],
+    ),
     "forward on the instance": (convert(own_forward, example=x), ConversionError, ["Sequential", "instance"]),
     "bound forward": (convert(bound_forward, example=x), ConversionError, ["instance", "in the class instead."]),
     "pattern picks nothing": (convert(where="layer9.*", example=x), InvalidInput, ["'layer9.*'", "2 ReLU"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -302,3 +303,18 @@ def test_tensors_that_are_not_dense_are_left_alone_with_a_warning(narrow: Callab
         assert len(rbue.sites(plain, x)) == 1
     assert torch.equal(out.clamp(min=0), plain(x)), "the first ReLU is plain"
     assert (out < 0).any(), "the second is random"
+
+
+class QuantizedBefore(nn.Module):
+    """A ReLU of a quantized tensor, and one of a dense one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch means to give them up
+            few = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+        return torch.relu(torch.relu(few).dequantize() - 1)
+
+
+def test_relus_of_quantized_tensors_stay_plain_with_a_warning() -> None:
+    with pytest.warns(rbue.RbueWarning, match=r"torch\.relu of a quantized tensor stays as it is.* dequantize"):
+        assert len(rbue.sites(QuantizedBefore(), torch.randn(4, 5))) == 1

@@ -2,7 +2,7 @@
 
 ``clamp``, ``threshold`` and ``hardtanh`` count only with the bounds that make them a ReLU: zero below and
 nothing, or a cap, above. A ReLU of a single number has no rows to be random in, and one that writes to ``out=`` names
-a tensor of the caller's: both are left as they are. So is one of a sparse or nested tensor, with a warning.
+a tensor of the caller's: both are left as they are. So is one of a sparse, nested or quantized tensor, with a warning.
 """
 
 from __future__ import annotations
@@ -144,6 +144,9 @@ def arguments_of(names: Sequence[str], args: tuple, kwargs: Mapping[str, Any]) -
 def dense_input(form: str, arguments: _Arguments) -> Tensor | None:
     """The input of a call if it has rows to be random in."""
     x = arguments.get("input")
+    if isinstance(x, Tensor) and x.is_quantized:
+        _warn_of_layout(form, "quantized", "dequantize()")
+        return None
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or arguments.get("out") is not None:
         return None
     if isinstance(x, Parameter):  # positive weights, say: they have no images, and one draw would serve a whole batch
@@ -155,10 +158,10 @@ def dense_input(form: str, arguments: _Arguments) -> Tensor | None:
 
 
 @outside_graphs
-def _warn_of_layout(form: str, layout: str) -> None:
+def _warn_of_layout(form: str, layout: str, way: str = "to_dense()") -> None:
     warn(
-        f"a {form} of a {layout} tensor stays as it is: only dense ones are made random, so use to_dense() before it "
-        "if it should be."
+        f"a {form} of a {layout} tensor stays as it is: only dense ones are made random, so use {way} before it if it "
+        "should be."
     )
 
 

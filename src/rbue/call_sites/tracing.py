@@ -141,6 +141,11 @@ def refuse_unseen_parts(network: nn.Module) -> None:
                 f"{name} is an nn.{type(module).__name__} with nonlinearity='relu', whose ReLUs run inside one fused "
                 "call and cannot be reached; use nonlinearity='tanh' or write the recurrence with F.relu."
             )
+        if _is_quantized_relu(module):
+            raise ConversionError(
+                f"{name} is a quantized {following.plain_class(module).__name__}, whose ReLUs run inside one fused "
+                "call and cannot be reached; give the network as it was before it was quantized."
+            )
         if isinstance(module, nn.DataParallel) and module is not network:
             raise ConversionError(
                 f"{name} is a DataParallel inside the network, which runs in threads of its own; wrap the whole "
@@ -161,6 +166,11 @@ def _is_fused_relu(module: nn.Module) -> bool:
     if isinstance(module, nn.RNNBase):
         return module.mode == "RNN_RELU"
     return isinstance(module, nn.RNNCell) and module.nonlinearity == "relu"
+
+
+def _is_quantized_relu(module: nn.Module) -> bool:
+    kind = following.plain_class(module)
+    return kind.__module__.startswith("torch.ao.nn.intrinsic.quantized") and "ReLU" in kind.__name__
 
 
 def _scripted_functions(module: nn.Module) -> Iterator[str]:
