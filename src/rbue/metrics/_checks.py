@@ -50,8 +50,10 @@ def labels_of(labels: Tensor, outputs: Tensor, name: str = "probs") -> Tensor:
         raise InvalidInput(f"labels has dtype {labels.dtype}; give integers, e.g. labels.long().")
     expected = (outputs.shape[0], *outputs.shape[2:])
     if tuple(labels.shape) != expected:
+        one_hot = labels.shape == outputs.shape
         raise InvalidInput(
-            f"labels has shape {tuple(labels.shape)}; {name} with {tuple(outputs.shape)} needs {expected}."
+            f"labels has shape {tuple(labels.shape)}; {name} with {tuple(outputs.shape)} needs {expected}"
+            f"{'; of one-hot labels give labels.argmax(1)' * one_hot}."
         )
     _same_device(outputs, labels, name, "labels")
     classes = outputs.shape[1]

@@ -125,10 +125,12 @@ def class_scores(output: Any) -> Tensor:
         elif not isinstance(output, Tensor) and hasattr(output, name):
             output = getattr(output, name)
     if not isinstance(output, Tensor):
+        pick = next(iter(output), "logits") if isinstance(output, dict) else 0
         raise RbueError(
             f"the network returned {type(output).__name__}; rbue needs a tensor, or an object or dict with 'logits' or "
             "'out'; wrap the network in a module that returns the scores, or let a hook pick them: "
-            "net.register_forward_hook(lambda net, x, out: out[0]); for numbers, give outputs= a function that does."
+            f"net.register_forward_hook(lambda net, x, out: out[{pick!r}]); for numbers, give outputs= a function that "
+            "does."
         )
     return output
 
