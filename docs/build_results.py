@@ -72,14 +72,16 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {
             "brief": one_training.brief(MAIN),
-            "one-training": one_training.table(MAIN),
+            "one-training": one_training.clean(MAIN),
+            "one-training-damaged": one_training.damaged(MAIN),
             "temperatures": one_training.temperatures(MAIN),
             "elsewhere": one_training.elsewhere([OTHERS["cifar100-resnet18"], OTHERS["cifar10-vgg13"]]),
         },
         SEARCH: {
             "search": one_training.search(),
             "stages": one_training.stages(),
-            "earlier": one_training.table(MAIN, EARLY),
+            "earlier": one_training.clean(MAIN, EARLY),
+            "earlier-damaged": one_training.damaged(MAIN, EARLY),
             "shared": one_training.shared(MAIN),
         },
         SCALING: {

@@ -36,7 +36,7 @@ PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
 
 
 NOISES = [name for name in CORRUPTIONS if name.endswith("_noise")]
-CLEAN = ("trainings", "passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³")
+CLEAN = ("passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³")
 """Heads of what is said of the clean test images."""
 SETTINGS = {
     "weight_decay": "weight decay",
@@ -117,27 +117,37 @@ def _spread(values: list[float], digits: int, scale: float = 1.0) -> str:
     if not values:
         return "–"
     text = f"{scale * mean(values):.{digits}f}"
-    return text if len(values) == 1 else f"{text} ± {scale * stdev(values):.{digits}f}"
+    # With spaces that do not break, or a narrow cell would have three lines.
+    return (
+        text if len(values) == 1 else f"{text}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{scale * stdev(values):.{digits}f}"
+    )
 
 
-def table(study: Study, recipes: Sequence[str] = RECIPES) -> list[str]:
-    """Clean and corrupted test images; mean and standard deviation over seeds."""
-    heads = ["recipe", "method", *CLEAN, "corrupted: accuracy, %", "ECE", "NLL", "NLL under noise"]
+def clean(study: Study, recipes: Sequence[str] = RECIPES) -> list[str]:
+    """The test images; mean and standard deviation over seeds."""
+    lines = [[row.recipe, _title(row), *_clean(row)] for row in rows(study, recipes)]
+    for name, (accuracy, aurc) in PUBLISHED.items() if recipes == RECIPES else ():
+        lines.append(["published", name, "plain", "", f"{accuracy:.2f}", "", "", f"{aurc:.2f}"])
+    return result_tables.table(["recipe", "method", *CLEAN], lines)
+
+
+def damaged(study: Study, recipes: Sequence[str] = RECIPES) -> list[str]:
+    """All corrupted test images, and those with noise, of rows that have either; means likewise."""
     lines = []
     for row in rows(study, recipes):
-        title = TITLES[row.method]
-        cells = [
-            row.recipe,
-            f"**{title}**" if row.method == CHOSEN and recipes == RECIPES else title,
-            *_clean(row),
-            _spread([mean(one["accuracy"] for one in sets) for sets in row.whole()], 1, 100),
-            *(_spread([mean(one[name] for one in sets) for sets in row.whole()], 3) for name in ("ece", "nll")),
-            _spread([mean(one["nll"] for one in sets) for sets in row.whole(NOISES)], 2),
-        ]
-        lines.append(cells)
-    for name, (accuracy, aurc) in PUBLISHED.items() if recipes == RECIPES else ():
-        lines.append(["published", name, "1", "plain", "", f"{accuracy:.2f}", "", "", f"{aurc:.2f}", *[""] * 4])
+        whole, noisy = row.whole(), row.whole(NOISES)
+        if noisy:
+            scores = (("accuracy", 1, 100), ("ece", 3, 1), ("nll", 3, 1))
+            cells = [_spread([mean(one[name] for one in sets) for sets in whole], *how) for name, *how in scores]
+            noise = _spread([mean(one["nll"] for one in sets) for sets in noisy], 2)
+            passes = "augmented" if row.augmented else "plain"
+            lines.append([row.recipe, _title(row), passes, str(len(whole)), *cells, str(len(noisy)), noise])
+    heads = ["recipe", "method", "passes", "seeds", "accuracy, %", "ECE", "NLL", "noise: seeds", "NLL"]
     return result_tables.table(heads, lines)
+
+
+def _title(row: Row) -> str:
+    return f"**{TITLES[row.method]}**" if row.method == CHOSEN else TITLES[row.method]
 
 
 def elsewhere(studies: Iterable[Study]) -> list[str]:
@@ -155,7 +165,6 @@ def elsewhere(studies: Iterable[Study]) -> list[str]:
 def _clean(row: Row) -> list[str]:
     """The cells under the heads :data:`CLEAN`."""
     return [
-        str(row.trainings),
         "augmented" if row.augmented else "plain",
         str(len(row.clean)),
         _spread([one["accuracy"] for one in row.clean], 2, 100),
