@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from rbue import random_stream
-from rbue.call_sites import Draw, conversion_of, evaluating, innermost, running
+from rbue.call_sites import Draw, conversion_of, drawing, evaluating, innermost
 from rbue.call_sites.batch import Batch, even_parts
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import batches_of, one_call
@@ -191,16 +191,10 @@ def _pass_all(network: nn.Module, batches: Iterator[Batch], seed: int) -> None:
         raise InvalidInput("the loader gave no batch; there is nothing to estimate statistics from.")
 
 
-@contextmanager
-def _drawing(network: nn.Module, seed: int, start: int, batch: Batch) -> Iterator[None]:
+def _drawing(network: nn.Module, seed: int, start: int, batch: Batch) -> AbstractContextManager[None]:
     """A converted network draws its first call of a seed, for images ``start`` onwards; the call is not counted."""
     if CONVERSION not in network.__dict__:
-        yield
-        return
+        return nullcontext()
     images = torch.arange(start, start + len(batch), dtype=torch.int32, device=batch.device)
     draw = Draw(random_stream.seed_state(seed, batch.device), torch.zeros_like(images[:1]), images)
-    before, running.draws = running.draws, (conversion_of(network).token, draw)
-    try:
-        yield
-    finally:
-        running.draws = before
+    return drawing(network, draw)

@@ -6,6 +6,7 @@ from rbue.call_sites.conversion import (
     conversion_of,
     convert,
     count_call,
+    drawing,
     install,
     mode,
     revert,
@@ -22,6 +23,6 @@ from rbue.call_sites.untouched import evaluating, unchanged
 
 __all__ = [
     "Conversion", "ConversionSummary", "Draw", "NotFoldable", "Placement", "Site", "SiteTable", "conversion_of",
-    "convert", "count_call", "evaluating", "innermost", "install", "mode", "revert", "running", "seed",
+    "convert", "count_call", "drawing", "evaluating", "innermost", "install", "mode", "revert", "running", "seed",
     "set_temperature", "sites", "unchanged", "uncounted",
 ]  # fmt: skip

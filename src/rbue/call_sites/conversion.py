@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from numbers import Number
 from typing import Any
 
@@ -372,11 +372,14 @@ def uncounted(model: nn.Module, images: Tensor) -> Iterator[None]:
     what it drew from again. A network without random sites is left alone.
     """
     network = _drawing(model)
-    if network is None:
+    with nullcontext() if network is None else drawing(network, draws.standing_draw(network, images)):
         yield
-        return
-    before = scope.running.draws
-    scope.running.draws = conversion_of(network).token, draws.standing_draw(network, images)
+
+
+@contextmanager
+def drawing(network: nn.Module, draw: draws.Draw) -> Iterator[None]:
+    """The calls of a converted network inside draw what is given, in this thread, whatever its mode."""
+    before, scope.running.draws = scope.running.draws, (conversion_of(network).token, draw)
     try:
         yield
     finally:

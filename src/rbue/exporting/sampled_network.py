@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rbue.activations import Randomness
-from rbue.call_sites import Draw, conversion_of, running
+from rbue.call_sites import Draw, drawing
 from rbue.call_sites.batch import Batch, repeat_rows
 from rbue.call_sites.interception import SiteHandler, SiteMode
 from rbue.call_sites.scope import Scope
@@ -88,11 +88,8 @@ class SampledNetwork(nn.Module):
                 hook,
                 self.balanced,
             )
-            before, running.draws = running.draws, (conversion_of(self.network).token, draw)
-            try:
+            with drawing(self.network, draw):
                 return self.task.read(_now(rows.call(uncompiled_call(self.network))))
-            finally:
-                running.draws = before
 
 
 class TracedPass(SampledPass):
