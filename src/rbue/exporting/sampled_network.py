@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from rbue.activations import Randomness
 from rbue.call_sites import Draw, drawing
-from rbue.call_sites.batch import Batch, repeat_rows
+from rbue.call_sites.batch import Batch
 from rbue.call_sites.interception import SiteHandler, SiteMode
 from rbue.call_sites.scope import Scope
 from rbue.kernels import exported_words, random_relu
+from rbue.kernels.layout import repeat_rows
 from rbue.prediction import entropy
 from rbue.sampling.shared_prefix import SampledPass, SharingMode
 from rbue.sampling.tasks import Task

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbue.call_sites.batch import repeat_rows
 from rbue.call_sites.draws import first_tensor
 from rbue.call_sites.following import plain_class
 from rbue.errors import InvalidInput, did_you_mean
+from rbue.kernels.layout import repeat_rows
 from rbue.prediction import Prediction
 from rbue.sampling.passes import Reader, class_scores
 from rbue.sampling.tasks import Task
