@@ -214,13 +214,4 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def first_tensor(values: Any) -> Tensor | None:
     """The first tensor with a batch dimension in nested arguments."""
-    if isinstance(values, Tensor):
-        return values if values.dim() else None
-    if isinstance(values, dict):
-        values = list(values.values())
-    if isinstance(values, (list, tuple)):
-        for value in values:
-            found = first_tensor(value)
-            if found is not None:
-                return found
-    return None
+    return next((x for x in tensors_in(values) if x.dim()), None)

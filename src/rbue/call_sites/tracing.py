@@ -174,7 +174,7 @@ def _scripted_functions(module: nn.Module) -> Iterator[str]:
             yield label
 
 
-def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[SiteTable, dict[str, int]]:
+def record(network: nn.Module, example: Batch, activation: Randomness) -> tuple[SiteTable, dict[str, int]]:
     """Run the example; return the call sites, and how often other activations were met, by name."""
     found: list[Site] = []
     others: Counter[str] = Counter()
@@ -192,8 +192,7 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
                 bounded.add(self.scope.path or "the network")
             return super().__torch_function__(func, types, args, kwargs)
 
-    call = example_call(example, network)
-    device = next((x.device for x in call.leaves if isinstance(x, Tensor)), torch.device("cpu"))
+    device = next((x.device for x in example.leaves if isinstance(x, Tensor)), torch.device("cpu"))
     if device.type != "meta" and any(one.is_meta for one in network.parameters()):
         raise InvalidInput(
             f"the network is on meta, without weights, and the example on {device}; give example=x.to('meta'), or load "
@@ -204,8 +203,8 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
         network.__dict__[following.RECORDING] = recording
         try:
             following.follow(network, recording.token, activation)
-            with evaluating(network), unchanged(network, device), types_named(call, network):
-                call.clone().call(uncompiled_call(network))  # with tensors of its own, which it may work in
+            with evaluating(network), unchanged(network, device), types_named(example, network):
+                example.clone().call(uncompiled_call(network))  # with tensors of its own, which it may work in
         finally:
             following.unfollow(network, recording.token)
             del network.__dict__[following.RECORDING]
