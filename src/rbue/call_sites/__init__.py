@@ -14,8 +14,7 @@ from rbue.call_sites.conversion import (
     set_temperature,
     uncounted,
 )
-from rbue.call_sites.draws import Draw
-from rbue.call_sites.scope import running
+from rbue.call_sites.draws import Draw, running
 from rbue.call_sites.summary import ConversionSummary
 from rbue.call_sites.table import Placement, Site, SiteTable
 from rbue.call_sites.tracing import innermost, sites

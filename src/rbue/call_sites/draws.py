@@ -16,8 +16,7 @@ from rbue.torch_internals import is_exporting, writing
 
 if TYPE_CHECKING:
     from rbue.activations import Randomness
-    from rbue.call_sites.interception import SiteHandler, SiteMode
-    from rbue.call_sites.scope import Scope
+    from rbue.call_sites.interception import Scope, SiteHandler, SiteMode
 
 SEED, STEP = "_rbue_seed", "_rbue_step"
 """Non-persistent buffers of a converted network: seed lanes, and calls so far. Site numbers are none: they belong to
@@ -215,3 +214,32 @@ def tensors_in(value: Any) -> list[Tensor]:
 def first_tensor(values: Any) -> Tensor | None:
     """The first tensor with a batch dimension in nested arguments."""
     return next((x for x in tensors_in(values) if x.dim()), None)
+
+
+class _Running:
+    """What a thread's sampler and checkpointed blocks hand to the networks that they run."""
+
+    def __init__(self) -> None:
+        # Not a subclass of threading.local: torch.compile reads and writes the wrong attributes of one.
+        self._local = threading.local()
+
+    @property
+    def draws(self) -> Any:
+        """``(token, Draw)`` of a sampler."""
+        return getattr(self._local, "draws", None)
+
+    @draws.setter
+    def draws(self, value: Any) -> None:
+        self._local.draws = value
+
+    @property
+    def memories(self) -> tuple:
+        """What checkpointed blocks remember: see :mod:`rbue.call_sites.checkpointing`."""
+        return getattr(self._local, "memories", ())
+
+    @memories.setter
+    def memories(self, value: tuple) -> None:
+        self._local.memories = value
+
+
+running = _Running()

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from rbue.activations import DropReLU, Randomness, RandomSlope, SiteCall
 from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS, is_tensor_bounded_relu
 from rbue.call_sites import following
-from rbue.call_sites import scope as scopes
 from rbue.call_sites.batch import Batch
 from rbue.call_sites.inputs import example_call
-from rbue.call_sites.interception import SiteMode
+from rbue.call_sites.interception import Scope, SiteMode, current_scope, suspended
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
 from rbue.errors import ConversionError, InvalidInput, RbueError, warn
@@ -219,14 +218,14 @@ def record(network: nn.Module, example: Batch, activation: Randomness) -> tuple[
 class _Recording:
     """Stands in for a conversion while the example runs, in the thread that runs it."""
 
-    def __init__(self, make_mode: Callable[[scopes.Scope], SiteMode]) -> None:
+    def __init__(self, make_mode: Callable[[Scope], SiteMode]) -> None:
         self.token = uuid.uuid4().hex
         self.thread = threading.get_ident()
         self.make_mode = make_mode
 
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        scope = scopes.Scope(network, self.token)
-        with scopes.suspended(scopes.current_scope()), self.make_mode(scope):
+        scope = Scope(network, self.token)
+        with suspended(current_scope()), self.make_mode(scope):
             return following.run_forward(forward, network, args, kwargs)
 
 

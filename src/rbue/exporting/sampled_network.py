@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from rbue.activations import Randomness
 from rbue.call_sites import Draw, drawing
 from rbue.call_sites.batch import Batch
-from rbue.call_sites.interception import SiteHandler, SiteMode
-from rbue.call_sites.scope import Scope
+from rbue.call_sites.interception import Scope, SiteHandler, SiteMode
 from rbue.kernels import exported_words, random_relu
 from rbue.kernels.layout import repeat_rows
 from rbue.prediction import entropy

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from rbue.activations import Randomness, RandomSlope, SiteCall
 from rbue.call_sites.draws import tensors_in
-from rbue.call_sites.interception import SiteHandler, SiteMode, keep_in_sight, proceed_with
-from rbue.call_sites.scope import Scope
+from rbue.call_sites.interception import Scope, SiteHandler, SiteMode, keep_in_sight, proceed_with
 from rbue.errors import ConversionError
 from rbue.kernels.layout import repeat_rows
 from rbue.kernels.triton_support import triton_fused
