@@ -147,12 +147,16 @@ def count(network: nn.Module) -> None:
 
 
 def attach_buffers(network: nn.Module, seed: int) -> None:
-    """Give a network its stream state, on the device its first parameter or buffer is on."""
-    tensor = next(iter(network.parameters()), next(iter(network.buffers()), torch.empty(0)))
-    for name, value in _fresh_buffers(seed, tensor.device).items():
+    """Give a network its stream state."""
+    for name, value in _fresh_buffers(seed, device_of(network)).items():
         # Not register_buffer: a network that passes unknown attributes on to a converted one inside has that one's.
         network._buffers[name] = value
         network._non_persistent_buffers_set.add(name)
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """The device of its first parameter or buffer."""
+    return next(iter(network.parameters()), next(iter(network.buffers()), torch.empty(0))).device
 
 
 def _fresh_buffers(seed: int, device: torch.device) -> dict[str, Tensor]:
