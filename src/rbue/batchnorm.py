@@ -72,25 +72,26 @@ def update_bn(
     unknown = sorted(set(layers or ()) - {path for path, _ in normed})
     if unknown:
         raise InvalidInput(f"layers names {unknown[0]!r}, but the network has no BatchNorm layer there.")
+    if not wanted:
+        return {}
     before = {path: {name: value.clone() for name, value in _statistics(one)} for path, one in wanted.items()}
-    if wanted:
-        seen: dict[nn.Module, int] = dict.fromkeys(wanted.values(), 0)
-        reached: list[nn.Module] = []
-        try:
-            with torch.no_grad(), evaluating(network), _cumulative(seen):
-                _pass_all(network, _pieces(x, size, network), state)
-            for path, layer in wanted.items():
-                if not all(bool(value.isfinite().all()) for _, value in _statistics(layer)):
-                    raise InvalidInput(
-                        f"the statistics of BatchNorm at {path or '(root)'} came out as NaN or infinity, so they stay "
-                        "as they were; clean the input."
-                    )
-            reached = [layer for layer, values in seen.items() if values]
-        finally:
-            for path, layer in wanted.items():
-                if layer not in reached:
-                    for name, value in _statistics(layer):
-                        value.copy_(before[path][name])
+    seen: dict[nn.Module, int] = dict.fromkeys(wanted.values(), 0)
+    reached: list[nn.Module] = []
+    try:
+        with torch.no_grad(), evaluating(network), _cumulative(seen):
+            _pass_all(network, _pieces(x, size, network), state)
+        for path, layer in wanted.items():
+            if not all(bool(value.isfinite().all()) for _, value in _statistics(layer)):
+                raise InvalidInput(
+                    f"the statistics of BatchNorm at {path or '(root)'} came out as NaN or infinity, so they stay as "
+                    "they were; clean the input."
+                )
+        reached = [layer for layer, values in seen.items() if values]
+    finally:
+        for path, layer in wanted.items():
+            if layer not in reached:
+                for name, value in _statistics(layer):
+                    value.copy_(before[path][name])
     return {f"{path}.{name}".lstrip("."): value for path, kept in before.items() for name, value in kept.items()}
 
 
@@ -128,22 +129,22 @@ def _pieces(x: Any, size: int, network: nn.Module) -> Iterator[Batch]:
     """
     inputs = conversion_of(network).inputs if CONVERSION in network.__dict__ else 1
     whole = one_call(x, network, inputs)
-    if whole is None:
-        held: Batch | None = None
-        for batch in batches_of(x, network, inputs):
-            batch.check(network)
-            if held is not None and len(held) > 1 == len(batch) and batch.form == held.form:
-                yield held.joined(batch)
-                held = None
-                continue
-            if held is not None:
-                yield held
-            held = batch
+    if whole is not None:
+        whole.check(network)
+        yield from (whole[part] for part in even_parts(len(whole), size))
+        return
+    held: Batch | None = None
+    for batch in batches_of(x, network, inputs):
+        batch.check(network)
+        if held is not None and len(held) > 1 == len(batch) and batch.form == held.form:
+            yield held.joined(batch)
+            held = None
+            continue
         if held is not None:
             yield held
-        return
-    whole.check(network)
-    yield from (whole[part] for part in even_parts(len(whole), size))
+        held = batch
+    if held is not None:
+        yield held
 
 
 @contextmanager
