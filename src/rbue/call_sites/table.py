@@ -73,9 +73,13 @@ class SiteTable(Sequence[Site]):
     def __repr__(self) -> str:
         rows = [("index", "site", "form", "shape")]
         rows += [(str(s.index), s.name, s.form, "x".join(map(str, s.shape))) for s in self]
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join(lines)
+        return "\n".join(in_columns(rows))
+
+
+def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a table, each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 Placement = Union[str, int, Sequence[Union[str, int]], Callable[[Site], bool]]  # noqa: UP007 (shown in documentation)
