@@ -70,7 +70,7 @@ def find_sites(network: nn.Module, example: Any, activation: Randomness) -> tupl
 
 @contextmanager
 def batch_explained(call: Batch, network: nn.Module, activation: Randomness) -> Iterator[None]:
-    """Say what does not fit where a network fails: an input without a batch dimension, or a list taken for several."""
+    """Say what does not fit where a network fails: a type, no batch dimension, or a list taken for several inputs."""
 
     def runs(x: Tensor) -> bool:
         with suppress(Exception):
@@ -79,7 +79,8 @@ def batch_explained(call: Batch, network: nn.Module, activation: Randomness) -> 
         return False
 
     try:
-        yield
+        with _types_named(call, network):
+            yield
     except (RbueError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -202,7 +203,7 @@ def record(network: nn.Module, example: Batch, activation: Randomness) -> tuple[
         network.__dict__[following.RECORDING] = recording
         try:
             following.follow(network, recording.token, activation)
-            with evaluating(network), unchanged(network, device), types_named(example, network):
+            with evaluating(network), unchanged(network, device):
                 example.clone().call(uncompiled_call(network))  # with tensors of its own, which it may work in
         finally:
             following.unfollow(network, recording.token)
@@ -249,7 +250,7 @@ def _no_site_message(network: nn.Module, activation: Randomness, others: dict[st
 
 
 @contextmanager
-def types_named(batch: Batch, network: nn.Module) -> Iterator[None]:
+def _types_named(batch: Batch, network: nn.Module) -> Iterator[None]:
     """Say which types do not fit where torch refuses them; a network may also convert its input by itself."""
     try:
         yield

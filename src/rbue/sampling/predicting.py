@@ -16,7 +16,7 @@ from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.call_sites.batch import Batch
 from rbue.call_sites.inputs import batches_of, one_call
-from rbue.call_sites.tracing import batch_explained, types_named
+from rbue.call_sites.tracing import batch_explained
 from rbue.errors import InvalidInput, warn, whole_number
 from rbue.prediction import AnyPrediction, Prediction, concatenate
 from rbue.random_stream import INDEPENDENT
@@ -173,7 +173,7 @@ def predict(
             if not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
                 refuse_infinite_images(batch, numbers)
             first = torch.arange(target, dtype=torch.int32, device=batch.device), numbers
-            with batch_explained(batch, network, conversion.activation), types_named(batch, network):
+            with batch_explained(batch, network, conversion.activation):
                 prediction = collect(
                     StackedPasses(model, batch, seed, memory, draws, read, augment, first, keeping.features),
                     batch,
