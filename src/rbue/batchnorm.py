@@ -108,14 +108,9 @@ def layers_that_vary(network: nn.Module, example: Batch) -> tuple[str, ...]:
                 hooks.enter_context(layer.register_forward_pre_hook(partial(note, path)))
         for _ in range(2):
             example.clone().call(network)
-    return tuple(path for path, found in seen.items() if not torch.equal(*_halves(found)))
-
-
-def _halves(found: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """What a layer, which may be called several times, saw in each of two passes."""
-    middle = len(found) // 2
-    first, second = (torch.cat([one.flatten() for one in part]) for part in (found[:middle], found[middle:]))
-    return first, second
+    # A layer may be called several times in a pass: the first half of what it saw is that of the first one.
+    halves = {path: (found[: len(found) // 2], found[len(found) // 2 :]) for path, found in seen.items()}
+    return tuple(path for path, (first, second) in halves.items() if not all(map(torch.equal, first, second)))
 
 
 def _statistics(layer: nn.Module) -> list[tuple[str, Tensor]]:

@@ -124,7 +124,8 @@ def _by_one(sites: SiteTable, one: str | int, noun: str) -> list[Site]:
 
 
 def _picks_none(sites: SiteTable, where: Placement, noun: str) -> InvalidInput:
-    hint = f" (inside it: where={where + '.*'!r})" if isinstance(where, str) and _has_inside(sites, where) else ""
+    inside = isinstance(where, str) and any(site.path.startswith(f"{where}.") for site in sites)
+    hint = f" (inside it: where={f'{where}.*'!r})" if inside else ""
     return InvalidInput(f"where={where!r} picks none of the {len(sites)} {noun} call sites{hint}:\n{sites!r}")
 
 
@@ -152,11 +153,6 @@ def last_block(sites: SiteTable) -> list[Site]:
         if 1 < len(inside) <= len(sites) / 2:
             return inside
     return list(sites[-max(1, len(sites) // 4) :])
-
-
-def _has_inside(sites: SiteTable, path: str) -> bool:
-    """Whether sites lie in the modules inside the one at a path."""
-    return any(site.path.startswith(f"{path}.") for site in sites)
 
 
 def _by_index(sites: SiteTable, index: int) -> Site:
