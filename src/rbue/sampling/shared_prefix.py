@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -36,10 +37,11 @@ _ALONG_A_DIMENSION = {"gather", "index_select", "index_add", "index_copy", "inde
 _ALONG_A_DIMENSION |= {"scatter", "scatter_add", "scatter_reduce", "take_along_dim"}
 
 
+@dataclass(eq=False)
 class SampledPass:
     """What the sampler does in one pass; the :class:`~rbue.call_sites.draws.PassHook` of its draw.
 
-    Args:
+    Attributes:
         images: rows of the input.
         repeat: how many samples share each of them until the first random site (1: none do).
         fuse: whether calls may be fused.
@@ -49,19 +51,16 @@ class SampledPass:
         reads: what follows the results of random sites.
     """
 
-    def __init__(
-        self,
-        images: int,
-        repeat: int = 1,
-        fuse: bool = True,
-        live: LiveRows | None = None,
-        seen: list[int] | None = None,
-        reads: HostReads | None = None,
-    ) -> None:
-        self.images, self.repeat, self.fuse = images, repeat, fuse
-        self.live, self.seen, self.reads = live, seen, reads
+    images: int
+    repeat: int = 1
+    fuse: bool = True
+    live: LiveRows | None = None
+    seen: list[int] | None = None
+    reads: HostReads | None = None
+
+    def __post_init__(self) -> None:
         self.deferred = DeferredCalls(active=False)
-        self.relu = self.deferred.relu if seen is None else self._noted_relu
+        self.relu = self.deferred.relu if self.seen is None else self._noted_relu
 
     def mode(self, scope: Scope, activation: Randomness, handler: SiteHandler, inputs: Any) -> SiteMode:
         """The mode in which the network runs on ``inputs``; rows that are not shared gain by kernels alone.
