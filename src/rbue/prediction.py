@@ -16,16 +16,7 @@ from rbue.calibration import Temperature
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """What every prediction holds besides its numbers.
-
-    Attributes:
-        samples_used: number of samples drawn for each image, ``(B,)``.
-        seed: the seed of the draws.
-        samples: the sampled outputs ``(S, B, ...)`` if they were asked for.
-        stream_version: version of the random stream; equal seeds, draws and versions mean equal bits.
-        draws: ``"independent"`` or ``"balanced"``.
-        outputs: what the network's outputs were taken for; the name of the function that read them, if one did.
-    """
+    """What every prediction holds besides its numbers; see :class:`Prediction`."""
 
     samples_used: Tensor = field(kw_only=True)
     seed: int = field(kw_only=True)
@@ -85,7 +76,7 @@ class Prediction(Sampled):
         energy: mean over samples of ``-ln Σ_c exp(z_c)`` for logits ``z``, ``(B,)``.
         max_logit: mean over samples of ``max_c z_c``, ``(B,)``.
         features: mean over samples of the classifier's input, ``(B, D)``.
-        outputs: ``"logits"``, ``"probs"`` or ``"binary"``: what the network's outputs were taken for.
+        outputs: what the network's outputs were taken for, such as ``"logits"``; the name of a function that read them.
     """
 
     probs: Tensor
