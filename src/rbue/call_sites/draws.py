@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -213,6 +214,17 @@ def tensors_in(value: Any) -> list[Tensor]:
         elif isinstance(item, (tuple, list, dict)):  # asked here, as this is done at every call of a pass
             found += tensors_in(item)
     return found
+
+
+def with_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Nested arguments with every tensor in them changed."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: with_tensors(function, item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(with_tensors(function, item) for item in value)
+    return value
 
 
 def first_tensor(values: Any) -> Tensor | None:

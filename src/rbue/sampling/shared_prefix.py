@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rbue.activations import Randomness, RandomSlope, SiteCall
-from rbue.call_sites.draws import tensors_in
+from rbue.call_sites.draws import tensors_in, with_tensors
 from rbue.call_sites.interception import Scope, SiteHandler, SiteMode, keep_in_sight, proceed_with
 from rbue.errors import ConversionError
 from rbue.kernels.layout import repeat_rows
@@ -156,7 +156,7 @@ class SharingMode(SiteMode):
                 raise NotShareable  # repeated they would name the rows of the first sample each time
             if _writes_first(func) and isinstance(args[0], Tensor) and self._sampled(args[0]) is False:
                 args = (self._sampled_in_place(args[0]), *args[1:])
-            args, kwargs = self._repeated(args), self._repeated(kwargs)
+            args, kwargs = with_tensors(self._repeated, args), with_tensors(self._repeated, kwargs)
         call = None if self.scope.suspended else self.activation.read(func, args, kwargs)
         if call is None:
             out = self.deferred.take(func, args, kwargs)
@@ -194,14 +194,8 @@ class SharingMode(SiteMode):
         self._mark(x, True)
         return x
 
-    def _repeated(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return repeat_rows(value, self.repeat) if self._sampled(value) is False else value
-        if isinstance(value, dict):
-            return {key: self._repeated(item) for key, item in value.items()}
-        if type(value) in (tuple, list):
-            return type(value)(self._repeated(item) for item in value)
-        return value
+    def _repeated(self, x: Tensor) -> Tensor:
+        return repeat_rows(x, self.repeat) if self._sampled(x) is False else x
 
 
 def _is_unsampled(x: Tensor) -> bool:
