@@ -38,7 +38,7 @@ def sites(model: nn.Module, example: Any, activation: Randomness | None = None) 
         activation: what is to be made random there; ``DropActivation()`` lists every known activation.
 
     Returns:
-        A table with one row per application: index, module path, form and output shape.
+        A table with one row per application: index, module path, form, and the shape of its input.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> sites(net, torch.zeros(2, 4))
