@@ -104,7 +104,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "repeat_rows(features, len(scores) // len(features))",
         "features.repeat_interleave(len(scores) // len(features), 0)",
         "sampling/test_keeping.py::test_the_means_of_plain_passes"),
-    _mutant("shared rows repeated in the wrong order", "call_sites/batch.py",
+    _mutant("shared rows repeated in the wrong order", "kernels/layout.py",
         "out.unflatten(0, (times, x.shape[0])).copy_(x)",
         "out.unflatten(0, (x.shape[0], times)).copy_(x.unsqueeze(1))",  # the sampler sees it and shares nothing
         "sampling/test_predict.py::test_sharing_the_prefix_holds_at_every_site_and_channels_last"),

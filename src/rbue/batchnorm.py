@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from rbue import random_stream
-from rbue.call_sites import Draw, conversion_of, evaluating, innermost, running
+from rbue.call_sites import Draw, conversion_of, drawing, evaluating, innermost
 from rbue.call_sites.batch import Batch, even_parts
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import batches_of, one_call
@@ -72,25 +72,26 @@ def update_bn(
     unknown = sorted(set(layers or ()) - {path for path, _ in normed})
     if unknown:
         raise InvalidInput(f"layers names {unknown[0]!r}, but the network has no BatchNorm layer there.")
+    if not wanted:
+        return {}
     before = {path: {name: value.clone() for name, value in _statistics(one)} for path, one in wanted.items()}
-    if wanted:
-        seen: dict[nn.Module, int] = dict.fromkeys(wanted.values(), 0)
-        reached: list[nn.Module] = []
-        try:
-            with torch.no_grad(), evaluating(network), _cumulative(seen):
-                _pass_all(network, _pieces(x, size, network), state)
-            for path, layer in wanted.items():
-                if not all(bool(value.isfinite().all()) for _, value in _statistics(layer)):
-                    raise InvalidInput(
-                        f"the statistics of BatchNorm at {path or '(root)'} came out as NaN or infinity, so they stay "
-                        "as they were; clean the input."
-                    )
-            reached = [layer for layer, values in seen.items() if values]
-        finally:
-            for path, layer in wanted.items():
-                if layer not in reached:
-                    for name, value in _statistics(layer):
-                        value.copy_(before[path][name])
+    seen: dict[nn.Module, int] = dict.fromkeys(wanted.values(), 0)
+    reached: list[nn.Module] = []
+    try:
+        with torch.no_grad(), evaluating(network), _cumulative(seen):
+            _pass_all(network, _pieces(x, size, network), state)
+        for path, layer in wanted.items():
+            if not all(bool(value.isfinite().all()) for _, value in _statistics(layer)):
+                raise InvalidInput(
+                    f"the statistics of BatchNorm at {path or '(root)'} came out as NaN or infinity, so they stay as "
+                    "they were; clean the input."
+                )
+        reached = [layer for layer, values in seen.items() if values]
+    finally:
+        for path, layer in wanted.items():
+            if layer not in reached:
+                for name, value in _statistics(layer):
+                    value.copy_(before[path][name])
     return {f"{path}.{name}".lstrip("."): value for path, kept in before.items() for name, value in kept.items()}
 
 
@@ -107,14 +108,9 @@ def layers_that_vary(network: nn.Module, example: Batch) -> tuple[str, ...]:
                 hooks.enter_context(layer.register_forward_pre_hook(partial(note, path)))
         for _ in range(2):
             example.clone().call(network)
-    return tuple(path for path, found in seen.items() if not torch.equal(*_halves(found)))
-
-
-def _halves(found: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """What a layer, which may be called several times, saw in each of two passes."""
-    middle = len(found) // 2
-    first, second = (torch.cat([one.flatten() for one in part]) for part in (found[:middle], found[middle:]))
-    return first, second
+    # A layer may be called several times in a pass: the first half of what it saw is that of the first one.
+    halves = {path: (found[: len(found) // 2], found[len(found) // 2 :]) for path, found in seen.items()}
+    return tuple(path for path, (first, second) in halves.items() if not all(map(torch.equal, first, second)))
 
 
 def _statistics(layer: nn.Module) -> list[tuple[str, Tensor]]:
@@ -128,22 +124,22 @@ def _pieces(x: Any, size: int, network: nn.Module) -> Iterator[Batch]:
     """
     inputs = conversion_of(network).inputs if CONVERSION in network.__dict__ else 1
     whole = one_call(x, network, inputs)
-    if whole is None:
-        held: Batch | None = None
-        for batch in batches_of(x, network, inputs):
-            batch.check(network)
-            if held is not None and len(held) > 1 == len(batch) and batch.form == held.form:
-                yield held.joined(batch)
-                held = None
-                continue
-            if held is not None:
-                yield held
-            held = batch
+    if whole is not None:
+        whole.check(network)
+        yield from (whole[part] for part in even_parts(len(whole), size))
+        return
+    held: Batch | None = None
+    for batch in batches_of(x, network, inputs):
+        batch.check(network)
+        if held is not None and len(held) > 1 == len(batch) and batch.form == held.form:
+            yield held.joined(batch)
+            held = None
+            continue
         if held is not None:
             yield held
-        return
-    whole.check(network)
-    yield from (whole[part] for part in even_parts(len(whole), size))
+        held = batch
+    if held is not None:
+        yield held
 
 
 @contextmanager
@@ -191,16 +187,10 @@ def _pass_all(network: nn.Module, batches: Iterator[Batch], seed: int) -> None:
         raise InvalidInput("the loader gave no batch; there is nothing to estimate statistics from.")
 
 
-@contextmanager
-def _drawing(network: nn.Module, seed: int, start: int, batch: Batch) -> Iterator[None]:
+def _drawing(network: nn.Module, seed: int, start: int, batch: Batch) -> AbstractContextManager[None]:
     """A converted network draws its first call of a seed, for images ``start`` onwards; the call is not counted."""
     if CONVERSION not in network.__dict__:
-        yield
-        return
+        return nullcontext()
     images = torch.arange(start, start + len(batch), dtype=torch.int32, device=batch.device)
     draw = Draw(random_stream.seed_state(seed, batch.device), torch.zeros_like(images[:1]), images)
-    before, running.draws = running.draws, (conversion_of(network).token, draw)
-    try:
-        yield
-    finally:
-        running.draws = before
+    return drawing(network, draw)

@@ -16,16 +16,7 @@ from rbue.calibration import Temperature
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """What every prediction holds besides its numbers.
-
-    Attributes:
-        samples_used: number of samples drawn for each image, ``(B,)``.
-        seed: the seed of the draws.
-        samples: the sampled outputs ``(S, B, ...)`` if they were asked for.
-        stream_version: version of the random stream; equal seeds, draws and versions mean equal bits.
-        draws: ``"independent"`` or ``"balanced"``.
-        outputs: what the network's outputs were taken for; the name of the function that read them, if one did.
-    """
+    """What every prediction holds besides its numbers; see :class:`Prediction`."""
 
     samples_used: Tensor = field(kw_only=True)
     seed: int = field(kw_only=True)
@@ -85,7 +76,7 @@ class Prediction(Sampled):
         energy: mean over samples of ``-ln Σ_c exp(z_c)`` for logits ``z``, ``(B,)``.
         max_logit: mean over samples of ``max_c z_c``, ``(B,)``.
         features: mean over samples of the classifier's input, ``(B, D)``.
-        outputs: ``"logits"``, ``"probs"`` or ``"binary"``: what the network's outputs were taken for.
+        outputs: what the network's outputs were taken for, such as ``"logits"``; the name of a function that read them.
     """
 
     probs: Tensor
@@ -248,6 +239,29 @@ _AT_ONCE = 1 << 20
 """Numbers of maps that are added up at once."""
 
 
+class Sums(dict[str, Tensor]):
+    """Sums by name over the samples of some images, ``(B, ...)``: memory does not grow with the samples."""
+
+    def __init__(self, images: int) -> None:
+        super().__init__()
+        self.images = images
+
+    def add(self, name: str, rows: Tensor, values: Tensor) -> None:
+        """Add ``values``, ``(b, ...)``, to those of the images ``rows``."""
+        if name not in self:
+            self[name] = values.new_zeros((self.images, *values.shape[1:]))
+        self[name][rows] += values
+
+    def mean(self, name: str, counts: Tensor) -> Tensor:
+        """The mean over so many samples an image, in ``float32``."""
+        return (self[name] / _counted(counts, self[name])).float()
+
+
+def precise_float(device: torch.device) -> torch.dtype:
+    """What sums are kept in: ``float64`` where there is one."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 class RunningMoments(ABC):
     """Mean and sum of squares of a stream of samples, in memory that does not grow with it.
 
@@ -257,7 +271,8 @@ class RunningMoments(ABC):
     def __init__(self, images: int, device: torch.device) -> None:
         self.images = images
         self.count = torch.zeros(images, dtype=torch.int64, device=device)
-        self._float = torch.float32 if device.type == "mps" else torch.float64
+        self._float = precise_float(device)
+        self.sums = Sums(images)
         self._moments: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -295,8 +310,7 @@ class RunningMoments(ABC):
     def _add(self, rows: Tensor, samples: Tensor) -> None:
         if self._moments is None:
             zeros = torch.zeros((self.images, *samples.shape[2:]), dtype=self._float, device=samples.device)
-            self._moments = zeros, zeros.clone()
-            self._begin(zeros, samples)
+            self._moments, self.dtype = (zeros, zeros.clone()), samples.dtype
         samples = samples.to(self._float)
         mean_so_far, squares = self._moments
         new = samples.shape[0]
@@ -310,11 +324,8 @@ class RunningMoments(ABC):
         self._take(rows, samples)
         self.count[rows] += new
 
-    def _begin(self, zeros: Tensor, samples: Tensor) -> None:  # noqa: B027 (mean and squares may be all there is)
-        """Make room for sums; ``zeros`` is ``(B, C, ...)``, and ``samples`` are the first."""
-
-    def _take(self, rows: Tensor, samples: Tensor) -> None:  # noqa: B027
-        """Add to them."""
+    def _take(self, rows: Tensor, samples: Tensor) -> None:  # noqa: B027 (mean and squares may be all there is)
+        """Sum up what else the prediction holds."""
 
     @abstractmethod
     def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Any:
@@ -328,8 +339,6 @@ class RunningMoments(ABC):
 class _ProbabilityStatistics(RunningMoments):
     """Mean, variance, votes and mean entropy of probabilities."""
 
-    votes: Tensor
-    entropies: Tensor
     _kind: type[Prediction | MultiLabel]
 
     def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Any:
@@ -337,8 +346,8 @@ class _ProbabilityStatistics(RunningMoments):
         return self._kind(
             probs=self.mean.to(torch.float32, copy=True),
             variance=self.variance.float(),
-            votes=self.votes.clone(),
-            expected_entropy=(self.entropies / _counted(self.count, self.entropies)).float(),
+            votes=self.sums["votes"].clone(),
+            expected_entropy=self.sums.mean("entropy", self.count),
             samples_used=self.count.clone(),
             seed=seed,
             samples=samples,
@@ -351,12 +360,9 @@ class RunningStatistics(_ProbabilityStatistics):
 
     _kind = Prediction
 
-    def _begin(self, zeros: Tensor, samples: Tensor) -> None:
-        self.votes, self.entropies = torch.zeros_like(zeros, dtype=torch.int64), torch.zeros_like(zeros[:, 0])
-
     def _take(self, rows: Tensor, samples: Tensor) -> None:
-        self.votes[rows] += _votes(samples)
-        self.entropies[rows] += entropy(samples.flatten(0, 1)).unflatten(0, samples.shape[:2]).sum(0)
+        self.sums.add("votes", rows, _votes(samples))
+        self.sums.add("entropy", rows, entropy(samples.flatten(0, 1)).unflatten(0, samples.shape[:2]).sum(0))
 
     def settled(self, rows: Tensor, half_width: Tensor, tolerance: float) -> Tensor:
         """Means are within the tolerance, and the label leads whatever the correlation of two classes."""
@@ -372,12 +378,9 @@ class MultiLabelStatistics(_ProbabilityStatistics):
 
     _kind = MultiLabel
 
-    def _begin(self, zeros: Tensor, samples: Tensor) -> None:
-        self.votes, self.entropies = torch.zeros_like(zeros, dtype=torch.int64), torch.zeros_like(zeros)
-
     def _take(self, rows: Tensor, samples: Tensor) -> None:
-        self.votes[rows] += (samples > 0.5).sum(0)
-        self.entropies[rows] += binary_entropy(samples).sum(0)
+        self.sums.add("votes", rows, (samples > 0.5).sum(0))
+        self.sums.add("entropy", rows, binary_entropy(samples).sum(0))
 
     def settled(self, rows: Tensor, half_width: Tensor, tolerance: float) -> Tensor:
         """Means are within the tolerance, and on one side of one half."""
@@ -386,9 +389,6 @@ class MultiLabelStatistics(_ProbabilityStatistics):
 
 class RegressionStatistics(RunningMoments):
     """Those of a :class:`Regression`, in the network's own precision."""
-
-    def _begin(self, zeros: Tensor, samples: Tensor) -> None:
-        self.dtype = samples.dtype
 
     def prediction(self, seed: int, samples: Tensor | None = None, **settings: str) -> Regression:
         """The statistics so far."""

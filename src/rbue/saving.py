@@ -23,6 +23,7 @@ from rbue import activations, random_stream
 from rbue._version import __version__
 from rbue.activations import Randomness
 from rbue.call_sites import Site, SiteTable, conversion_of, innermost, install
+from rbue.call_sites.draws import device_of
 from rbue.call_sites.following import converted_part
 from rbue.call_sites.tracing import find_sites
 from rbue.errors import ConversionError, InvalidInput, RbueError, one_name_each, reason, shown, warn
@@ -137,7 +138,7 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
         raise InvalidInput(f"{file} does not say what input leads through its sites; give load(..., example=x).")
     _load_tensors(file, network, tensors)
     if sites:
-        example = _filled(kept, _device(network)) if example is None else example
+        example = _filled(kept, device_of(network)) if example is None else example
         found = _sites_again(file, network, example, activation)
         _refuse_other_sites(file, sites, found, activation.noun)
     conversion = install(network, activation, sites, chosen)
@@ -241,11 +242,6 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(map(shown, names[:_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
-def _device(network: nn.Module) -> torch.device:
-    tensor = next(iter(network.parameters()), next(iter(network.buffers()), torch.empty(0)))
-    return tensor.device
-
-
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the note of a file of ours."""
     from safetensors import SafetensorError
@@ -318,14 +314,16 @@ def _activation(file: Path, name: str, settings: dict[str, Any], given: Randomne
 # ---- sites
 
 
-def _refuse_other_sites(file: Path, saved: SiteTable, found: SiteTable, noun: str) -> None:
-    def places(sites: SiteTable) -> list[tuple[str, int, str]]:
-        return [(site.path, site.call, site.form) for site in sites]
+def _places(sites: SiteTable) -> list[tuple[str, int, str]]:
+    """What makes them the same sites; their shapes may be others."""
+    return [(site.path, site.call, site.form) for site in sites]
 
-    if places(saved) == places(found):
+
+def _refuse_other_sites(file: Path, saved: SiteTable, found: SiteTable, noun: str) -> None:
+    if _places(saved) == _places(found):
         return
     lost, new = (
-        [f"{site.name} ({site.form})" for site in these if (site.path, site.call, site.form) not in places(others)]
+        [f"{site.name} ({site.form})" for site in these if (site.path, site.call, site.form) not in _places(others)]
         for these, others in ((saved, found), (found, saved))
     )
     what = [f"{word} {_few(names)}" for word, names in (("it lacks", lost), ("it also has", new)) if names]
@@ -359,10 +357,9 @@ def _telling_example(network: nn.Module, example: Any, activation: Randomness, s
     for candidate in _candidates(network, example):
         with suppress(Exception):  # a network that does not take it, or has other sites then
             described = _to_json(candidate)
-            _refuse_other_sites(
-                Path(), sites, find_sites(network, _filled(candidate, _device(network)), activation)[0], ""
-            )
-            return described
+            found, _ = find_sites(network, _filled(candidate, device_of(network)), activation)
+            if _places(found) == _places(sites):
+                return described
     return None
 
 

@@ -30,7 +30,7 @@ from rbue.call_sites.batch import Batch
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import batches_of, beside, labelled_batches, one_call
 from rbue.call_sites.summary import LIKELY_MEANT
-from rbue.call_sites.table import choose
+from rbue.call_sites.table import choose, in_columns
 from rbue.call_sites.tracing import check_activation, find_sites
 from rbue.errors import ConversionError, InvalidInput, RbueWarning, warn, whole_number
 from rbue.sampling.collect import SampleProgress, refuse_infinite_images
@@ -122,9 +122,7 @@ class Tuned:
 
     def __repr__(self) -> str:
         heads = ("", "where", "q", "sites", "accuracy", "NLL", "ECE", "T", "NLL with T", "ECE with T", "seconds")
-        rows = [heads, *(self._row(one) for one in self.tried)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = in_columns([heads, *(self._row(one) for one in self.tried)])
         if not self.best.sites:
             lines.append(
                 "The plain network with a temperature is best: random activations show no clear gain without training."
@@ -251,26 +249,24 @@ def tune(
     return tuned
 
 
+@dataclass(eq=False)
 class _Search:
     """Candidates of one network on one set of validation images."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        batches: list[tuple[Batch, Tensor]],
-        unlabelled: Any,
-        make: Callable[[float], Randomness],
-        example: Batch,
-        folds: int,
-        task: Task,
-        how: dict[str, Any],
-    ) -> None:
-        self.network, self.batches, self.unlabelled, self.task = network, batches, unlabelled, task
-        self.make, self.example, self.folds, self.how = make, example, folds, how
-        self.labels = torch.cat([labels for _, labels in batches])
-        self.sites = sites(network, example, make(0.9))
+    network: nn.Module
+    batches: list[tuple[Batch, Tensor]]
+    unlabelled: Any
+    make: Callable[[float], Randomness]
+    example: Batch
+    folds: int
+    task: Task
+    how: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.labels = torch.cat([labels for _, labels in self.batches])
+        self.sites = sites(self.network, self.example, self.make(0.9))
         self.estimated_plainly: dict[tuple[str, ...], dict[str, Tensor]] = {}
-        stored = network.state_dict().items()
+        stored = self.network.state_dict().items()
         self.plain_statistics = {name: one.clone() for name, one in stored if name.rpartition(".")[2] in STATISTICS}
 
     def plain(self) -> Candidate:
@@ -310,7 +306,10 @@ class _Search:
         return self._measured(where, q, count, self._drawn(), lowest, start, statistics)
 
     def _drawn(self) -> Tensor:
-        return predict(self.network, _inputs(self.batches), temperature=False, **self.how).probs
+        return predict(self.network, self._inputs(), temperature=False, **self.how).probs
+
+    def _inputs(self) -> Iterator[Batch]:
+        return (x for x, _ in self.batches)
 
     def distinct(self, where: Sequence[Placement]) -> list[Placement]:
         """Placements that pick other sites each, few sites first; in a small network, a block may be one site."""
@@ -341,7 +340,7 @@ class _Search:
 
     def _estimated(self, layers: Collection[str]) -> dict[str, Tensor]:
         """Statistics of the network as it is, estimated in place."""
-        inputs = _inputs(self.batches) if self.unlabelled is None else _on_device(self.unlabelled, self.network)
+        inputs = self._inputs() if self.unlabelled is None else _on_device(self.unlabelled, self.network)
         changed = update_bn(self.network, inputs, seed=self.how["seed"], layers=layers)
         now = self.network.state_dict()
         return {name: now[name].clone() for name in changed}
@@ -421,10 +420,6 @@ def _suiting(network: nn.Module, example: Batch) -> Callable[[float], Randomness
     except ConversionError:
         return DropActivation
     return DropActivation if others.keys() & LIKELY_MEANT else DropReLU
-
-
-def _inputs(batches: list[tuple[Batch, Tensor]]) -> Iterator[Batch]:
-    return (x for x, _ in batches)
 
 
 def _on_device(x: Any, network: nn.Module) -> Batch | Iterator[Batch]:

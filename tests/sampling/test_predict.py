@@ -963,3 +963,12 @@ def test_warming_up_leaves_a_later_prediction_nothing_to_find_out():
     assert len(calls) == 1
     with pytest.raises(InvalidInput, match="nothing to warm up with"):
         rbue.warm_up(network, [])
+
+
+@pytest.mark.parametrize("x", [torch.tensor(1.0), {"x": 3}, {}], ids=["one number", "no tensor", "nothing"])
+def test_warming_up_says_of_an_input_without_images_what_predict_says(x):
+    network, example = build("residual")
+    rbue.convert(network, rbue.DropReLU(0.6), example=example)
+    for ask in (rbue.predict, rbue.warm_up):
+        with pytest.raises(InvalidInput, match=r"must hold at least one image|x holds no tensor"):
+            ask(network, x, samples=8)

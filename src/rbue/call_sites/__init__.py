@@ -6,6 +6,7 @@ from rbue.call_sites.conversion import (
     conversion_of,
     convert,
     count_call,
+    drawing,
     install,
     mode,
     revert,
@@ -13,8 +14,7 @@ from rbue.call_sites.conversion import (
     set_temperature,
     uncounted,
 )
-from rbue.call_sites.draws import Draw
-from rbue.call_sites.scope import running
+from rbue.call_sites.draws import Draw, running
 from rbue.call_sites.summary import ConversionSummary
 from rbue.call_sites.table import Placement, Site, SiteTable
 from rbue.call_sites.tracing import innermost, sites
@@ -22,6 +22,6 @@ from rbue.call_sites.untouched import evaluating, unchanged
 
 __all__ = [
     "Conversion", "ConversionSummary", "Draw", "NotFoldable", "Placement", "Site", "SiteTable", "conversion_of",
-    "convert", "count_call", "evaluating", "innermost", "install", "mode", "revert", "running", "seed",
+    "convert", "count_call", "drawing", "evaluating", "innermost", "install", "mode", "revert", "running", "seed",
     "set_temperature", "sites", "unchanged", "uncounted",
 ]  # fmt: skip

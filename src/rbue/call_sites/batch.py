@@ -9,7 +9,7 @@ and so is a list with one number or text for each image, or a long tuple: it wou
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from rbue.errors import InvalidInput
-from rbue.torch_internals import is_exporting, tree_flatten, tree_leaves, tree_unflatten
+from rbue.kernels.layout import repeat_rows
+from rbue.torch_internals import tree_flatten, tree_leaves, tree_unflatten
 
 _SETTINGS = 4
 """A tuple of at most so many numbers may be a size or a padding; more, as many as images, are one for each."""
@@ -90,38 +91,34 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """The same call with each tensor that has rows changed; what has none is shared with this batch."""
+        return self._with(function(x) if has else x for x, has in zip(self.leaves, self.has_rows, strict=True))
+
+    def _with(self, leaves: Iterable[Any]) -> Batch:
+        """The same call with other values in the places of these."""
         new = copy.copy(self)
-        new.leaves = [function(x) if has else x for x, has in zip(self.leaves, self.has_rows, strict=True)]
+        new.leaves = list(leaves)
         return new
 
     def with_first(self, x: Tensor) -> Batch:
         """The same call with other images."""
-        new = copy.copy(self)
         place = self.has_rows.index(True)
-        new.leaves = [*self.leaves[:place], x, *self.leaves[place + 1 :]]
-        return new
+        return self._with([*self.leaves[:place], x, *self.leaves[place + 1 :]])
 
     def repeat(self, times: int) -> Batch:
         """The images ``times`` times, one after the other, in memory of their own: a network may work in place."""
-        new = self.map(lambda x: repeat_rows(x, times))
-        new.leaves = [
-            x.clone() if isinstance(x, Tensor) and not has_rows else x
-            for x, has_rows in zip(new.leaves, self.has_rows, strict=True)
-        ]
-        return new
+        return self._with(
+            repeat_rows(x, times) if has_rows else x.clone() if isinstance(x, Tensor) else x
+            for x, has_rows in zip(self.leaves, self.has_rows, strict=True)
+        )
 
     def joined(self, other: Batch) -> Batch:
         """The images of both; their forms have to be equal."""
-        new = copy.copy(self)
         both = zip(self.leaves, other.leaves, self.has_rows, strict=True)
-        new.leaves = [torch.cat([one, two]) if has_rows else one for one, two, has_rows in both]
-        return new
+        return self._with(torch.cat([one, two]) if has_rows else one for one, two, has_rows in both)
 
     def clone(self) -> Batch:
         """The same call with tensors of its own, which keep their strides."""
-        new = copy.copy(self)
-        new.leaves = [x.clone() if isinstance(x, Tensor) else x for x in self.leaves]
-        return new
+        return self._with(x.clone() if isinstance(x, Tensor) else x for x in self.leaves)
 
     @property
     def arguments(self) -> tuple[tuple, dict[str, Any]]:
@@ -194,18 +191,6 @@ def _plain_lists(name: str, value: Any) -> Iterator[tuple[str, list | tuple]]:
             yield from _plain_lists(f"{name}[{key!r}]", one)
     elif isinstance(value, (list, tuple)) and all(isinstance(one, (Real, str)) for one in value):
         yield name, value
-
-
-def repeat_rows(x: Tensor, times: int) -> Tensor:
-    """``times`` copies of ``x`` along its first dimension, in the same memory format."""
-    if is_exporting():  # a graph has no use for memory to be filled
-        return x.unsqueeze(0).expand(times, *x.shape).flatten(0, 1)
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
-    memory_format = last if not x.is_contiguous() and x.is_contiguous(memory_format=last) else torch.contiguous_format
-    shape = (times * x.shape[0], *x.shape[1:])
-    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
-    out.unflatten(0, (times, x.shape[0])).copy_(x)
-    return out
 
 
 def even_parts(count: int, most: int) -> Iterator[slice]:

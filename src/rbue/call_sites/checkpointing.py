@@ -19,9 +19,8 @@ import torch
 from torch.utils import checkpoint
 
 from rbue.activations import Randomness
-from rbue.call_sites.draws import Draw
-from rbue.call_sites.interception import SiteMode
-from rbue.call_sites.scope import Scope, current_scope, running, suspended
+from rbue.call_sites.draws import Draw, running
+from rbue.call_sites.interception import Scope, SiteMode, current_scope, suspended
 from rbue.torch_internals import function_modes
 
 _installed = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from numbers import Number
 from typing import Any
 
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from rbue import random_stream
 from rbue.activations import Activation, Randomness, SiteCall
 from rbue.calibration import Temperature
-from rbue.call_sites import checkpointing, draws, following, scope, tracing
+from rbue.call_sites import checkpointing, draws, following, tracing
 from rbue.call_sites.batch import Batch
 from rbue.call_sites.inputs import example_call
-from rbue.call_sites.interception import SiteMode
+from rbue.call_sites.interception import Scope, SiteMode, current_scope, suspended
 from rbue.call_sites.own_backward import function_around
 from rbue.call_sites.summary import ConversionSummary, warn_of_plain
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
@@ -79,11 +79,11 @@ class Conversion:
 
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run the network's own ``forward`` with its call sites made random."""
-        outer = scope.current_scope()
+        outer = current_scope()
         given = self._given_draw()
         how = self.mode if given is None else "random"
         if how == "plain":
-            with scope.suspended(outer):  # its sites are not those of a network around it either
+            with suspended(outer):  # its sites are not those of a network around it either
                 return forward(network, *args, **kwargs)
         x = draws.first_tensor([args, kwargs])
         leaves = tree_leaves((args, kwargs)) if x is None else []
@@ -95,7 +95,7 @@ class Conversion:
             )
         if x is not None:
             draws.leave_meta(network, x.device, self.seed)
-        place = scope.Scope(network, self.token)
+        place = Scope(network, self.token)
         hook = None if given is None else given.hook
         if how == "mean":
             mode = SiteMode(place, self.activation, self._mean)
@@ -106,7 +106,7 @@ class Conversion:
                 mode = SiteMode(place, self.activation, handler)
             else:
                 mode = hook.mode(place, self.activation, handler, (args, kwargs))
-        with scope.suspended(outer), mode:
+        with suspended(outer), mode:
             out = following.run_forward(forward, network, args, kwargs)
         if hook is not None:
             hook.finish()
@@ -174,7 +174,7 @@ class Conversion:
 
     def _given_draw(self) -> draws.Draw | None:
         """The draw that this thread's sampler wants, whatever the mode."""
-        given = scope.running.draws
+        given = draws.running.draws
         return given[1] if given is not None and given[0] == self.token else None
 
     def _direct_draw(self, network: nn.Module, x: Tensor | None, leaves: list[Any]) -> draws.Draw:
@@ -372,15 +372,18 @@ def uncounted(model: nn.Module, images: Tensor) -> Iterator[None]:
     what it drew from again. A network without random sites is left alone.
     """
     network = _drawing(model)
-    if network is None:
+    with nullcontext() if network is None else drawing(network, draws.standing_draw(network, images)):
         yield
-        return
-    before = scope.running.draws
-    scope.running.draws = conversion_of(network).token, draws.standing_draw(network, images)
+
+
+@contextmanager
+def drawing(network: nn.Module, draw: draws.Draw) -> Iterator[None]:
+    """The calls of a converted network inside draw what is given, in this thread, whatever its mode."""
+    before, draws.running.draws = draws.running.draws, (conversion_of(network).token, draw)
     try:
         yield
     finally:
-        scope.running.draws = before
+        draws.running.draws = before
 
 
 def count_call(model: nn.Module) -> None:

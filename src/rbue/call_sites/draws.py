@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,8 +17,7 @@ from rbue.torch_internals import is_exporting, writing
 
 if TYPE_CHECKING:
     from rbue.activations import Randomness
-    from rbue.call_sites.interception import SiteHandler, SiteMode
-    from rbue.call_sites.scope import Scope
+    from rbue.call_sites.interception import Scope, SiteHandler, SiteMode
 
 SEED, STEP = "_rbue_seed", "_rbue_step"
 """Non-persistent buffers of a converted network: seed lanes, and calls so far. Site numbers are none: they belong to
@@ -148,12 +148,16 @@ def count(network: nn.Module) -> None:
 
 
 def attach_buffers(network: nn.Module, seed: int) -> None:
-    """Give a network its stream state, on the device its first parameter or buffer is on."""
-    tensor = next(iter(network.parameters()), next(iter(network.buffers()), torch.empty(0)))
-    for name, value in _fresh_buffers(seed, tensor.device).items():
+    """Give a network its stream state."""
+    for name, value in _fresh_buffers(seed, device_of(network)).items():
         # Not register_buffer: a network that passes unknown attributes on to a converted one inside has that one's.
         network._buffers[name] = value
         network._non_persistent_buffers_set.add(name)
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """The device of its first parameter or buffer."""
+    return next(iter(network.parameters()), next(iter(network.buffers()), torch.empty(0))).device
 
 
 def _fresh_buffers(seed: int, device: torch.device) -> dict[str, Tensor]:
@@ -212,15 +216,46 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
+def with_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Nested arguments with every tensor in them changed."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: with_tensors(function, item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(with_tensors(function, item) for item in value)
+    return value
+
+
 def first_tensor(values: Any) -> Tensor | None:
     """The first tensor with a batch dimension in nested arguments."""
-    if isinstance(values, Tensor):
-        return values if values.dim() else None
-    if isinstance(values, dict):
-        values = list(values.values())
-    if isinstance(values, (list, tuple)):
-        for value in values:
-            found = first_tensor(value)
-            if found is not None:
-                return found
-    return None
+    return next((x for x in tensors_in(values) if x.dim()), None)
+
+
+class _Running:
+    """What a thread's sampler and checkpointed blocks hand to the networks that they run."""
+
+    def __init__(self) -> None:
+        # Not a subclass of threading.local: torch.compile reads and writes the wrong attributes of one.
+        self._local = threading.local()
+
+    @property
+    def draws(self) -> Any:
+        """``(token, Draw)`` of a sampler."""
+        return getattr(self._local, "draws", None)
+
+    @draws.setter
+    def draws(self, value: Any) -> None:
+        self._local.draws = value
+
+    @property
+    def memories(self) -> tuple:
+        """What checkpointed blocks remember: see :mod:`rbue.call_sites.checkpointing`."""
+        return getattr(self._local, "memories", ())
+
+    @memories.setter
+    def memories(self, value: tuple) -> None:
+        self._local.memories = value
+
+
+running = _Running()

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from rbue.activations import Randomness
-from rbue.call_sites.scope import current_scope, running
+from rbue.call_sites.draws import running
+from rbue.call_sites.interception import current_scope
 from rbue.errors import ConversionError
 from rbue.torch_internals import in_backward
 

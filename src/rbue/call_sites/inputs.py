@@ -24,6 +24,7 @@ from rbue.errors import InvalidInput
 from rbue.torch_internals import tree_map_only
 
 _LABELS = ("label", "labels")
+_BY_ITSELF = (Batch, Tensor, np.ndarray, Mapping)
 _DATASET_BATCH = 64
 """Samples do not depend on the size of a batch, so nobody has to choose the one in which a Dataset is read."""
 
@@ -34,14 +35,10 @@ def one_call(x: Any, network: nn.Module, inputs: int = 1) -> Batch | None:
     A tuple or list holds arguments if it has as many entries as the example of the conversion, ``inputs``, or if the
     network cannot do with one, or if an entry, such as None or a flag, can be no batch. Else it holds batches.
     """
-    if isinstance(x, Batch):
-        return x
     _refuse_packed(x)
     x = _tables_as_arrays(x)
-    if isinstance(x, (Tensor, np.ndarray)):
-        return Batch((_as_tensors(x, "x", network),))
-    if isinstance(x, Mapping):
-        return _by_keyword(x, network)
+    if isinstance(x, _BY_ITSELF):
+        return _by_itself(x, network)
     if isinstance(x, (tuple, list)) and x and isinstance(x[0], (Tensor, np.ndarray)):
         least, most = _positional(network)
         several = 1 < len(x) <= most
@@ -128,8 +125,6 @@ def example_call(example: Any, network: nn.Module) -> Batch:
 
 def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
     """What a loader yields, without its labels."""
-    if isinstance(batch, Batch):
-        return batch
     _refuse_packed(batch)
     _refuse_keyed(batch)
     batch = _tables_as_arrays(batch)
@@ -141,10 +136,8 @@ def _loaded(batch: Any, network: nn.Module, inputs: int) -> Batch:
         if isinstance(first, (tuple, list)) and first and isinstance(first[0], (Tensor, np.ndarray)):
             return _by_position(first, network)  # ((one, other), label)
         batch = first
-    if isinstance(batch, Mapping):
-        return _by_keyword(batch, network)
-    if isinstance(batch, (Tensor, np.ndarray)):
-        return _by_position([batch], network)
+    if isinstance(batch, _BY_ITSELF):
+        return _by_itself(batch, network)
     way = "; give a list of numbers as torch.tensor(x)" if isinstance(batch, Real) else _images_need(batch)
     raise InvalidInput(
         f"a loader must yield tensors, dicts of keyword arguments, or tuples whose first entry is one of these, not "
@@ -192,6 +185,13 @@ def _refuse_keyed(x: Any) -> None:
             f"x is a {type(x).__name__}, which does not say which of its rows are images; give its tensors as a dict "
             "of keyword arguments, or, as for a graph, average plain calls: torch.stack([net(x) for _ in range(100)])."
         )
+
+
+def _by_itself(x: Any, network: nn.Module) -> Batch:
+    """What is one call without any doubt."""
+    if isinstance(x, Batch):
+        return x
+    return _by_keyword(x, network) if isinstance(x, Mapping) else _by_position([x], network)
 
 
 def _by_position(values: Sequence[Any], network: nn.Module) -> Batch:

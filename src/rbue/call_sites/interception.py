@@ -1,18 +1,47 @@
-"""See every call site of a forward pass, in whatever spelling, once."""
+"""See every call site of a forward pass, in whatever spelling, once.
+
+A :class:`Scope` says where in a network the running call is; a :class:`SiteMode` sees the calls there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from rbue.activations import Randomness, SiteCall
 from rbue.activations.calls import with_input
-from rbue.call_sites.scope import Scope, ScopeMode
-from rbue.torch_internals import HigherOrderOperator, graph_break
+from rbue.torch_internals import HigherOrderOperator, function_modes, graph_break
+
+
+class Scope:
+    """The place of one forward pass: the current module path and how many call sites each path has had.
+
+    ``owner`` tells the pass of a network from that of its copies, which share the token.
+    """
+
+    def __init__(self, owner: nn.Module, token: str, counts: dict[str, int] | None = None, path: str = "") -> None:
+        self.owner = owner
+        self.token = token
+        self.path = path
+        self.counts: dict[str, int] = {} if counts is None else counts
+        self.suspended = False  # while another converted network runs inside
+        self.holds_converted = False  # whether one ever did
+
+    def next_call(self) -> int:
+        """Count one more call site at the current path; return how many came before."""
+        number = self.counts.get(self.path, 0)
+        self.counts[self.path] = number + 1
+        return number
+
+    def copy(self) -> Scope:
+        """The same place, to be continued apart."""
+        return Scope(self.owner, self.token, dict(self.counts), self.path)
 
 
 class SiteHandler(Protocol):
@@ -43,15 +72,17 @@ def keep_in_sight(func: Callable) -> None:
         graph_break(f"rbue cannot see the ReLUs inside {func} in one graph; use fullgraph=False")
 
 
-class SiteMode(ScopeMode):
+class SiteMode(TorchFunctionMode):
     """Hand the call sites of one scope to a handler; leave every other call alone.
 
     torch takes this mode off while a call is being handled, so the ``torch.relu`` inside ``F.relu`` is not
-    seen again. Of two nested networks the outer one is suspended, so each site has one owner.
+    seen again. Of two nested networks the outer one is suspended, so each site has one owner. The mode is also
+    the record of which scope runs in this thread.
     """
 
     def __init__(self, scope: Scope, activation: Randomness, handler: SiteHandler) -> None:
-        super().__init__(scope)
+        super().__init__()
+        self.scope = scope
         self.activation = activation
         self.handler = handler
 
@@ -63,3 +94,24 @@ class SiteMode(ScopeMode):
             return func(*args, **kwargs)
         path = self.scope.path
         return self.handler(call, path, self.scope.next_call(), proceed_with(func, args, kwargs))
+
+
+def current_scope() -> Scope | None:
+    """The scope of the innermost network running in this thread, unless it is suspended."""
+    for mode in function_modes():
+        if isinstance(mode, SiteMode):
+            return None if mode.scope.suspended else mode.scope
+    return None
+
+
+@contextmanager
+def suspended(scope: Scope | None) -> Iterator[None]:
+    """Nothing that runs inside belongs to ``scope``."""
+    if scope is None:
+        yield
+        return
+    scope.suspended = True
+    try:
+        yield
+    finally:
+        scope.suspended = False

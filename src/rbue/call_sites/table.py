@@ -73,9 +73,13 @@ class SiteTable(Sequence[Site]):
     def __repr__(self) -> str:
         rows = [("index", "site", "form", "shape")]
         rows += [(str(s.index), s.name, s.form, "x".join(map(str, s.shape))) for s in self]
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join(lines)
+        return "\n".join(in_columns(rows))
+
+
+def in_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a table, each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 Placement = Union[str, int, Sequence[Union[str, int]], Callable[[Site], bool]]  # noqa: UP007 (shown in documentation)
@@ -120,7 +124,8 @@ def _by_one(sites: SiteTable, one: str | int, noun: str) -> list[Site]:
 
 
 def _picks_none(sites: SiteTable, where: Placement, noun: str) -> InvalidInput:
-    hint = f" (inside it: where={where + '.*'!r})" if isinstance(where, str) and _has_inside(sites, where) else ""
+    inside = isinstance(where, str) and any(site.path.startswith(f"{where}.") for site in sites)
+    hint = f" (inside it: where={f'{where}.*'!r})" if inside else ""
     return InvalidInput(f"where={where!r} picks none of the {len(sites)} {noun} call sites{hint}:\n{sites!r}")
 
 
@@ -148,11 +153,6 @@ def last_block(sites: SiteTable) -> list[Site]:
         if 1 < len(inside) <= len(sites) / 2:
             return inside
     return list(sites[-max(1, len(sites) // 4) :])
-
-
-def _has_inside(sites: SiteTable, path: str) -> bool:
-    """Whether sites lie in the modules inside the one at a path."""
-    return any(site.path.startswith(f"{path}.") for site in sites)
 
 
 def _by_index(sites: SiteTable, index: int) -> Site:

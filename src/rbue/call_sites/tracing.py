@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from rbue.activations import DropReLU, Randomness, RandomSlope, SiteCall
 from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS, is_tensor_bounded_relu
 from rbue.call_sites import following
-from rbue.call_sites import scope as scopes
 from rbue.call_sites.batch import Batch
 from rbue.call_sites.inputs import example_call
-from rbue.call_sites.interception import SiteMode
+from rbue.call_sites.interception import Scope, SiteMode, current_scope, suspended
 from rbue.call_sites.table import Site, SiteTable
 from rbue.call_sites.untouched import evaluating, unchanged
 from rbue.errors import ConversionError, InvalidInput, RbueError, warn
@@ -39,7 +38,7 @@ def sites(model: nn.Module, example: Any, activation: Randomness | None = None) 
         activation: what is to be made random there; ``DropActivation()`` lists every known activation.
 
     Returns:
-        A table with one row per application: index, module path, form and output shape.
+        A table with one row per application: index, module path, form, and the shape of its input.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> sites(net, torch.zeros(2, 4))
@@ -71,7 +70,7 @@ def find_sites(network: nn.Module, example: Any, activation: Randomness) -> tupl
 
 @contextmanager
 def batch_explained(call: Batch, network: nn.Module, activation: Randomness) -> Iterator[None]:
-    """Say what does not fit where a network fails: an input without a batch dimension, or a list taken for several."""
+    """Say what does not fit where a network fails: a type, no batch dimension, or a list taken for several inputs."""
 
     def runs(x: Tensor) -> bool:
         with suppress(Exception):
@@ -80,7 +79,8 @@ def batch_explained(call: Batch, network: nn.Module, activation: Randomness) -> 
         return False
 
     try:
-        yield
+        with _types_named(call, network):
+            yield
     except (RbueError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -184,7 +184,7 @@ def _scripted_functions(module: nn.Module) -> Iterator[str]:
             yield label
 
 
-def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[SiteTable, dict[str, int]]:
+def record(network: nn.Module, example: Batch, activation: Randomness) -> tuple[SiteTable, dict[str, int]]:
     """Run the example; return the call sites, and how often other activations were met, by name."""
     found: list[Site] = []
     others: Counter[str] = Counter()
@@ -202,8 +202,7 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
                 bounded.add(self.scope.path or "the network")
             return super().__torch_function__(func, types, args, kwargs)
 
-    call = example_call(example, network)
-    device = next((x.device for x in call.leaves if isinstance(x, Tensor)), torch.device("cpu"))
+    device = next((x.device for x in example.leaves if isinstance(x, Tensor)), torch.device("cpu"))
     if device.type != "meta" and any(one.is_meta for one in network.parameters()):
         raise InvalidInput(
             f"the network is on meta, without weights, and the example on {device}; give example=x.to('meta'), or load "
@@ -214,8 +213,8 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
         network.__dict__[following.RECORDING] = recording
         try:
             following.follow(network, recording.token, activation)
-            with evaluating(network), unchanged(network, device), types_named(call, network):
-                call.clone().call(uncompiled_call(network))  # with tensors of its own, which it may work in
+            with evaluating(network), unchanged(network, device):
+                example.clone().call(uncompiled_call(network))  # with tensors of its own, which it may work in
         finally:
             following.unfollow(network, recording.token)
             del network.__dict__[following.RECORDING]
@@ -230,14 +229,14 @@ def record(network: nn.Module, example: Any, activation: Randomness) -> tuple[Si
 class _Recording:
     """Stands in for a conversion while the example runs, in the thread that runs it."""
 
-    def __init__(self, make_mode: Callable[[scopes.Scope], SiteMode]) -> None:
+    def __init__(self, make_mode: Callable[[Scope], SiteMode]) -> None:
         self.token = uuid.uuid4().hex
         self.thread = threading.get_ident()
         self.make_mode = make_mode
 
     def run(self, network: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        scope = scopes.Scope(network, self.token)
-        with scopes.suspended(scopes.current_scope()), self.make_mode(scope):
+        scope = Scope(network, self.token)
+        with suspended(current_scope()), self.make_mode(scope):
             return following.run_forward(forward, network, args, kwargs)
 
 
@@ -261,7 +260,7 @@ def _no_site_message(network: nn.Module, activation: Randomness, others: dict[st
 
 
 @contextmanager
-def types_named(batch: Batch, network: nn.Module) -> Iterator[None]:
+def _types_named(batch: Batch, network: nn.Module) -> Iterator[None]:
     """Say which types do not fit where torch refuses them; a network may also convert its input by itself."""
     try:
         yield

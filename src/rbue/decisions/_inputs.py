@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rbue.errors import InvalidInput
 from rbue.metrics import _checks
+from rbue.metrics.uncertainty import mean_over_samples
 from rbue.prediction import MultiLabel, Prediction, Regression
 
 _WORK_ELEMENTS = 1 << 22
@@ -47,7 +48,7 @@ def probabilities(prediction: Any) -> Tensor:
         probs = tensor(prediction, "prediction")
         if probs.ndim == 3:
             _checks.sample_probabilities(probs, name="prediction")
-            return sum((sample.double() for sample in probs), torch.zeros((), device=probs.device)) / len(probs)
+            return mean_over_samples(probs)
         if probs.ndim != 2:
             raise InvalidInput(
                 f"prediction has shape {tuple(probs.shape)}; give probabilities (B, C) or samples (S, B, C)."

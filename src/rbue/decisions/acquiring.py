@@ -135,7 +135,7 @@ def batch_bald(prediction: Any, count: int, seed: int = 0, configurations: int =
     count = whole_number(count, "count", most=images)
     whole_number(configurations, "configurations")
     generator = _generator(seed)
-    turns = torch.from_numpy(generator.permutation(images)).to(samples.device)
+    turns = _shuffled(images, generator, samples.device)
     own = expected_entropy(samples)
     # Columns are configurations Y: their probabilities p(Y), and S·w_s(Y), whose mean over the samples is 1.
     chances = torch.ones(1, dtype=torch.float64, device=samples.device)
@@ -193,7 +193,7 @@ def core_set(features: Any, count: int, labelled: Any = None, seed: int = 0) -> 
     """
     pool = _inputs.features_of(features)
     count = whole_number(count, "count", most=len(pool))
-    turns = torch.from_numpy(_generator(seed).permutation(len(pool))).to(pool.device)
+    turns = _shuffled(len(pool), _generator(seed), pool.device)
     # Squared distances: their order is the same.
     nearest = torch.full((len(pool),), torch.inf, dtype=torch.float64, device=pool.device)
     if labelled is not None:
@@ -230,8 +230,13 @@ def _conditional_entropies(samples: Tensor, weights: Tensor, chances: Tensor) ->
 def _first(scores: Tensor, count: int, seed: int) -> Tensor:
     """The indices of the ``count`` greatest scores; a random order decides among equals."""
     whole_number(count, "count", most=len(scores))
-    turns = torch.from_numpy(_generator(seed).permutation(len(scores))).to(scores.device)
+    turns = _shuffled(len(scores), _generator(seed), scores.device)
     return turns[scores[turns].sort(stable=True, descending=True).indices[:count]]
+
+
+def _shuffled(images: int, generator: np.random.Generator, device: torch.device) -> Tensor:
+    """The numbers of all images in a random order: of equal ones the first in it is taken."""
+    return torch.from_numpy(generator.permutation(images)).to(device)
 
 
 def _generator(seed: int) -> np.random.Generator:

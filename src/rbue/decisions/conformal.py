@@ -164,9 +164,8 @@ class APS(LAC):
     """Adaptive sets: ``s(x, y) = Σ_{p_j before p_y} p_j + u·p_y``, classes from the most probable down.
 
     ``u`` is uniform in [0, 1) for each image, or 1 without ``randomised``: the sets are then larger than needed, and
-    equal
-    for equal images. Of equally probable classes the one with the lower number comes first (Romano, Sesia and Candès,
-    Classification with Valid and Adaptive Coverage, NeurIPS 2020).
+    equal for equal images. Of equally probable classes the one with the lower number comes first (Romano, Sesia and
+    Candès, Classification with Valid and Adaptive Coverage, NeurIPS 2020).
 
     Example:
         >>> APS(randomised=False).scores(torch.tensor([[0.25, 0.5, 0.25]]))

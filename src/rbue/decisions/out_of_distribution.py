@@ -24,6 +24,7 @@ from rbue import metrics
 from rbue.decisions import _inputs
 from rbue.errors import InvalidInput, whole_number
 from rbue.metrics import _checks
+from rbue.metrics.uncertainty import mean_over_samples
 from rbue.prediction import MultiLabel, Prediction, binary_entropy
 
 __all__ = [
@@ -325,10 +326,7 @@ def _of_logits(logits: Any, score: Callable[[Tensor], Tensor]) -> Tensor:
     if values.ndim not in (2, 3):
         raise InvalidInput(f"logits has shape {tuple(values.shape)}; give (B, C) or (S, B, C).")
     samples = values if values.ndim == 3 else values[None]
-    total = torch.zeros(samples.shape[1], dtype=torch.float64, device=values.device)
-    for sample in samples:
-        total += score(_checks.logits_of(sample).double())
-    return total / len(samples)
+    return mean_over_samples(samples, lambda sample: score(_checks.logits_of(sample).double()))
 
 
 def _unit(rows: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from rbue.activations import Randomness
-from rbue.call_sites import Draw, conversion_of, running
-from rbue.call_sites.batch import Batch, repeat_rows
-from rbue.call_sites.interception import SiteHandler, SiteMode
-from rbue.call_sites.scope import Scope
+from rbue.call_sites import Draw, drawing
+from rbue.call_sites.batch import Batch
+from rbue.call_sites.draws import with_tensors
+from rbue.call_sites.interception import Scope, SiteHandler, SiteMode
 from rbue.kernels import exported_words, random_relu
+from rbue.kernels.layout import repeat_rows
 from rbue.prediction import entropy
 from rbue.sampling.shared_prefix import SampledPass, SharingMode
 from rbue.sampling.tasks import Task
@@ -88,11 +89,8 @@ class SampledNetwork(nn.Module):
                 hook,
                 self.balanced,
             )
-            before, running.draws = running.draws, (conversion_of(self.network).token, draw)
-            try:
+            with drawing(self.network, draw):
                 return self.task.read(_now(rows.call(uncompiled_call(self.network))))
-            finally:
-                running.draws = before
 
 
 class TracedPass(SampledPass):
@@ -145,10 +143,4 @@ class _TracedSharing(SharingMode):
 
 def _now(value: Any) -> Any:
     """Arguments with what has taken the place of their tensors."""
-    if isinstance(value, Tensor):
-        return getattr(value, _NOW, value)
-    if isinstance(value, dict):
-        return {key: _now(item) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_now(item) for item in value)
-    return value
+    return with_tensors(lambda x: getattr(x, _NOW, x), value)

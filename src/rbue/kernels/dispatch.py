@@ -23,11 +23,11 @@ from torch.nn import functional as F
 
 from rbue.activations import Activation, Dropout, Randomness, RandomSlope, SiteCall
 from rbue.kernels import exported_words, kept_tables, native, torch_operations
-from rbue.kernels.layout import ElementLayout
+from rbue.kernels.layout import ElementLayout, repeat_rows
 from rbue.kernels.slope_forms import form_of
 from rbue.kernels.triton_support import triton_kernels
 from rbue.random_stream import bits, turned
-from rbue.torch_internals import computed_once, forward_mode, is_exporting, plain_eager
+from rbue.torch_internals import computed_once, forward_mode, plain_eager
 
 
 def random_relu(
@@ -117,11 +117,7 @@ def _forward(
 
 def expanded(x: Tensor, layout: ElementLayout) -> Tensor:
     """``x`` once for each sample, in its memory format."""
-    if is_exporting():  # a graph has no use for memory to be filled
-        return layout.as_output(layout.rows_of(x).expand(layout.repeat, *layout.rows_of(x).shape[1:]))
-    out = layout.empty_output(x.dtype)
-    layout.rows_of_output(out).copy_(layout.rows_of(x))
-    return out
+    return repeat_rows(x, layout.repeat)
 
 
 def _backward(grad: Tensor, out: Tensor, keys: Tensor | None, activation: RandomSlope, cap: float | None) -> Tensor:

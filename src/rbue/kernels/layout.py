@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rbue import random_stream
-from rbue.torch_internals import is_vmapped
+from rbue.torch_internals import is_exporting, is_vmapped
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,7 @@ class ElementLayout:
 
         With ``mask="channel"`` the elements of a channel, dimension 1 as for BatchNorm, have one number.
         """
-        memory_format, dense = torch.contiguous_format, x.is_contiguous()
-        for candidate, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-            if not dense and x.dim() == dims and not is_vmapped(x) and x.is_contiguous(memory_format=candidate):
-                memory_format, dense = candidate, True
+        memory_format, dense = _memory_format(x)
         shared = math.prod(x.shape[2:]) if mask == "channel" else 1
         return cls(tuple(x.shape), rows, repeat, memory_format, dense, x.device, shared)
 
@@ -112,6 +109,25 @@ class ElementLayout:
         for size in row:
             count = count * size
         return random_stream.element_table(count, self.device).reshape(row)
+
+
+def _memory_format(x: Tensor) -> tuple[torch.memory_format, bool]:
+    """The order in which ``x`` lies in memory, channels last or not, and whether without gaps."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if x.is_contiguous() or last is None or is_vmapped(x):
+        return torch.contiguous_format, x.is_contiguous()
+    dense = x.is_contiguous(memory_format=last)
+    return (last if dense else torch.contiguous_format), dense
+
+
+def repeat_rows(x: Tensor, times: int) -> Tensor:
+    """``times`` copies of ``x`` along its first dimension, in the same memory format."""
+    if is_exporting():  # a graph has no use for memory to be filled
+        return x.unsqueeze(0).expand(times, *x.shape).flatten(0, 1)
+    shape = (times * x.shape[0], *x.shape[1:])
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_memory_format(x)[0])
+    out.unflatten(0, (times, x.shape[0])).copy_(x)
+    return out
 
 
 _longest_table: dict[torch.device, Tensor] = {}

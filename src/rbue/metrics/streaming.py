@@ -134,6 +134,7 @@ class _PairMetric(_SumMetric):
     """An ``(S, S)`` sum over images; without ``num_samples`` the first batch says what ``S`` is."""
 
     higher_is_better = True
+    _sums: Callable[[Tensor], tuple[Tensor, int]]
 
     def __init__(self, num_samples: int | None = None, **settings: Any) -> None:
         if num_samples is not None:
@@ -145,6 +146,11 @@ class _PairMetric(_SumMetric):
         # torchmetrics resets the state before it calls `update` here, so `update` could not compare.
         self._check_num_samples(samples)
         return super().forward(samples)
+
+    def update(self, samples: Tensor) -> None:
+        """Take in the samples ``(S, B, C, ...)`` of one batch."""
+        self._check_num_samples(samples)
+        self._add(*self._sums(samples))
 
     def _check_num_samples(self, samples: Tensor) -> None:
         known = getattr(self, self._total_name).shape
@@ -173,22 +179,14 @@ class JSD(_PairMetric):
     """
 
     _total_name = "jsd_sum"
-
-    def update(self, samples: Tensor) -> None:
-        """Take in the samples ``(S, B, C, ...)`` of one batch."""
-        self._check_num_samples(samples)
-        self._add(*jsd_sums(samples))
+    _sums = staticmethod(jsd_sums)
 
 
 class Disagreement(_PairMetric):
     """Streaming form of ``rbue.metrics.disagreement``; the arguments are those of ``JSD``."""
 
     _total_name = "disagreement_sum"
-
-    def update(self, samples: Tensor) -> None:
-        """Take in the samples ``(S, B, C, ...)`` of one batch."""
-        self._check_num_samples(samples)
-        self._add(*disagreement_sums(samples))
+    _sums = staticmethod(disagreement_sums)
 
 
 class _BinnedError(Metric):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def entropy(probs: Tensor) -> Tensor:
         tensor([0.6931, 0.0000], dtype=torch.float64)
     """
     _checks.probabilities(probs)
-    return _entropy(probs, dim=1).clamp_min(0)
+    return _entropy(probs).clamp_min(0)
 
 
 def expected_entropy(samples: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def expected_entropy(samples: Tensor) -> Tensor:
         tensor([0.3466], dtype=torch.float64)
     """
     _checks.sample_probabilities(samples)
-    return _expected_entropy(samples).clamp_min(0)
+    return mean_over_samples(samples, _entropy).clamp_min(0)
 
 
 def mutual_information(samples: Tensor) -> Tensor:
@@ -65,22 +65,19 @@ def mutual_information(samples: Tensor) -> Tensor:
         tensor([0.6931], dtype=torch.float64)
     """
     _checks.sample_probabilities(samples)
-    total = torch.zeros_like(samples[0], dtype=torch.float64)
+    return (_entropy(mean_over_samples(samples)) - mean_over_samples(samples, _entropy)).clamp_min(0)
+
+
+def mean_over_samples(samples: Tensor, of: Callable[[Tensor], Tensor] = Tensor.double) -> Tensor:
+    """The mean of something, in float64, of each sample: widened at once, all of them would take several times more."""
+    total = torch.zeros((), dtype=torch.float64, device=samples.device)
     for sample in samples:
-        total = total + sample
-    return (_entropy(total / len(samples), dim=1) - _expected_entropy(samples)).clamp_min(0)
-
-
-def _entropy(probs: Tensor, dim: int) -> Tensor:
-    return torch.special.entr(probs.double()).sum(dim=dim)
-
-
-def _expected_entropy(samples: Tensor) -> Tensor:
-    # One sample at a time: widening all of them at once would double or quadruple the memory.
-    total = _entropy(samples[0], dim=1)
-    for sample in samples[1:]:
-        total = total + _entropy(sample, dim=1)
+        total = total + of(sample)
     return total / len(samples)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    return torch.special.entr(probs.double()).sum(1)
 
 
 def jsd(samples: Tensor) -> Tensor:

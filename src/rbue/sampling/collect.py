@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -53,6 +53,7 @@ class SampleProgress:
         self._progress.stop()
 
 
+@dataclass(eq=False)
 class _Drawing:
     """Samples of one batch on their way into statistics, the first ``keep`` of them kept.
 
@@ -62,20 +63,17 @@ class _Drawing:
         kept: the first samples, ``(keep, B, ...)``; None before any is drawn, or if none is to be kept.
     """
 
-    def __init__(
-        self,
-        stream: SampleStream,
-        x: Tensor | Batch,
-        images: Tensor,
-        task: Task,
-        keep: int,
-        report: SampleProgress | None,
-        keeping: Keeping | None = None,
-    ) -> None:
-        self.stream, self.x, self.images = stream, x, images
-        self.task, self.keep, self.report = task, keep, report
-        self.statistics = task.statistics(len(x), x.device)
-        self.beside = KeptSums(keeping or Keeping((), task), len(x), x.device)
+    stream: SampleStream
+    x: Tensor | Batch
+    images: Tensor
+    task: Task
+    keep: int
+    report: SampleProgress | None = None
+    keeping: Keeping | None = None
+
+    def __post_init__(self) -> None:
+        self.statistics = self.task.statistics(len(self.x), self.x.device)
+        self.beside = KeptSums(self.keeping or Keeping((), self.task), len(self.x), self.x.device)
         self.kept: Tensor | None = None
         self.looks_like_probs: Tensor | None = None
         self.done = 0
@@ -183,7 +181,7 @@ def collect_at(
     All samples are asked for at once: a stream makes passes of one size of them, and each size costs time to prepare.
     """
     *fewer, most = counts
-    drawing = _Drawing(stream, x, images, task_of("logits"), keep, None)
+    drawing = _Drawing(stream, x, images, task_of("logits"), keep)
     statistics = {count: drawing.task.statistics(len(x), x.device) for count in fewer}
     drawing.draw(most, torch.arange(len(x), device=x.device), statistics)
     drawing.check()

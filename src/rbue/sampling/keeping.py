@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbue.call_sites.batch import repeat_rows
 from rbue.call_sites.draws import first_tensor
 from rbue.call_sites.following import plain_class
 from rbue.errors import InvalidInput, did_you_mean
-from rbue.prediction import Prediction
+from rbue.kernels.layout import repeat_rows
+from rbue.prediction import Prediction, Sums, precise_float
 from rbue.sampling.passes import Reader, class_scores
 from rbue.sampling.tasks import Task
 
@@ -148,9 +148,7 @@ class KeptSums:
     """Sums over the samples of one batch, in memory that does not grow with them."""
 
     def __init__(self, keeping: Keeping, images: int, device: torch.device) -> None:
-        self.keeping, self.images, self.device = keeping, images, device
-        self.float = torch.float32 if device.type == "mps" else torch.float64
-        self.sums: dict[str, Tensor] = {}
+        self.keeping, self.sums, self.float = keeping, Sums(images), precise_float(device)
 
     def take(self, rows: Tensor, out: Tensor) -> Tensor:
         """Add outputs ``(s, b, C + D)`` of the images ``rows``; gives the scores ``(s, b, C)`` in them."""
@@ -159,21 +157,15 @@ class KeptSums:
         scores = one_class(out)
         if self.keeping.features:
             scores, features = scores.split([scores.shape[2] - self.keeping.width, self.keeping.width], 2)
-            self._add("features", rows, features.sum(0, dtype=self.float))
+            self.sums.add("features", rows, features.sum(0, dtype=self.float))
         if self.keeping.logits:
             precise = scores.to(self.float)
-            self._add("logits", rows, precise.sum(0))
-            self._add("energy", rows, -precise.logsumexp(2).sum(0))
-            self._add("max_logit", rows, precise.amax(2).sum(0))
+            self.sums.add("logits", rows, precise.sum(0))
+            self.sums.add("energy", rows, -precise.logsumexp(2).sum(0))
+            self.sums.add("max_logit", rows, precise.amax(2).sum(0))
         return scores
-
-    def _add(self, name: str, rows: Tensor, values: Tensor) -> None:
-        if name not in self.sums:
-            self.sums[name] = torch.zeros((self.images, *values.shape[1:]), dtype=self.float, device=self.device)
-        self.sums[name][rows] += values
 
     def means(self, counts: Tensor) -> dict[str, Tensor]:
         """The fields of a :class:`~rbue.prediction.Prediction`, of so many samples an image."""
         assert self.sums.keys() <= Prediction.__dataclass_fields__.keys()
-        drawn = {name: counts.reshape(-1, *[1] * (total.dim() - 1)) for name, total in self.sums.items()}
-        return {name: (total / drawn[name]).float() for name, total in self.sums.items()}
+        return {name: self.sums.mean(name, counts) for name in self.sums}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rbue import random_stream
 from rbue.augment import Augmentation
-from rbue.call_sites import Draw, conversion_of, innermost, running
+from rbue.call_sites import Draw, conversion_of, drawing, innermost
 from rbue.call_sites.batch import Batch, as_batch
 from rbue.errors import RbueError
 from rbue.sampling.shared_prefix import SampledPass
@@ -91,12 +91,8 @@ class PassRunner:
         draw = Draw(self.state, row_samples, images.repeat(stack), hook, self.balanced)
         if augment is not None:
             rows = rows.with_first(augment(rows.first, draw.samples, draw.images))
-        before, running.draws = running.draws, (self.conversion.token, draw)
-        try:
-            with torch.no_grad(), nullcontext() if reads is None else reads:
-                out = self.read(rows.call(self.model if model is None else model))
-        finally:
-            running.draws = before
+        with drawing(self.network, draw), torch.no_grad(), nullcontext() if reads is None else reads:
+            out = self.read(rows.call(self.model if model is None else model))
         if not out.is_floating_point():
             raise RbueError(
                 f"the network returned {out.dtype}; rbue needs scores of the classes in floating point, before any "

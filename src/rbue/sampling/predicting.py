@@ -16,7 +16,7 @@ from rbue.calibration import Temperature
 from rbue.call_sites import conversion_of, evaluating, innermost
 from rbue.call_sites.batch import Batch
 from rbue.call_sites.inputs import batches_of, one_call
-from rbue.call_sites.tracing import batch_explained, types_named
+from rbue.call_sites.tracing import batch_explained
 from rbue.errors import InvalidInput, warn, whole_number
 from rbue.prediction import AnyPrediction, Prediction, concatenate
 from rbue.random_stream import INDEPENDENT
@@ -157,7 +157,7 @@ def predict(
         warn(f"predict draws samples inside rbue.mode(net, {conversion.mode!r}) too; for that mode call net(x) there.")
     scale = _temperature(temperature, conversion.temperature, task)
     whole = one_call(x, network, conversion.inputs)
-    batches = batches_of(x, network, conversion.inputs) if whole is None else iter([whole])
+    batches = batches_of(x if whole is None else whole, network, conversion.inputs)
     # What augmentations add to the spread does not cancel within a cycle of the activation.
     cycle = conversion.activation.cycle if draws == "balanced" and augment is None else INDEPENDENT
     target = samples if adaptive is None else adaptive.rounds(samples)[0]
@@ -173,7 +173,7 @@ def predict(
             if not batch.is_cuda:  # on a GPU, collect looks when it has to wait anyway
                 refuse_infinite_images(batch, numbers)
             first = torch.arange(target, dtype=torch.int32, device=batch.device), numbers
-            with batch_explained(batch, network, conversion.activation), types_named(batch, network):
+            with batch_explained(batch, network, conversion.activation):
                 prediction = collect(
                     StackedPasses(model, batch, seed, memory, draws, read, augment, first, keeping.features),
                     batch,
@@ -214,8 +214,7 @@ def warm_up(model: nn.Module, x: Any, samples: int = 100, **settings: Any) -> No
     >>> warm_up(net, torch.randn(1, 4), samples=30)
     """
     network = innermost(model)
-    inputs = conversion_of(network).inputs
-    batch = one_call(x, network, inputs) or next(batches_of(x, network, inputs), None)
+    batch = next(batches_of(x, network, conversion_of(network).inputs), None)
     if batch is None:
         raise InvalidInput("the loader gave no batch; there is nothing to warm up with.")
     predict(model, batch, samples=samples, **settings)

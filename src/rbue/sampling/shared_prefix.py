@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -20,11 +21,10 @@ import torch
 from torch import Tensor
 
 from rbue.activations import Randomness, RandomSlope, SiteCall
-from rbue.call_sites.batch import repeat_rows
-from rbue.call_sites.draws import tensors_in
-from rbue.call_sites.interception import SiteHandler, SiteMode, keep_in_sight, proceed_with
-from rbue.call_sites.scope import Scope
+from rbue.call_sites.draws import tensors_in, with_tensors
+from rbue.call_sites.interception import Scope, SiteHandler, SiteMode, keep_in_sight, proceed_with
 from rbue.errors import ConversionError
+from rbue.kernels.layout import repeat_rows
 from rbue.kernels.triton_support import triton_fused
 from rbue.sampling.fusing import DeferredCalls, is_look
 from rbue.sampling.watching import HostReads, LiveRows
@@ -37,10 +37,11 @@ _ALONG_A_DIMENSION = {"gather", "index_select", "index_add", "index_copy", "inde
 _ALONG_A_DIMENSION |= {"scatter", "scatter_add", "scatter_reduce", "take_along_dim"}
 
 
+@dataclass(eq=False)
 class SampledPass:
     """What the sampler does in one pass; the :class:`~rbue.call_sites.draws.PassHook` of its draw.
 
-    Args:
+    Attributes:
         images: rows of the input.
         repeat: how many samples share each of them until the first random site (1: none do).
         fuse: whether calls may be fused.
@@ -50,19 +51,16 @@ class SampledPass:
         reads: what follows the results of random sites.
     """
 
-    def __init__(
-        self,
-        images: int,
-        repeat: int = 1,
-        fuse: bool = True,
-        live: LiveRows | None = None,
-        seen: list[int] | None = None,
-        reads: HostReads | None = None,
-    ) -> None:
-        self.images, self.repeat, self.fuse = images, repeat, fuse
-        self.live, self.seen, self.reads = live, seen, reads
+    images: int
+    repeat: int = 1
+    fuse: bool = True
+    live: LiveRows | None = None
+    seen: list[int] | None = None
+    reads: HostReads | None = None
+
+    def __post_init__(self) -> None:
         self.deferred = DeferredCalls(active=False)
-        self.relu = self.deferred.relu if seen is None else self._noted_relu
+        self.relu = self.deferred.relu if self.seen is None else self._noted_relu
 
     def mode(self, scope: Scope, activation: Randomness, handler: SiteHandler, inputs: Any) -> SiteMode:
         """The mode in which the network runs on ``inputs``; rows that are not shared gain by kernels alone.
@@ -158,7 +156,7 @@ class SharingMode(SiteMode):
                 raise NotShareable  # repeated they would name the rows of the first sample each time
             if _writes_first(func) and isinstance(args[0], Tensor) and self._sampled(args[0]) is False:
                 args = (self._sampled_in_place(args[0]), *args[1:])
-            args, kwargs = self._repeated(args), self._repeated(kwargs)
+            args, kwargs = with_tensors(self._repeated, args), with_tensors(self._repeated, kwargs)
         call = None if self.scope.suspended else self.activation.read(func, args, kwargs)
         if call is None:
             out = self.deferred.take(func, args, kwargs)
@@ -196,14 +194,8 @@ class SharingMode(SiteMode):
         self._mark(x, True)
         return x
 
-    def _repeated(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return repeat_rows(value, self.repeat) if self._sampled(value) is False else value
-        if isinstance(value, dict):
-            return {key: self._repeated(item) for key, item in value.items()}
-        if type(value) in (tuple, list):
-            return type(value)(self._repeated(item) for item in value)
-        return value
+    def _repeated(self, x: Tensor) -> Tensor:
+        return repeat_rows(x, self.repeat) if self._sampled(x) is False else x
 
 
 def _is_unsampled(x: Tensor) -> bool:

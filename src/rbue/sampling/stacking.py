@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from rbue.augment import Augment, Augmentation
 from rbue.call_sites import NotFoldable
-from rbue.call_sites.batch import Batch, as_batch, even_parts, repeat_rows
+from rbue.call_sites.batch import Batch, as_batch, even_parts
 from rbue.errors import InvalidInput
+from rbue.kernels.layout import repeat_rows
 from rbue.sampling.passes import PassRunner, Reader, class_scores
 from rbue.sampling.plans import FirstPass, PassPlan, make_plan, shares_alone, warn_of_batch_dependence
 
