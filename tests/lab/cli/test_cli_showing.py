@@ -74,6 +74,8 @@ def test_methods(command, as_json):
     assert all(row["about"] for row in rows.values())
     shown = command("methods").stdout
     assert "q=0.9, where=all" in shown
+    assert "[of]" in shown
+    assert "of=" not in shown
     assert "``" not in shown
 
 

@@ -57,11 +57,17 @@ def methods(json: AsJson = False) -> None:
     if json:
         print_json({"methods": rows})
         return
-    cells = [
-        (row["name"], ", ".join(f"{name}={_short(value)}" for name, value in row["settings"].items()), row["about"])
-        for row in rows
-    ]
-    table("Methods: NAME or NAME:SETTING,SETTING", ("name", "settings and defaults", "what it does"), cells)
+
+    def settings(row: dict[str, Any]) -> str:
+        defaults = {name: f"={_short(value)}" for name, value in row["settings"].items()}
+        return ", ".join("[of]" if name == "of" else f"{name}{default}" for name, default in defaults.items())
+
+    cells = [(row["name"], settings(row), row["about"]) for row in rows]
+    table(
+        "Methods: NAME or NAME:SETTING,SETTING[OF], with the method that trains in brackets",
+        ("name", "settings and defaults", "what it does"),
+        cells,
+    )
 
 
 def sites(
