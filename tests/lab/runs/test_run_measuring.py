@@ -444,6 +444,32 @@ def test_results_of_another_stream_are_not_used_again(own):
     assert evaluate_run(run, own, CPU, samples=2)["ece"] == right["ece"]
 
 
+def train_again(run, root):
+    """Leave the files of a training as another one would; what was measured before is marked."""
+    for member in run.trainings():
+        folder = RunFolder.of(member, root)
+        training = folder.read("training")
+        folder.write("training", {**training, "seconds": training["seconds"] + 1})
+    drawn_by(RunFolder.of(run, root), random_stream.VERSION)
+
+
+@pytest.mark.parametrize("method", ["single", "deep-ensemble:2", "mc-droprelu:0.8[single]"])
+def test_results_of_networks_that_were_trained_again_since_are_not_used_again(own, method):
+    run = config(method)
+    right = evaluate_run(run, own, CPU, samples=2)
+    train_again(run, own)
+    assert evaluate_run(run, own, CPU, samples=2)["ece"] == right["ece"] != 0.5
+
+
+def test_results_of_networks_that_were_trained_again_elsewhere_are_refused(own):
+    run = config("mc-droprelu:0.8")
+    evaluate_run(run, own, CPU, samples=2)
+    train_again(run, own)
+    take_weights(RunFolder.of(run, own))
+    with pytest.raises(RbueError, match="before its networks were trained again; its weights are not kept"):
+        evaluate_run(run, own, CPU, samples=2)
+
+
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_the_measurement_asked_for_last_has_the_stored_probabilities(tmp_path, split):
     run = replace(config("mc-droprelu:0.8"), holdout=200)

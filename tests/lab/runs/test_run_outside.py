@@ -147,6 +147,12 @@ def test_nothing_is_measured_twice_and_only_what_is_missing(root, monkeypatch):
     assert looked == []  # nothing random was drawn
     measure_outside(config("mc-droprelu:0.9"), root, CPU, ["colour-digits"], SETTING)
     assert looked == ["digits", "digits", "colour-digits"]
+    looked.clear()
+    folder = RunFolder.of(run.members()[1], root)
+    training = folder.read("training")
+    folder.write("training", {**training, "seconds": training["seconds"] + 1})  # as if it was trained again
+    assert measure_outside(run, root, CPU, ["colour-digits"], SETTING)["sets"].keys() == {"colour-digits"}
+    assert looked == ["digits", "digits", "colour-digits"]
 
 
 @pytest.mark.parametrize("method", ["snapshot-ensemble:2", "packed-ensemble:2", "deep-ensemble:2[treenet:2]"])

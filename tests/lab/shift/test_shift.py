@@ -409,6 +409,24 @@ def test_rows_of_another_stream_are_measured_again(runs, predictions):
     assert [row["nll"] for row in measure(single, root)] == [99.0] * 6
 
 
+@pytest.mark.parametrize("choose", [lambda config: replace(config, method="mc-droprelu:0.8[single]"), ensemble_of])
+def test_rows_of_networks_that_were_trained_again_since_are_measured_again(runs, predictions, choose):
+    root, config = runs[0], choose(runs[1])
+    rows = measure(config, root)
+    predictions[0].clear()
+    for one in config.trainings():
+        folder = RunFolder.of(one, root)
+        training = folder.read("training")
+        folder.write("training", {**training, "seconds": training["seconds"] + 1})
+    again = measure(config, root)
+    assert len(predictions[0]) == 6 * len(config.trainings())
+    assert [row["nll"] for row in again] == [row["nll"] for row in rows]
+    (folder.path / "weights.safetensors").unlink()
+    folder.write("training", training)
+    with pytest.raises(RbueError, match="before its networks were trained again"):
+        measure(config, root)
+
+
 def test_rows_of_another_stream_without_weights(runs):
     root, config = runs
     rows = measure(config, root)

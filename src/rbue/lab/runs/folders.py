@@ -323,6 +323,21 @@ def other_stream(config: RunConfig, measured: Mapping[str, Any]) -> str:
     return f"version {version} of the random stream, while this is version {random_stream.VERSION}"
 
 
+def training_seconds(config: RunConfig, root: Path) -> float | None:
+    """How long the trainings behind a run took, by their clocks; None if one of them is not noted here."""
+    trained = [RunFolder.of(one, root).read("training") for one in config.trainings()]
+    return None if None in trained else sum(one["seconds"] for one in trained)
+
+
+def trained_again(measured: Mapping[str, Any], seconds: float | None) -> str:
+    """That the networks of a measurement were trained again since, in words; empty if not, as far as is known.
+
+    ``seconds`` are those of today's (:func:`training_seconds`). No two trainings take the same time to the nanosecond.
+    """
+    again = seconds is not None and measured.get("training_seconds", seconds) != seconds
+    return "before its networks were trained again" if again else ""
+
+
 def as_name(text: str) -> str:
     """A text as a part of the name of a folder."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)

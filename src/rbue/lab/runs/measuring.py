@@ -26,7 +26,17 @@ from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.augmented import augmented, parse_augment
-from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, has_weights, other_stream, probs_of, write_probs
+from rbue.lab.runs.folders import (
+    RunConfig,
+    RunFolder,
+    belong_to,
+    has_weights,
+    other_stream,
+    probs_of,
+    trained_again,
+    training_seconds,
+    write_probs,
+)
 from rbue.lab.runs.networks import NoWeights, explaining_memory, load_networks
 from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
@@ -228,9 +238,9 @@ def evaluate_run(
     always that of independent samples of the images as they are.
 
     What was measured before is given again, unless another version of the random stream drew it, a folder of images
-    has other test images by now, or its probabilities are not there: a folder keeps those of its last measurement.
-    Where weights are elsewhere, numbers without probabilities will do. An ensemble some of whose members' weights are
-    elsewhere is combined from stored probabilities.
+    has other test images by now, its networks were trained again, or its probabilities are not there: a folder keeps
+    those of its last measurement. Where weights are elsewhere, numbers without probabilities will do. An ensemble some
+    of whose members' weights are elsewhere is combined from stored probabilities.
 
     Under ``torchrun`` every process predicts its part of the images, on its own GPU if there are some. All give the
     result; the first one keeps it.
@@ -249,7 +259,7 @@ def _known(config: RunConfig, root: Path, split: str, passes: Passes) -> dict[st
     folder, key = RunFolder.of(config, root), passes.key
     known = folder.entries(SPLITS[split])
     if key in known:
-        outdated = _outdated(config, known[key], split)
+        outdated = _outdated(config, root, known[key], split)
         networks_here = has_weights(config, root)
         probs, is_last = _probs(folder, split), list(known)[-1] == key  # older ones note no checksum
         whole = is_last and known[key]["samples"] == passes.count(config)  # or that many of each member
@@ -284,14 +294,14 @@ def _probs(folder: RunFolder, split: str) -> Path:
     return folder.probs if split == "test" else folder.validation_probs
 
 
-def _outdated(config: RunConfig, result: dict[str, Any], split: str) -> str:
+def _outdated(config: RunConfig, root: Path, result: dict[str, Any], split: str) -> str:
     """Why a measurement is not the one that would be made now, in words; empty if it is."""
     streams = other_stream(config, result)
     if streams:
         return f"with {streams}"
     if config.data.startswith("folder:") and other_images(result, images_of(config, split)):
         return f"on other {split} images than {config.data} holds now"
-    return ""
+    return trained_again(result, training_seconds(config, root))
 
 
 def other_images(result: dict[str, Any], images: data.ImageSet) -> bool:
@@ -336,7 +346,7 @@ def _measured(
         **measure(prediction, labels),
         **diversity(first),
         "parameters": sum(entry["parameters"] for entry in training),
-        "training_seconds": sum(entry["seconds"] for entry in training),
+        "training_seconds": training_seconds(config, root),
         **costs,
         "samples": int(prediction.samples_used[0]) * (passes.share(config).count(config.members()[0]) if stored else 1),
         "by_samples": curve,
@@ -385,7 +395,7 @@ def _from_members(
     found, share = [], passes.share(config)
     for member in members:
         folder = RunFolder.of(member, root)
-        answers = _stored_answers(member, folder, images, share)
+        answers = _stored_answers(member, root, images, share)
         if answers is None:
             if not has_weights(member, root):
                 raise NoWeights(
@@ -394,7 +404,7 @@ def _from_members(
                     f"measure it again for {config.method}."
                 )
             _measured(member, root, device, share, "test", rank)
-            answers = _stored_answers(member, folder, images, share)
+            answers = _stored_answers(member, root, images, share)
             if answers is None:
                 raise RbueError(f"{folder.path} was measured otherwise meanwhile; give the same command again.")
         found.append(answers)
@@ -409,19 +419,20 @@ def _makes_passes(member: RunConfig, passes: Passes) -> bool:
     return passes.limit(member) != 1
 
 
-def _stored_answers(
-    member: RunConfig, folder: RunFolder, images: data.ImageSet, passes: Passes
-) -> NDArray[np.float32] | None:
+def _stored_answers(member: RunConfig, root: Path, images: data.ImageSet, passes: Passes) -> NDArray[np.float32] | None:
     """The probabilities stored in a folder if they are those of its last measurement, on these images.
 
     Random and augmented passes have to be the ones asked for; one pass of a plain network is what it is.
     """
+    folder = RunFolder.of(member, root)
     if not folder.probs.exists():
         return None
     results = folder.entries("results")
     key, last = list(results.items())[-1] if results else ("", {})
     other_passes = key != passes.key if _makes_passes(member, passes) else "augment" in last
     if other_passes or other_stream(member, last) or other_images(last, images):
+        return None
+    if trained_again(last, training_seconds(member, root)):
         return None
     found = probs_of(folder.probs, last)
     return found if found is not None and found.shape == (len(images), len(images.classes)) else None

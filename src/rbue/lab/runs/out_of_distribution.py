@@ -26,7 +26,7 @@ from rbue.lab.data.outside import USUAL, Outside, at_most, outside
 from rbue.lab.data.registry import FOLDER_PREFIX, silent
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device
-from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
+from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, trained_again, training_seconds
 from rbue.lab.runs.measuring import images_of, other_images, predict_images
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.passes import Passes
@@ -119,7 +119,7 @@ def measure_outside(
     setting, folder = setting or OodSetting(), RunFolder.of(config, root)
     refuse_other_images(config, root)
     with joined(torch.device("cpu"), PATIENCE) as rank:
-        known = rank.of_first(_kept(folder, setting.name(config), config, setting))
+        known = rank.of_first(_kept(config, root, setting))
         missing = [name for name in dict.fromkeys(names) if _changed(known.get(name), name, config, setting)]
         if missing:
             known |= _measured(config, root, own_device(device), missing, setting, progress, opened, rank)
@@ -157,19 +157,20 @@ def _measured(
         if is_first():
             with folder.locked():
                 folder.open(config, facts())
-                known = {**_kept(folder, key, config, setting), name: found[name]}
+                known = {**_kept(config, root, setting), name: found[name]}
                 folder.write("ood", {**folder.entries("ood"), key: {**telling.how, "sets": known}})
         tell(done)
     return rank.of_first(found)
 
 
-def _kept(folder: RunFolder, key: str, config: RunConfig, setting: OodSetting) -> dict[str, Any]:
+def _kept(config: RunConfig, root: Path, setting: OodSetting) -> dict[str, Any]:
     """The sets that were measured, unless they would be measured otherwise now."""
-    entry = folder.entries("ood").get(key, {})
+    entry = RunFolder.of(config, root).entries("ood").get(setting.name(config), {})
     moved = config.data.startswith(FOLDER_PREFIX) and other_images(
         entry, at_most(images_of(config, "test"), setting.images)
     )
-    return {} if moved or other_stream(config, entry) else dict(entry.get("sets", {}))
+    again = trained_again(entry, training_seconds(config, root))
+    return {} if moved or again or other_stream(config, entry) else dict(entry.get("sets", {}))
 
 
 def _changed(found: dict[str, Any] | None, name: str, config: RunConfig, setting: OodSetting) -> bool:
@@ -218,6 +219,7 @@ class _Telling:
         self.how = {
             "accuracy": float(metrics.accuracy(prediction.probs, torch.from_numpy(inside.labels).to(device))),
             "samples": int(prediction.samples_used[0]),
+            "training_seconds": training_seconds(config, root),
             "seed": setting.seed,
             "draws": setting.of(config).draws,
             **({"augment": setting.augment} if setting.augment else {}),

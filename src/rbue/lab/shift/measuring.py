@@ -26,7 +26,7 @@ from rbue.lab.data.images import Labels, sha256_of
 from rbue.lab.data.registry import FOLDER_PREFIX, silent
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, joined, own_device
-from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.folders import RunConfig, RunFolder, training_seconds
 from rbue.lab.runs.measuring import check_split, images_of, measure, predict_images
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.training import refuse_other_images, training_data
@@ -276,6 +276,7 @@ class Group:
             "variant": damaged.variant,
             "labels_sha256": name,
             "clean_sha256": self.checksums,
+            "training_seconds": training_seconds(config, self.root),
             "stream_version": prediction.stream_version,
             "device": self.device.type,
             "combined_from": "networks",
@@ -310,6 +311,7 @@ class Group:
             **measure(together, torch.from_numpy(labels).to(self.device)),
             **self.setting.facts(config),
             "samples": sum(row["samples"] for row in rows),
+            "training_seconds": training_seconds(config, self.root),
             "combined_from": "stored probabilities",
         }
         with store.folder.locked():

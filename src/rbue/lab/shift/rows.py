@@ -23,7 +23,17 @@ from rbue.errors import RbueError, warn
 from rbue.files import checksum
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.environment import facts
-from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, other_stream, probs_bytes, probs_of, write_probs
+from rbue.lab.runs.folders import (
+    RunConfig,
+    RunFolder,
+    belong_to,
+    other_stream,
+    probs_bytes,
+    probs_of,
+    trained_again,
+    training_seconds,
+    write_probs,
+)
 from rbue.lab.runs.forms import EACH, NEEDED, misfit
 from rbue.lab.runs.measuring import SPLITS
 from rbue.lab.runs.passes import Passes
@@ -118,7 +128,8 @@ class ShiftStore:
         like = [one for one in asked if one[-1] == wanted[-1]] or asked
         chosen = wanted if wanted in asked else max(like, key=like.count, default=wanted)
         rows = [row for row in self._content()["rows"] if _asked(row) == chosen]
-        kept = [row for row in rows if not self._other_measurement(config, row, None)]
+        seconds = self._training_seconds(config)
+        kept = [row for row in rows if not self._other_measurement(config, row, None, seconds)]
         return {Cell(row["corruption"], row["severity"]): row for row in kept}
 
     def measured_otherwise(self, config: RunConfig, setting: Setting) -> str:
@@ -134,8 +145,10 @@ class ShiftStore:
         self, config: RunConfig, setting: Setting, clean: dict[str, str] | None = None, with_probs: bool = False
     ) -> dict[Cell, str]:
         """The rows of one setting that are not what would be measured now, and how they were measured, in words."""
+        seconds = self._training_seconds(config)
         found = {
-            cell: self._other_measurement(config, row, clean) or (self._other_probs(cell, row) if with_probs else "")
+            cell: self._other_measurement(config, row, clean, seconds)
+            or (self._other_probs(cell, row) if with_probs else "")
             for cell, row in self._rows(config, setting).items()
         }
         return {cell: words for cell, words in found.items() if words}
@@ -145,10 +158,17 @@ class ShiftStore:
     ) -> tuple[Row, NDArray[np.float32]] | None:
         """The row of one set and its probabilities, if they are here and it is not outdated; one file is looked at."""
         row = self._rows(config, setting).get(cell)
-        probs = None if row is None or self._other_measurement(config, row, clean) else self.probs_of(row)
-        return None if row is None or probs is None else (row, probs)
+        if row is None or self._other_measurement(config, row, clean, self._training_seconds(config)):
+            return None
+        probs = self.probs_of(row)
+        return None if probs is None else (row, probs)
 
-    def _other_measurement(self, config: RunConfig, row: Row, clean: dict[str, str] | None) -> str:
+    def _training_seconds(self, config: RunConfig) -> float | None:
+        return training_seconds(config, self.folder.path.parents[2])
+
+    def _other_measurement(
+        self, config: RunConfig, row: Row, clean: dict[str, str] | None, seconds: float | None
+    ) -> str:
         """With what a row was measured that is another now, in words; empty if nothing is."""
         streams = other_stream(config, row)
         if streams:
@@ -157,7 +177,7 @@ class ShiftStore:
             return "with as many passes of each member, while members share them now"
         if clean is not None and row.get("clean_sha256") not in (None, clean):
             return f"on other {self.split} images than {config.data} holds now"
-        return ""
+        return trained_again(row, seconds)
 
     def _other_probs(self, cell: Cell, row: Row) -> str:
         if not self.has_probs(cell):
