@@ -65,15 +65,18 @@ class Study:
         return found
 
     def folders(self, root: Path = RUNS) -> Iterator[tuple[str, str, RunFolder]]:
-        """Every run with a recipe that has a name here, with that name and its method."""
-        now = recipe_for(self.data, "strong")
+        """Every run with a recipe that has a name here, or the paper's made shorter, with that name and its method."""
+        paper, now = self.config("single").recipe, recipe_for(self.data, "strong")
         strong = [replace(one, augmix=part) for one in (now, replace(now, average_start=0.6)) for part in (0.0, 0.5)]
-        names = dict(zip((self.config("single").recipe, *strong), RECIPES + EARLY, strict=True))
+        names = dict(zip((paper, *strong), RECIPES + EARLY, strict=True))
         for path in sorted((root / self.data / self.model).iterdir()):
             folder = RunFolder(path)
             config = RunConfig.from_json(folder.read("config"))
-            if config.recipe in names and not config.holdout:
-                yield names[config.recipe], config.method, folder
+            name = names.get(config.recipe)
+            if name is None and replace(config.recipe, epochs=paper.epochs) == paper:
+                name = f"paper, {config.recipe.epochs} epochs"
+            if name is not None and not config.holdout:
+                yield name, config.method, folder
 
     def outside(self, root: Path = RUNS) -> list[str]:
         """AUROC and FPR95 of every score against images from elsewhere, a table for near and one for far sets."""
