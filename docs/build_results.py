@@ -16,7 +16,7 @@ from pathlib import Path
 import label_next
 import one_training
 import scaling_page
-from result_picture import against_q, picture
+from result_picture import against_outside, against_q, picture
 from result_tables import EARLY, RERUNS, ROOT, RUNS, SAMPLES, Study, table
 from tutorial_pictures import webp
 
@@ -68,7 +68,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
     }
     return {
         README: {"results": [*MAIN.short(SHORT), *one_training.headline(MAIN)]},
-        DECISIONS: {"ood": MAIN.outside(), "active": label_next.part(LABELS)},
+        DECISIONS: {"ood": MAIN.detected(), "active": label_next.part(LABELS)},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {
             "brief": one_training.brief(MAIN),
@@ -196,6 +196,7 @@ def draw() -> None:
         "accuracy-nll": picture(MAIN),
         "one-training": one_training.picture(MAIN),
         "by-corruption": one_training.by_corruption(MAIN),
+        "outside": against_outside(MAIN),
         "scaling": scaling_page.picture(),
         "choosing-q": against_q({"CIFAR-10": MAIN, "CIFAR-100": OTHERS["cifar100-resnet18"]}),
         "shift-ece": severity_figures.severity_boxes(corrupted(SIX, "ece"), "ECE"),

@@ -1,13 +1,16 @@
-"""Pictures of the rows: accuracy against negative log-likelihood (in README), and both against ``q``."""
+"""Pictures of the rows: accuracy and likelihood (in README), both against ``q``, and images from elsewhere."""
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import TYPE_CHECKING
 
-from result_tables import KEY, RERUNS, RUNS, SEEDS, Study, kept_with
+from result_tables import KEY, OPENOOD, RERUNS, RUNS, SEEDS, Study, kept_with
 
+from rbue.lab.data.outside import USUAL
 from rbue.lab.report.figure_style import INK, METHOD_COLOURS, MUTED, SMALL, TEXT, dress, method_name, new_figure
 from rbue.lab.runs.folders import RunFolder
+from rbue.lab.runs.out_of_distribution import means
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,4 +90,35 @@ def against_q(studies: dict[str, Study]) -> Figure:
                 axes.scatter([kept_with(method)] * len(others), others, s=16, color=colour, alpha=0.3, lw=0)
             dress(axes, title=title, x="q (1 is the plain network)", y=what, grid="y")
             axes.set_xticks(places, [f"{one:g}" for one in places])
+    return figure
+
+
+MARKS = {"max_probability": "o", "mutual_information": "v", "energy": "D", "nearest": "s"}
+"""Scores of the picture of images from elsewhere, one of each kind."""
+
+
+def against_outside(study: Study) -> Figure:
+    """AUROC of some scores, a line a row of the table, a panel for near and one for far sets; means over seeds."""
+    found = {row: entries for row, entries in study.outside().items() if row[2] == "plain"}
+    figure = new_figure(9.0, 0.9 + 0.34 * (len(found) + 1))
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, group, sets in zip(panels, ("near", "far"), USUAL[study.data], strict=True):
+        for line, ((_, method, _), entries) in enumerate(found.items()):
+            measured = [means(entry, sets) for entry in entries]
+            points = {score: [100 * one[score]["auroc"] for one in measured if score in one] for score in MARKS}
+            centres = {score: mean(values) for score, values in points.items() if values}
+            colour = METHOD_COLOURS[method_name(method)]
+            axes.plot([min(centres.values()), max(centres.values())], [line, line], color=colour, lw=0.8, alpha=0.5)
+            for score, value in centres.items():
+                axes.scatter(value, line, marker=MARKS[score], s=34, color=colour, lw=0, zorder=3)
+        for score, published in OPENOOD.items():
+            axes.scatter(published[group], len(found), marker=MARKS[score], s=30, facecolors="white", edgecolors=MUTED)
+        dress(axes, title=f"{group}: {', '.join(sets)}", x="AUROC, %", grid="x")
+    panels[0].set_yticks(
+        range(len(found) + 1), [f"{method} ({recipe})" for recipe, method, _ in found] + ["OpenOOD v1.5"]
+    )
+    panels[0].invert_yaxis()
+    for score, mark in MARKS.items():
+        panels[1].scatter([], [], marker=mark, s=34, color=MUTED, lw=0, label=score.replace("_", " "))
+    figure.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="outside lower center", ncols=len(MARKS))
     return figure

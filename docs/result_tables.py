@@ -78,28 +78,36 @@ class Study:
             if name is not None and not config.holdout:
                 yield name, config.method, folder
 
-    def outside(self, root: Path = RUNS) -> list[str]:
-        """AUROC and FPR95 of every score against images from elsewhere, a table for near and one for far sets."""
+    def outside(self, root: Path = RUNS) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+        """What runs were measured to be against images from elsewhere, by recipe, method and kind of passes."""
         near, far = USUAL[self.data]
         found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
         for recipe, method, folder in self.folders(root):
             for entry in folder.entries("ood").values():
                 if {*near, *far} <= entry["sets"].keys():
                     passes = "augmented" if "augment" in entry else "plain"
-                    found.setdefault((recipe, f"`{method}`", passes), []).append(entry)
-        if not found:
-            return [f"For {self.model} on {self.data} this is not measured yet."]
-        heads = ["recipe", "method", "passes", "seeds", *(score.replace("_", " ") for score in SCORES)]
+                    found.setdefault((recipe, method, passes), []).append(entry)
+
+        def place(row: tuple[str, str, str]) -> tuple[str, int]:
+            return row[0], METHODS.index(row[1]) if row[1] in METHODS else len(METHODS)
+
+        return {row: found[row] for row in sorted(found, key=place)}
+
+    def detected(self) -> list[str]:
+        """AUROC and FPR95 of every score against images from elsewhere, a table for near and one for far sets."""
+        found = self.outside()
+        heads = ["recipe", "method", "seeds", *(score.replace("_", " ") for score in SCORES)]
         lines = []
-        for group, sets in (("near", near), ("far", far)):
+        for group, sets in zip(("near", "far"), USUAL[self.data], strict=True):
             rows = []
-            for row, entries in found.items():
+            for (recipe, method, passes), entries in found.items():
                 measured = [means(entry, sets) for entry in entries]
                 cells = [_detected([one[score] for one in measured if score in one]) for score in SCORES]
-                rows.append([*row, str(len(entries)), *cells])
+                augmented = ", augmented passes" if passes == "augmented" else ""
+                rows.append([recipe + augmented, f"`{method}`", str(len(entries)), *cells])
             if self.data == "cifar10" and self.model == "resnet18":
                 cells = [f"{OPENOOD[score][group]:.1f}" if score in OPENOOD else "" for score in SCORES]
-                rows.append(["published", "OpenOOD v1.5", "plain", "3", *cells])
+                rows.append(["published", "OpenOOD v1.5", "3", *cells])
             lines += [f"{self.model} on {self.data} against {group} sets ({', '.join(sets)}):", ""]
             lines += [*table(heads, rows), ""]
         return lines[:-1]
