@@ -155,6 +155,12 @@ def test_a_gpu_is_reckoned_from_what_is_in_results(tmp_path):
         config = full.config("cifar10", model, "single", 0)
         stored = RunFolder.of(config, published / "runs").read("training")
         assert gpu.seconds(Step("train", config), full) == pytest.approx(stored["seconds"], rel=0.02)
+    alone = read_json(published / "full_training.json")["whole_run"]["training_s"]
+    for method, single in (("svi", alone), ("mc-droprelu:0.9", 188.0)):  # three networks side by side
+        stored = RunFolder.of(full.config("cifar10", "resnet18", method, 0), published / "runs").read("training")
+        assert gpu.factor(full.config("cifar10", "resnet18", method, 0)) == pytest.approx(
+            stored["seconds"] / single, rel=0.05
+        )
     small, large = (gpu.speed(full.config(name, "resnet18", "single", 0)) for name in ("cifar10", "tiny-imagenet"))
     assert large.training == pytest.approx(4 * small.training)
     passes = read_json(published / "mc_inference_cuda.json")["seconds"]["rbue DropReLU, all sites"]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rbue.lab.paper.runner import Outcome, TimeBudget
     from rbue.lab.paper.settings import Settings
 
-_ROOM_FOR_SENTENCES = 110  # columns of a terminal
+_ROOM_FOR_SENTENCES, _ROOM_FOR_TWO = 110, 150  # columns of a terminal
 
 app = typer.Typer(
     cls=Flowing,
@@ -93,8 +93,10 @@ def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = Fa
     }
     if settings.quick:
         del columns["on a GPU"]
+    if stdout().width < _ROOM_FOR_TWO:
+        del columns["what it shows"]
     if stdout().width < _ROOM_FOR_SENTENCES:
-        del columns["what it shows"], columns["to do the rest"]
+        del columns["to do the rest"]
     title = f"Experiments of the paper ({settings.scale.name}, in {runs})"
     table(title, tuple(columns), zip(*columns.values(), strict=True), right=("on a GPU",))
     _tell_absent({settings.data_of(name) for one in EXPERIMENTS if (name := one.data)})

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.nn import functional as F
@@ -208,6 +208,8 @@ class Estimator:
         together: how many networks would be trained side by side.
     """
 
+    factors: ClassVar[dict[str, float]] = METHOD_FACTORS
+
     def __init__(
         self, device: torch.device, root: Path, clock: Callable[[], float] = time.perf_counter, together: int = 1
     ) -> None:
@@ -227,7 +229,7 @@ class Estimator:
             sets = CORRUPTION_COUNT * len(settings.scale.severities)
             passes = sets * _passes(config, settings.shift_samples_of(config))
         images = data.get(config.data).published("test", "official").count
-        return images * passes * self.speed(config).forward * _factor(config)
+        return images * passes * self.speed(config).forward * self.factor(config)
 
     def _training(self, config: RunConfig) -> float:
         known = self._finished_epochs(config)
@@ -235,7 +237,7 @@ class Estimator:
             # A network's seconds are its part of the clock, which is shorter beside others than alone.
             _, epoch = min(known, key=lambda one: abs(one[0] - self.together))
             return epoch * config.recipe.epochs
-        return _training_images(config) * config.recipe.epochs * self.speed(config).training * _factor(config)
+        return _training_images(config) * config.recipe.epochs * self.speed(config).training * self.factor(config)
 
     def _finished_epochs(self, config: RunConfig) -> list[tuple[int, float]]:
         """Beside how many networks such a network was trained on this machine, and its seconds for an epoch."""
@@ -250,6 +252,10 @@ class Estimator:
             if alike and alone and device == self.device.type and machine_of(device, environment) == here:
                 found.append((training.get("side_by_side", 1), float(training["seconds"] / other.recipe.epochs)))
         return found
+
+    def factor(self, config: RunConfig) -> float:
+        """What a step of a run's method costs in steps of Single."""
+        return self.factors.get(config.parsed.name, 1.0)
 
     def speed(self, config: RunConfig) -> Speed:
         """The speed of a plain network, timed on random images when it is first asked for.
@@ -310,6 +316,8 @@ _RECORDED_PASSES = 2.683
 class RecordedGpu(Estimator):
     """How long steps would take on one GPU of the kind that `results` comes from; nothing is timed."""
 
+    factors: ClassVar[dict[str, float]] = {"svi": 2.1}  # random ReLUs cost as much as plain ones there
+
     def __init__(self, root: Path) -> None:
         super().__init__(torch.device("cpu"), root)
 
@@ -335,7 +343,3 @@ def _passes(config: RunConfig, samples: int) -> int:
     if method.limit is not None:
         return min(samples, method.limit)
     return 1 if getattr(method, "where", "all") == "last" else samples
-
-
-def _factor(config: RunConfig) -> float:
-    return METHOD_FACTORS.get(config.parsed.name, 1.0)
