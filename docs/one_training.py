@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import result_tables
-from result_tables import EARLY, RECIPES, ROBUST, ROOT, Study
+from result_tables import EARLY, RECIPES, ROBUST, ROOT, TITLES, Study
 
 from rbue.files import read_json
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 
 FIRST, SECOND = "mc-droprelu:0.98,all,channel", "mc-droprelu:0.99,all,channel"
 CHOSEN = "mc-droprelu:0.995,all,channel[single]"
-TITLES = {
-    "single": "Single",
-    CHOSEN: "Single, drawn with 0.995 by channel",
-    "mc-droprelu:0.95": "MC-DropReLU 0.95",
-    FIRST: "MC-DropReLU 0.98 by channel",
-    SECOND: "MC-DropReLU 0.99 by channel",
-    "deep-ensemble:4": "Deep Ensemble of 4",
-}
+SHOWN = ("single", CHOSEN, "mc-droprelu:0.95", FIRST, SECOND, "deep-ensemble:4")
 PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
 """Accuracy in percent and AURC in thousandths of the tables of the SURE project: 45,000 training images, 200 epochs."""
 
@@ -88,9 +81,9 @@ def rows(study: Study, recipes: Sequence[str] = RECIPES) -> list[Row]:
     """Every row with these recipes that was measured, as far as this page shows it."""
     groups: dict[tuple[str, str], list[RunFolder]] = {}
     for recipe, method, folder in study.folders():
-        if method in TITLES:
+        if method in SHOWN:
             groups.setdefault((recipe, method), []).append(folder)
-    order = [(recipe, method) for recipe in recipes for method in TITLES]
+    order = [(recipe, method) for recipe in recipes for method in SHOWN]
     return [
         row
         for recipe, method in order

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from result_tables import KEY, OPENOOD, RERUNS, RUNS, SEEDS, Study, kept_with
+from result_tables import KEY, OPENOOD, RERUNS, RUNS, SEEDS, TITLES, Study, kept_with
 
 from rbue.lab.data.outside import USUAL
 from rbue.lab.report.figure_style import INK, METHOD_COLOURS, MUTED, SMALL, TEXT, dress, method_name, new_figure
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 AREA = 75.0
 """Of the point of one training, in square points."""
 
-NAMES = {
-    "single": ("Single", (9, 2), "left"),
-    "mc-dropout:0.2": ("MC-Dropout 0.2", (4, 10), "left"),
-    "mc-dropout:0.5": ("MC-Dropout 0.5", (9, -2), "left"),
-    "deep-ensemble:4": ("Deep Ensemble of 4", (-13, 0), "right"),
-    "svi": ("SVI", (-9, -4), "right"),
-    "mc-rrelu": ("MC-RReLU", (9, 3), "left"),
-    "mc-droprelu:0.8": ("MC-DropReLU 0.8", (9, -3), "left"),
-    "mc-droprelu:0.85": ("MC-DropReLU 0.85", (-6, 10), "left"),
-    "mc-droprelu:0.9": ("MC-DropReLU 0.9", (-8, -9), "right"),
-    "mc-droprelu:0.95": ("MC-DropReLU 0.95", (9, -4), "left"),
+PLACES = {
+    "single": ((9, 2), "left"),
+    "mc-dropout:0.2": ((4, 10), "left"),
+    "mc-dropout:0.5": ((9, -2), "left"),
+    "deep-ensemble:4": ((-13, 0), "right"),
+    "svi": ((-9, -4), "right"),
+    "mc-rrelu": ((9, 3), "left"),
+    "mc-droprelu:0.8": ((9, -3), "left"),
+    "mc-droprelu:0.85": ((-6, 10), "left"),
+    "mc-droprelu:0.9": ((-8, -9), "right"),
+    "mc-droprelu:0.95": ((9, -4), "left"),
 }
-"""What is written beside a row, where (in points) and on which side of it."""
+"""Where (in points) the name of a row is written, and on which side of it."""
 
 
 def again(study: Study, method: str) -> list[tuple[float, float]]:
@@ -56,9 +56,16 @@ def picture(study: Study) -> Figure:
             axes.scatter(*other, s=0.35 * AREA, color=colour, alpha=0.3, linewidths=0, zorder=2)
         area = AREA * len(config.members())
         axes.scatter(*place, s=area, color=colour, edgecolors="white", linewidths=0.8, zorder=3)
-        text, offset, side = NAMES[method]
+        offset, side = PLACES[method]
         axes.annotate(
-            text, place, xytext=offset, textcoords="offset points", ha=side, va="center", color=colour, fontsize=TEXT
+            TITLES[method],
+            place,
+            xytext=offset,
+            textcoords="offset points",
+            ha=side,
+            va="center",
+            color=colour,
+            fontsize=TEXT,
         )
     dress(axes, x="accuracy, % (more is better)", y="negative log-likelihood (less is better)", grid="both")
     axes.margins(0.09)
@@ -115,7 +122,8 @@ def against_outside(study: Study) -> Figure:
             axes.scatter(published[group], len(found), marker=MARKS[score], s=30, facecolors="white", edgecolors=MUTED)
         dress(axes, title=f"{group}: {', '.join(sets)}", x="AUROC, %", grid="x")
     panels[0].set_yticks(
-        range(len(found) + 1), [f"{method} ({recipe})" for recipe, method, _ in found] + ["OpenOOD v1.5"]
+        range(len(found) + 1),
+        [f"{TITLES.get(method, method)}, {recipe}" for recipe, method, _ in found] + ["OpenOOD v1.5"],
     )
     panels[0].invert_yaxis()
     for score, mark in MARKS.items():

@@ -31,6 +31,18 @@ ROBUST = "strong, AugMix 0.5"
 RECIPES = ("paper", "strong", ROBUST)
 EARLY = ("strong, from 60 %", "strong, from 60 %, AugMix 0.5")
 """The recipes that tables have names for; the strong ones as they were before the second search come last."""
+TITLES = {
+    "single": "Single",
+    "mc-dropout:0.2": "MC-Dropout 0.2",
+    "mc-dropout:0.5": "MC-Dropout 0.5",
+    "deep-ensemble:4": "Deep Ensemble of 4",
+    "svi": "SVI",
+    "mc-rrelu": "MC-RReLU",
+    **{f"mc-droprelu:{q}": f"MC-DropReLU {q}" for q in (0.8, 0.85, 0.9, 0.95)},
+    **{f"mc-droprelu:{q},all,channel": f"MC-DropReLU {q} by channel" for q in (0.98, 0.99)},
+    "mc-droprelu:0.995,all,channel[single]": "Single, drawn with 0.995 by channel",
+}
+"""Methods in words."""
 OPENOOD = {"max_probability": {"near": 88.03, "far": 90.73}, "nearest": {"near": 90.64, "far": 92.96}}
 """AUROC of ResNet-18 on CIFAR-10 in the tables of OpenOOD v1.5, whose far sets are four."""
 
@@ -94,22 +106,22 @@ class Study:
         return {row: found[row] for row in sorted(found, key=place)}
 
     def detected(self) -> list[str]:
-        """AUROC and FPR95 of every score against images from elsewhere, a table for near and one for far sets."""
-        found = self.outside()
-        heads = ["recipe", "method", "seeds", *(score.replace("_", " ") for score in SCORES)]
-        lines = []
+        """AUROC and FPR95 of every score against images from elsewhere: tables for near and far sets, by recipe."""
+        found, lines = self.outside(), []
         for group, sets in zip(("near", "far"), USUAL[self.data], strict=True):
-            rows = []
+            columns: dict[str, dict[str, list[str]]] = {}
             for (recipe, method, passes), entries in found.items():
                 measured = [means(entry, sets) for entry in entries]
                 cells = [_detected([one[score] for one in measured if score in one]) for score in SCORES]
-                augmented = ", augmented passes" if passes == "augmented" else ""
-                rows.append([recipe + augmented, f"`{method}`", str(len(entries)), *cells])
+                more = ["augmented passes"] * (passes == "augmented") + [f"{len(entries)} seeds"] * (len(entries) > 1)
+                columns.setdefault(recipe, {})[", ".join([TITLES.get(method, f"`{method}`"), *more])] = cells
             if self.data == "cifar10" and self.model == "resnet18":
-                cells = [f"{OPENOOD[score][group]:.1f}" if score in OPENOOD else "" for score in SCORES]
-                rows.append(["published", "OpenOOD v1.5", "3", *cells])
-            lines += [f"{self.model} on {self.data} against {group} sets ({', '.join(sets)}):", ""]
-            lines += [*table(heads, rows), ""]
+                published = [f"{OPENOOD[score][group]:.1f}" if score in OPENOOD else "" for score in SCORES]
+                columns[list(columns)[-1]]["OpenOOD v1.5, published"] = published
+            for recipe, found_of_it in columns.items():
+                names = [score.replace("_", "\N{NO-BREAK SPACE}") for score in SCORES]
+                lines += [f"{self.model} on {self.data} against {group} sets ({', '.join(sets)}); recipe: {recipe}", ""]
+                lines += [*table(["", *found_of_it], zip(names, *found_of_it.values(), strict=True)), ""]
         return lines[:-1]
 
     def comparison(self, times: bool = False) -> list[str]:
@@ -361,4 +373,5 @@ def _detected(measured: list[dict[str, float]]) -> str:
     """AUROC and FPR95 in percent, means over seeds."""
     if not measured:
         return "–"
-    return " / ".join(f"{100 * mean(one[name] for one in measured):.1f}" for name in ("auroc", "fpr95"))
+    cells = (f"{100 * mean(one[name] for one in measured):.1f}" for name in ("auroc", "fpr95"))
+    return "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}".join(cells)
