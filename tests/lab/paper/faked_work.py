@@ -8,7 +8,7 @@ from rbue.lab.corruptions import CORRUPTIONS
 from rbue.lab.environment import facts
 from rbue.lab.paper import runner
 from rbue.lab.paper.runner import Place
-from rbue.lab.runs.folders import RunFolder
+from rbue.lab.runs.folders import RunFolder, training_seconds
 
 
 class FakeWork:
@@ -50,7 +50,7 @@ class FakeWork:
             "nll": 0.3,
             "brier": 0.1,
             "parameters": 10 * len(config.members()),
-            "training_seconds": 60.0,
+            "training_seconds": training_seconds(config, root) or 60.0,
             "samples": samples,
             "seed": seed,
             "by_samples": [{"samples": 1, "accuracy": 0.8, "ece": 0.07}],

@@ -217,7 +217,7 @@ def test_training_times_have_no_best_and_no_difference(tmp_path):
         ((key, result),) = folder.read("results").items()
         folder.write("results", {key: {**result, "training_seconds": seconds}})
         write_json(folder.path / "environment.json", {"gpu": "NVIDIA H200"})
-        folder.write("training", {**folder.read("training"), "device": "cuda", "side_by_side": 2})
+        folder.write("training", {**folder.read("training"), "device": "cuda", "side_by_side": 2, "seconds": seconds})
     text = page_of(tmp_path, settings, wanted)
     assert '<td data-number="50.0">50.0\u00a0s<span class="paper">paper 1:24:00</span></td>' in text
     note = "Training times count compiling and saving, on NVIDIA H200; the paper"

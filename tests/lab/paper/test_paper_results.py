@@ -79,6 +79,17 @@ def test_results_of_another_random_stream_do_not_count(tmp_path, one_run):
     assert not is_measured(config, tmp_path, 100)
 
 
+def test_results_of_networks_that_were_trained_again_since_do_not_count(tmp_path, one_run):
+    settings, config, folder = one_run
+    folder.write("training", {**folder.read("training"), "seconds": 61})
+    assert Measured(tmp_path, settings).result(config) is None
+    assert not is_measured(config, tmp_path, 100)
+    assert run_experiments(chosen(["table1-cifar10"]), settings, place(tmp_path)).done == [
+        "measure cifar10 vgg13 mc-rrelu seed 0"
+    ]
+    assert Measured(tmp_path, settings).result(config)["training_seconds"] == 61
+
+
 def test_a_calibration_of_other_probabilities_does_not_count(tmp_path, one_run):
     settings, config, folder = one_run
     for made_from, counts in (("b", False), ("a", True)):
@@ -110,7 +121,7 @@ def test_only_the_time_of_networks_trained_alone_decides_about_sentences(measure
     def seconds(method):
         return Measured(measured, TWO).value("cifar10", "vgg13", method, "training_seconds")
 
-    assert seconds("single") == seconds("deep-ensemble:4") == 60
+    assert (seconds("single"), seconds("deep-ensemble:4")) == (60, 4 * 60)
     folder = RunFolder.of(TWO.config("cifar10", "vgg13", "single", 1), measured)
     folder.write("training", {**folder.read("training"), beside: 2})
     assert seconds("single") is seconds("deep-ensemble:4") is None

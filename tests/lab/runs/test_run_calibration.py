@@ -52,6 +52,15 @@ def root(made_once, tmp_path):
     return shutil.copytree(made_once, tmp_path / "runs")
 
 
+def test_answers_of_networks_that_were_trained_again_since_are_not_calibrated(root):
+    run = config("deep-ensemble:2")
+    folder = RunFolder.of(run.members()[1], root)
+    training = folder.read("training")
+    folder.write("training", {**training, "seconds": training["seconds"] + 1})
+    with pytest.raises(RbueError, match="was measured before its networks were trained again; run `rbue evaluate"):
+        calibrate_run(run, root)
+
+
 @pytest.mark.parametrize("method", ["mc-droprelu:0.9", "single", "deep-ensemble:2"])
 def test_what_is_kept(root, method):
     folder = RunFolder.of(config(method), root)

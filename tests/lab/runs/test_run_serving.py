@@ -56,3 +56,8 @@ def test_sets_come_from_held_out_images(engine, trained, monkeypatch):
         engine.conformal(0.8, seed=1)  # that was not measured
     with pytest.raises(InvalidInput, match="too few"):
         engine.conformal(0.99)
+    folder = RunFolder.of(config, root)
+    training = folder.read("training")
+    folder.write("training", {**training, "seconds": training["seconds"] + 1})
+    with pytest.raises(TypeError):
+        engine.conformal(0.8)  # what was kept is of networks before this training

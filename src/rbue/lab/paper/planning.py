@@ -20,7 +20,7 @@ from rbue.lab.environment import facts
 from rbue.lab.paper.experiments import Experiment
 from rbue.lab.paper.results import CORRUPTION_COUNT, as_measured, machine_of, shift_is_done
 from rbue.lab.paper.settings import Settings
-from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
+from rbue.lab.runs.folders import RunConfig, RunFolder, outdated, result_key
 from rbue.lab.runs.measuring import DIVERSITY_SAMPLES
 from rbue.lab.runs.temperatures import lacks_calibration
 
@@ -90,9 +90,9 @@ def is_trained(config: RunConfig, root: Path) -> bool:
 
 
 def is_measured(config: RunConfig, root: Path, samples: int) -> bool:
-    """Whether a run has its clean results with so many samples, of today's random stream."""
+    """Whether a run has its clean results with so many samples, of today's random stream and networks."""
     found = RunFolder.of(config, root).entries("results").get(result_key(samples))
-    return found is not None and not other_stream(config, found)
+    return found is not None and not outdated(config, root, found)
 
 
 def data_is_here(name: str) -> bool:

@@ -18,7 +18,7 @@ from rbue.lab.corruptions import CORRUPTIONS
 from rbue.lab.paper.experiments import MODELS, Experiment, get
 from rbue.lab.paper.numbers import printed
 from rbue.lab.paper.settings import Settings, name_of, spread
-from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, result_key
+from rbue.lab.runs.folders import RunConfig, RunFolder, outdated, result_key
 from rbue.lab.runs.temperatures import is_calibration_of
 from rbue.lab.shift import Row, Setting, ShiftStore
 
@@ -64,10 +64,10 @@ class Measured:
         return found if self.settings.seeds is not None else found[:1]
 
     def result(self, config: RunConfig) -> dict[str, Any] | None:
-        """The clean results of one run; None if there are none with the wanted number of samples and random stream."""
+        """The clean results of one run; None if there are none with the wanted samples, random stream and networks."""
         if config not in self._results:
             found = self._entry(config, "results")
-            self._results[config] = None if found is None or other_stream(config, found) else found
+            self._results[config] = None if found is None or outdated(config, self.root, found) else found
         return self._results[config]
 
     def calibration(self, config: RunConfig) -> dict[str, Any] | None:

@@ -338,6 +338,12 @@ def trained_again(measured: Mapping[str, Any], seconds: float | None) -> str:
     return "before its networks were trained again" if again else ""
 
 
+def outdated(config: RunConfig, root: Path, measured: Mapping[str, Any]) -> str:
+    """How a measurement was made otherwise than it would be now, in words after "was measured"; empty if it was not."""
+    streams = other_stream(config, measured)
+    return f"with {streams}" if streams else trained_again(measured, training_seconds(config, root))
+
+
 def as_name(text: str) -> str:
     """A text as a part of the name of a folder."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)

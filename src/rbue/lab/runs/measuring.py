@@ -31,9 +31,8 @@ from rbue.lab.runs.folders import (
     RunFolder,
     belong_to,
     has_weights,
-    other_stream,
+    outdated,
     probs_of,
-    trained_again,
     training_seconds,
     write_probs,
 )
@@ -259,15 +258,15 @@ def _known(config: RunConfig, root: Path, split: str, passes: Passes) -> dict[st
     folder, key = RunFolder.of(config, root), passes.key
     known = folder.entries(SPLITS[split])
     if key in known:
-        outdated = _outdated(config, root, known[key], split)
+        otherwise = _outdated(config, root, known[key], split)
         networks_here = has_weights(config, root)
         probs, is_last = _probs(folder, split), list(known)[-1] == key  # older ones note no checksum
         whole = is_last and known[key]["samples"] == passes.count(config)  # or that many of each member
-        if not outdated and (not networks_here or (whole and probs.exists() and belong_to(probs, known[key]))):
+        if not otherwise and (not networks_here or (whole and probs.exists() and belong_to(probs, known[key]))):
             return dict(known[key])
         if not networks_here and config.parsed.networks == 1:
             raise RbueError(
-                f"{folder.path} was measured {outdated}; its weights are not kept in this folder to measure it again."
+                f"{folder.path} was measured {otherwise}; its weights are not kept in this folder to measure it again."
             )
     return None
 
@@ -296,12 +295,10 @@ def _probs(folder: RunFolder, split: str) -> Path:
 
 def _outdated(config: RunConfig, root: Path, result: dict[str, Any], split: str) -> str:
     """Why a measurement is not the one that would be made now, in words; empty if it is."""
-    streams = other_stream(config, result)
-    if streams:
-        return f"with {streams}"
-    if config.data.startswith("folder:") and other_images(result, images_of(config, split)):
+    words = outdated(config, root, result)
+    if not words and config.data.startswith("folder:") and other_images(result, images_of(config, split)):
         return f"on other {split} images than {config.data} holds now"
-    return trained_again(result, training_seconds(config, root))
+    return words
 
 
 def other_images(result: dict[str, Any], images: data.ImageSet) -> bool:
@@ -430,9 +427,7 @@ def _stored_answers(member: RunConfig, root: Path, images: data.ImageSet, passes
     results = folder.entries("results")
     key, last = list(results.items())[-1] if results else ("", {})
     other_passes = key != passes.key if _makes_passes(member, passes) else "augment" in last
-    if other_passes or other_stream(member, last) or other_images(last, images):
-        return None
-    if trained_again(last, training_seconds(member, root)):
+    if other_passes or outdated(member, root, last) or other_images(last, images):
         return None
     found = probs_of(folder.probs, last)
     return found if found is not None and found.shape == (len(images), len(images.classes)) else None

@@ -26,7 +26,7 @@ from rbue.lab.data.outside import USUAL, Outside, at_most, outside
 from rbue.lab.data.registry import FOLDER_PREFIX, silent
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device
-from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, trained_again, training_seconds
+from rbue.lab.runs.folders import RunConfig, RunFolder, outdated, training_seconds
 from rbue.lab.runs.measuring import images_of, other_images, predict_images
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.passes import Passes
@@ -169,8 +169,7 @@ def _kept(config: RunConfig, root: Path, setting: OodSetting) -> dict[str, Any]:
     moved = config.data.startswith(FOLDER_PREFIX) and other_images(
         entry, at_most(images_of(config, "test"), setting.images)
     )
-    again = trained_again(entry, training_seconds(config, root))
-    return {} if moved or again or other_stream(config, entry) else dict(entry.get("sets", {}))
+    return {} if moved or outdated(config, root, entry) else dict(entry.get("sets", {}))
 
 
 def _changed(found: dict[str, Any] | None, name: str, config: RunConfig, setting: OodSetting) -> bool:

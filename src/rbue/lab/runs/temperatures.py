@@ -19,7 +19,15 @@ from rbue.calibration import Temperature, cross_fitted
 from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.environment import facts
-from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, checksum_of, read_probs
+from rbue.lab.runs.folders import (
+    RunConfig,
+    RunFolder,
+    belong_to,
+    checksum_of,
+    read_probs,
+    trained_again,
+    training_seconds,
+)
 from rbue.lab.runs.measuring import BINS, other_images, scores
 
 FILE = "calibration"
@@ -48,6 +56,8 @@ def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
     known = folder.entries(FILE)
     if _made_from(known.get(key)) == checksum_of(folder.probs):
         return key, known[key]
+    if words := trained_again(result, training_seconds(config, root)):
+        raise RbueError(f"{folder.path} was measured {words}; run `rbue evaluate {folder.path}` first.")
     images = data.load(config.data, "test")
     with folder.locked():  # a measurement writes two files
         key, result = _last_result(folder)
