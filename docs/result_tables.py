@@ -115,13 +115,13 @@ class Study:
                 cells = [_detected([one[score] for one in measured if score in one]) for score in SCORES]
                 more = ["augmented passes"] * (passes == "augmented") + [f"{len(entries)} seeds"] * (len(entries) > 1)
                 columns.setdefault(recipe, {})[", ".join([TITLES.get(method, f"`{method}`"), *more])] = cells
-            if self.data == "cifar10" and self.model == "resnet18":
-                published = [f"{OPENOOD[score][group]:.1f}" if score in OPENOOD else "" for score in SCORES]
-                columns[list(columns)[-1]]["OpenOOD v1.5, published"] = published
             for recipe, found_of_it in columns.items():
                 names = [score.replace("_", "\N{NO-BREAK SPACE}") for score in SCORES]
                 lines += [f"{self.model} on {self.data} against {group} sets ({', '.join(sets)}); recipe: {recipe}", ""]
                 lines += [*table(["", *found_of_it], zip(names, *found_of_it.values(), strict=True)), ""]
+            if self.data == "cifar10" and self.model == "resnet18":
+                published = (f"{score.replace('_', ' ')} {one[group]:.1f}" for score, one in OPENOOD.items())
+                lines += [f"Published by OpenOOD v1.5 against its {group} sets, AUROC: {', '.join(published)}.", ""]
         return lines[:-1]
 
     def comparison(self, times: bool = False) -> list[str]:

@@ -54,6 +54,7 @@ def root(made_once, tmp_path):
 
 def test_answers_of_networks_that_were_trained_again_since_are_not_calibrated(root):
     run = config("deep-ensemble:2")
+    calibrate_run(run, root)
     folder = RunFolder.of(run.members()[1], root)
     training = folder.read("training")
     folder.write("training", {**training, "seconds": training["seconds"] + 1})

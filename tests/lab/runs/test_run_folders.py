@@ -15,7 +15,7 @@ from rbue.errors import InvalidInput, RbueError
 from rbue.lab import data
 from rbue.lab.methods import parse
 from rbue.lab.runs import folders, training
-from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, probs_of, read_probs, write_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, probs_of, read_probs, trained_again, write_probs
 from rbue.lab.runs.training import missing_networks, train_run, training_images
 from rbue.lab.training import Recipe, recipe_for
 from rbue.locks import InUse
@@ -27,6 +27,16 @@ RECIPE |= {"momentum": 0.5, "nesterov": False, "weight_decay": 0.5, "padding": 1
 AVERAGES = [{"average": "swa"}, {"average": "swa", "average_start": 0.5}, {"average": "ema"}]
 AVERAGES += [{"average": "swa", "average_learning_rate": 0.5}, {"average": "ema", "average_decay": 0.5}]
 AUGMENTED = {"label_smoothing": 0.1, "cutout": 8, "mixup": 0.2, "noise": 0.1, "augmix": 0.5, "sync_batchnorm": True}
+
+
+def test_trainings_are_told_apart_by_their_clocks_but_not_by_how_a_sum_of_them_is_rounded():
+    clocks = [561.0640383809999, 595.680266137, 564.0557001230001, 277.030701487]  # whose sum Python 3.12 rounds anew
+    plainly, exactly = 1997.8307061279997, 1997.830706128
+    assert sum(clocks) in (plainly, exactly)
+    for noted, seconds in ((plainly, exactly), (exactly, plainly), (None, exactly), (exactly, None)):
+        assert trained_again({"training_seconds": noted}, seconds) == ""
+    assert trained_again({}, exactly) == ""
+    assert trained_again({"training_seconds": exactly}, exactly + 1e-6) == "before its networks were trained again"
 
 
 def test_every_setting_has_a_folder_of_its_own(tmp_path):

@@ -261,7 +261,7 @@ def test_augmented_answers_of_a_member_are_not_taken_for_those_of_its_plain_pass
     whole = config("deep-ensemble:2")
     evaluate_run(whole.members()[0], own, CPU, samples=2, augment="flip")
     take_weights(RunFolder.of(whole.members()[0], own))
-    with pytest.raises(NoWeights, match="with other passes than samples=100,seed=0, or not"):
+    with pytest.raises(NoWeights, match="with other passes than samples=100,seed=0, before"):
         evaluate_run(whole, own, CPU)
 
 

@@ -439,6 +439,28 @@ def test_rows_of_another_stream_without_weights(runs):
         measure(config, root, corruptions=["fog"])
 
 
+def test_rows_in_a_folder_that_is_named_from_within_are_read(runs, monkeypatch):
+    root, config = runs
+    rows = measure(config, root)
+    path = RunFolder.of(config, root).path
+    monkeypatch.chdir(path.parent)
+    found = ShiftStore(RunFolder(Path(path.name))).near(config, Setting(6))
+    assert in_order(found.values()) == in_order(rows)
+
+
+@pytest.mark.parametrize("method", ["mc-droprelu:0.8", "single", "deep-ensemble:2"])
+def test_a_clean_result_of_networks_that_were_trained_again_since_is_left_out(runs, method):
+    root, config = runs[0], replace(runs[1], method=method)
+    clean = evaluate_run(config, root, CPU, samples=6)
+    folder = RunFolder.of(config, root)
+    assert clean_result(config, folder, Setting(6))["ece"] == clean["ece"]
+    trained = RunFolder.of(config.trainings()[-1], root)
+    training = trained.read("training")
+    trained.write("training", {**training, "seconds": training["seconds"] + 1})
+    with pytest.warns(RbueWarning, match="on clean images before its networks were trained again; that is left out"):
+        assert clean_result(config, folder, Setting(6)) is None
+
+
 def test_a_clean_result_of_another_stream_is_left_out(runs):
     root, config = runs
     folder = RunFolder.of(config, root)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rbue.lab.paper.runner import Outcome, TimeBudget
     from rbue.lab.paper.settings import Settings
 
-_ROOM_FOR_SENTENCES, _ROOM_FOR_TWO = 110, 150  # columns of a terminal
+_ROOM_FOR_COMMANDS, _ROOM_FOR_TITLES = 110, 150  # columns of a terminal
 
 app = typer.Typer(
     cls=Flowing,
@@ -93,9 +93,9 @@ def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = Fa
     }
     if settings.quick:
         del columns["on a GPU"]
-    if stdout().width < _ROOM_FOR_TWO:
+    if stdout().width < _ROOM_FOR_TITLES:
         del columns["what it shows"]
-    if stdout().width < _ROOM_FOR_SENTENCES:
+    if stdout().width < _ROOM_FOR_COMMANDS:
         del columns["to do the rest"]
     title = f"Experiments of the paper ({settings.scale.name}, in {runs})"
     table(title, tuple(columns), zip(*columns.values(), strict=True), right=("on a GPU",))
@@ -307,7 +307,7 @@ def claims(
         "by its own numbers": [one.paper.covered_word for one in judged],
         here: [one.measured.covered_word for one in judged],
     }
-    if stdout().width < _ROOM_FOR_SENTENCES:
+    if stdout().width < _ROOM_FOR_COMMANDS:
         del columns["sentence"]
     table("Claims of the paper", tuple(columns), zip(*columns.values(), strict=True))
     for note in (CASES, few_runs_note(judged)):

@@ -25,7 +25,7 @@ from rbue.lab.paper.settings import SEVERITIES, Settings, name_of
 from rbue.lab.report import illustrations as figures
 from rbue.lab.report.page import Block, Bullets, FigureBlock, Fold, TableBlock
 from rbue.lab.report.tables import Cell, Column, Row, Table, Value
-from rbue.lab.runs.folders import RunConfig, other_stream
+from rbue.lab.runs.folders import RunConfig, outdated, training_seconds
 from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.passes import Passes
@@ -43,14 +43,14 @@ def illustration_file(experiment: Experiment, settings: Settings, root: Path) ->
 
 
 def read_illustration(experiment: Experiment, settings: Settings, root: Path) -> dict[str, Any] | None:
-    """The data, or None if it has not been made, or is of another run, number of samples or random stream."""
+    """The data, or None if it has not been made, or is of another run, number of samples, random stream or training."""
     path = illustration_file(experiment, settings, root)
     found: dict[str, Any] | None = read_json(path) if path.exists() else None
     run = next(settings.configs(experiment), None)
     if found is None or run is None or "run" not in found:
         return found
     same = RunConfig.from_json(found["run"]) == run and len(found["samples"]) == _passes(settings)
-    return found if same and not other_stream(run, found) else None
+    return found if same and not outdated(run, root, found) else None
 
 
 def write_illustration(experiment: Experiment, settings: Settings, root: Path, device: torch.device) -> None:
@@ -66,6 +66,7 @@ def _framework(experiment: Experiment, settings: Settings, root: Path, device: t
     config = next(settings.configs(experiment))
     images = data.load(config.data, "test")
     few = replace(images, images=np.ascontiguousarray(images.images[:CANDIDATES]), labels=images.labels[:CANDIDATES])
+    seconds = training_seconds(config, root)
     networks = load_networks(config, root, device)
     prediction = predict_images(config, networks, few, Passes(_passes(settings)), device, return_samples=True)
     assert prediction.samples is not None
@@ -80,6 +81,7 @@ def _framework(experiment: Experiment, settings: Settings, root: Path, device: t
         "mean": prediction.probs[number].double().tolist(),
         "entropy": float(prediction.entropy[number]),
         "stream_version": prediction.stream_version,
+        "training_seconds": seconds,
     }
 
 

@@ -19,7 +19,7 @@ from rbue.errors import RbueError
 from rbue.lab import data
 from rbue.lab.report.page import Bar, Block, Card, Cards
 from rbue.lab.report.run_records import Record
-from rbue.lab.runs.folders import belong_to, other_stream, read_probs
+from rbue.lab.runs.folders import belong_to, outdated, read_probs
 from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.passes import Passes
@@ -161,9 +161,8 @@ def drawn_again(answers: Answers, chosen: NDArray[np.int64], device: torch.devic
     config, root = record.settings, record.root
     if root is None:
         raise RbueError(f"{record.name} was renamed or moved out of its folder of runs.")
-    streams = other_stream(config, record.result)
-    if streams:
-        raise RbueError(f"they were measured with {streams}.")
+    if words := outdated(config, root, record.result):
+        raise RbueError(f"they were measured {words}.")
     networks = load_networks(config, root, device)
     passes = Passes.noted(record.result)
     found = predict_images(config, networks, answers.images, passes, device, return_samples=True, chosen=chosen)

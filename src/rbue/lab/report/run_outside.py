@@ -14,6 +14,7 @@ from rbue.lab.report.run_compared import Compared, stored
 from rbue.lab.report.run_records import Record
 from rbue.lab.report.run_tables import METHOD
 from rbue.lab.report.tables import Cell, Column, Row, Table, counted
+from rbue.lab.runs.folders import outdated
 from rbue.lab.runs.out_of_distribution import ENTROPY_BINS, SCORES
 
 _WORDS = (
@@ -34,7 +35,8 @@ def outside_blocks(this: Compared) -> list[Block]:
     measured = {}
     for method, record in firsts.items():
         entries = stored(record, lambda folder: folder.entries("ood"), {}).values()
-        if kept := [entry for entry in entries if entry.get("sets")]:
+        today = [entry for entry in entries if not outdated(record.settings, record.root, entry)]
+        if kept := [entry for entry in today if entry.get("sets")]:
             measured[method] = kept
     if not measured:
         return []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rbue.errors import RbueError, warn
 from rbue.lab.report.figure_style import METHOD_COLOURS, method_name
 from rbue.lab.report.tables import counted
-from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream
+from rbue.lab.runs.folders import RunConfig, RunFolder, outdated
 from rbue.lab.training import recipe_for
 from rbue.lab.training.trainer import read_log
 
@@ -101,14 +101,15 @@ class RunGroup:
 def read_records(folders: Iterable[RunFolder]) -> list[Record]:
     """Read folders; one that cannot be read is a record too, which says why.
 
-    Warns of measurements that another version of the random stream drew, for they stand beside those of this one.
+    Warns of measurements that another version of the random stream drew, for they stand beside those of this one, and
+    of those of networks that were trained again since.
     """
     records = [_read(folder) for folder in folders]
     for record in records:
-        streams = next(filter(None, (other_stream(record.settings, one) for one in record.results.values())), "")
-        if streams:
+        words = (outdated(record.settings, record.root, one) for one in record.results.values())
+        if how := next(filter(None, words), ""):
             warn(
-                f"{record.name} was measured with {streams}: the same seed gives other numbers now; `rbue evaluate` "
+                f"{record.name} was measured {how}: the same seed gives other numbers now; `rbue evaluate` "
                 "measures it again where its weights are."
             )
     return records

@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -168,6 +169,12 @@ class RunFolder:
         """Where a run with these settings lives."""
         parts = [as_name(config.data), as_name(config.model)]
         return cls(root.joinpath(*parts, f"{as_name(config.method)}-seed{config.seed}-{config.id}"))
+
+    @property
+    def root(self) -> Path:
+        """The folder of all runs, if this one lies where it was made."""
+        parents = self.path.absolute().parents
+        return parents[min(2, len(parents) - 1)]
 
     @property
     def state(self) -> Path:
@@ -332,16 +339,22 @@ def training_seconds(config: RunConfig, root: Path) -> float | None:
 def trained_again(measured: Mapping[str, Any], seconds: float | None) -> str:
     """That the networks of a measurement were trained again since, in words; empty if not, as far as is known.
 
-    ``seconds`` are those of today's (:func:`training_seconds`). No two trainings take the same time to the nanosecond.
+    ``seconds`` are those of today's (:func:`training_seconds`). Clocks that show nanoseconds tell trainings apart.
+    Their sum has other last bits in other versions of Python.
     """
-    again = seconds is not None and measured.get("training_seconds", seconds) != seconds
+    noted = measured.get("training_seconds")
+    again = noted is not None and seconds is not None and not math.isclose(noted, seconds, rel_tol=1e-12)
     return "before its networks were trained again" if again else ""
 
 
-def outdated(config: RunConfig, root: Path, measured: Mapping[str, Any]) -> str:
-    """How a measurement was made otherwise than it would be now, in words after "was measured"; empty if it was not."""
+def outdated(config: RunConfig, root: Path | None, measured: Mapping[str, Any]) -> str:
+    """How a measurement was made otherwise than it would be now, in words after "was measured"; empty if it was not.
+
+    Of a run without its folder of runs, None, nothing is known of its trainings.
+    """
     streams = other_stream(config, measured)
-    return f"with {streams}" if streams else trained_again(measured, training_seconds(config, root))
+    seconds = None if root is None else training_seconds(config, root)
+    return f"with {streams}" if streams else trained_again(measured, seconds)
 
 
 def as_name(text: str) -> str:

@@ -314,6 +314,7 @@ def _measured(
     if rank.index == 0:
         with suppress(InUse), folder.locked(wait=0):
             pass  # that nothing can be written here should be known before hours of work
+    seconds = training_seconds(config, root)  # of those that are loaded below
     images = images_of(config, split)
     labels = torch.from_numpy(images.labels).to(device)
     stored = _from_members(config, root, device, passes, images, rank) if split == "test" else None
@@ -343,7 +344,7 @@ def _measured(
         **measure(prediction, labels),
         **diversity(first),
         "parameters": sum(entry["parameters"] for entry in training),
-        "training_seconds": training_seconds(config, root),
+        "training_seconds": seconds,
         **costs,
         "samples": int(prediction.samples_used[0]) * (passes.share(config).count(config.members()[0]) if stored else 1),
         "by_samples": curve,
@@ -397,8 +398,8 @@ def _from_members(
             if not has_weights(member, root):
                 raise NoWeights(
                     f"{folder.path} was last measured on other test images than {config.data} holds here, with other "
-                    f"passes than {share.key}, or not to the end; its weights are not kept in this folder to "
-                    f"measure it again for {config.method}."
+                    f"passes than {share.key}, before it was trained again, or not to the end; its weights are not "
+                    f"kept in this folder to measure it again for {config.method}."
                 )
             _measured(member, root, device, share, "test", rank)
             answers = _stored_answers(member, root, images, share)

@@ -198,6 +198,7 @@ class _Telling:
         rank: Rank,
     ) -> None:
         self.config, self.device, self.setting, self.rank = config, device, setting, rank
+        seconds = training_seconds(config, root)
         self.networks = load_networks(config, root, device)
         self.detectors: dict[str, Callable[[Any], Tensor]] = {}
         tell(0)
@@ -218,7 +219,7 @@ class _Telling:
         self.how = {
             "accuracy": float(metrics.accuracy(prediction.probs, torch.from_numpy(inside.labels).to(device))),
             "samples": int(prediction.samples_used[0]),
-            "training_seconds": training_seconds(config, root),
+            "training_seconds": seconds,
             "seed": setting.seed,
             "draws": setting.of(config).draws,
             **({"augment": setting.augment} if setting.augment else {}),

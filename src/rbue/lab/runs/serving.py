@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rbue import random_stream
 from rbue.decisions.conformal import LAC
 from rbue.errors import InvalidInput
-from rbue.lab.runs.folders import RunFolder, outdated, probs_of, result_key, settings_and_root
+from rbue.lab.runs.folders import RunFolder, outdated, probs_of, result_key
 from rbue.lab.runs.loading import TrainedRun, load_run
 from rbue.lab.runs.measuring import images_of, predict_images
 from rbue.lab.runs.passes import Passes, best_draws
@@ -93,14 +93,13 @@ class RunEngine(Engine):
         return fitted(probs, held_out.labels, coverage)
 
     def _stored(self, seed: int, checksums: object) -> torch.Tensor | None:
-        folder = RunFolder(self.run.path)
-        config, root = settings_and_root(folder)
+        folder, config = RunFolder(self.run.path), self.run.config
         known = folder.entries("validation")
         key = result_key(self.samples, seed, self._draws)
         if not known or list(known)[-1] != key or not folder.validation_probs.exists():
             return None
         entry = known[key]
-        if outdated(config, root, entry) or entry["data"]["sha256"] != checksums:
+        if outdated(config, folder.root, entry) or entry["data"]["sha256"] != checksums:
             return None
         probs = probs_of(folder.validation_probs, entry)
         return None if probs is None else torch.from_numpy(probs)

@@ -53,11 +53,11 @@ def calibrate_run(config: RunConfig, root: Path) -> tuple[str, dict[str, Any]]:
         raise RbueError(
             f"{folder.probs} is not there; `rbue evaluate {folder.path}` makes it again where the weights are."
         )
+    if words := trained_again(result, training_seconds(config, root)):
+        raise RbueError(f"{folder.path} was measured {words}; run `rbue evaluate {folder.path}` first.")
     known = folder.entries(FILE)
     if _made_from(known.get(key)) == checksum_of(folder.probs):
         return key, known[key]
-    if words := trained_again(result, training_seconds(config, root)):
-        raise RbueError(f"{folder.path} was measured {words}; run `rbue evaluate {folder.path}` first.")
     images = data.load(config.data, "test")
     with folder.locked():  # a measurement writes two files
         key, result = _last_result(folder)

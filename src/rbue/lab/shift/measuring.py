@@ -246,6 +246,7 @@ class Group:
 
     def measure_missing(self, cache: bool, helpers: int | None) -> Generator[None, None, None]:
         """Measure what is missing, one network and one set at a time."""
+        seconds = {config: training_seconds(config, self.root) for config in self.networks}
         networks = {config: load_networks(config, self.root, self.device) for config in self.networks}
         at_work = [cell for cell in self.own if any(wanted == cell for _, wanted in self.needed)]
         for config in self.ensembles:
@@ -258,12 +259,14 @@ class Group:
             for cell, damaged in sets:
                 for config in self.networks:
                     if (config, cell) in self.needed:
-                        self._measure(config, networks[config], cell, damaged)
+                        self._measure(config, networks[config], cell, damaged, seconds[config])
                         yield
                 for config in self.ensembles:
                     self._combine(config, cell)
 
-    def _measure(self, config: RunConfig, networks: list[nn.Module], cell: Cell, damaged: data.ImageSet) -> None:
+    def _measure(
+        self, config: RunConfig, networks: list[nn.Module], cell: Cell, damaged: data.ImageSet, seconds: float | None
+    ) -> None:
         prediction = predict_images(config, networks, damaged, self.setting, self.device)
         name = sha256_of(damaged.labels)
         self.labels.setdefault(name, damaged.labels)
@@ -276,7 +279,7 @@ class Group:
             "variant": damaged.variant,
             "labels_sha256": name,
             "clean_sha256": self.checksums,
-            "training_seconds": training_seconds(config, self.root),
+            "training_seconds": seconds,
             "stream_version": prediction.stream_version,
             "device": self.device.type,
             "combined_from": "networks",

@@ -28,6 +28,7 @@ from rbue.lab.runs.folders import (
     RunFolder,
     belong_to,
     other_stream,
+    outdated,
     probs_bytes,
     probs_of,
     trained_again,
@@ -164,7 +165,7 @@ class ShiftStore:
         return None if probs is None else (row, probs)
 
     def _training_seconds(self, config: RunConfig) -> float | None:
-        return training_seconds(config, self.folder.path.parents[2])
+        return training_seconds(config, self.folder.root)
 
     def _other_measurement(
         self, config: RunConfig, row: Row, clean: dict[str, str] | None, seconds: float | None
@@ -290,13 +291,12 @@ def clean_result(config: RunConfig, folder: RunFolder, setting: Setting, split: 
     """What ``rbue evaluate`` found on the undamaged images with as many samples, if it was run."""
     results = folder.entries(SPLITS[split])
     limit = setting.limit(config)
+    found = results.get(setting.key)
     if limit is not None and setting.samples >= limit:
         plain = [result for result in results.values() if not result.get("augment")]
-        return next((result for result in plain if result.get("samples") == limit), None)
-    found = results.get(setting.key)
-    streams = "" if found is None else other_stream(config, found)
-    if streams:
-        warn(f"{folder.path} was measured on clean images with {streams}; that is left out.")
+        found = next((result for result in plain if result.get("samples") == limit), None)
+    if found is not None and (words := outdated(config, folder.root, found)):
+        warn(f"{folder.path} was measured on clean images {words}; that is left out.")
         return None
     return found
 
