@@ -29,7 +29,7 @@ PUBLISHED = {"SWA": (95.38, 4.00), "SAM with SWA": (95.60, 3.56)}
 
 
 NOISES = [name for name in CORRUPTIONS if name.endswith("_noise")]
-CLEAN = ("passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³")
+CLEAN = ("passes", "seeds", "accuracy, %", "ECE", "NLL", "AURC, ×10⁻³", "with a temperature: ECE", "NLL")
 """Heads of what is said of the clean test images."""
 SETTINGS = {
     "weight_decay": "weight decay",
@@ -120,7 +120,7 @@ def clean(study: Study, recipes: Sequence[str] = RECIPES) -> list[str]:
     """The test images; mean and standard deviation over seeds."""
     lines = [[row.recipe, _title(row), *_clean(row)] for row in rows(study, recipes)]
     for name, (accuracy, aurc) in PUBLISHED.items() if recipes == RECIPES else ():
-        lines.append(["published", name, "plain", "", f"{accuracy:.2f}", "", "", f"{aurc:.2f}"])
+        lines.append(["published", name, "plain", "", f"{accuracy:.2f}", "", "", f"{aurc:.2f}", "", ""])
     return result_tables.table(["recipe", "method", *CLEAN], lines)
 
 
@@ -147,12 +147,10 @@ def elsewhere(studies: Iterable[Study]) -> list[str]:
     """Clean test images of other data sets and networks, with the same recipes."""
     lines = [
         [f"{study.data}, {study.model}", row.recipe, TITLES[row.method], *_clean(row)]
-        + [_spread([one[name] for one in row.scaled], 4) for name in ("ece", "nll")]
         for study in studies
         for row in rows(study)
     ]
-    heads = ["images, network", "recipe", "method", *CLEAN, "with a temperature: ECE", "NLL"]
-    return result_tables.table(heads, lines)
+    return result_tables.table(["images, network", "recipe", "method", *CLEAN], lines)
 
 
 def _clean(row: Row) -> list[str]:
@@ -163,6 +161,7 @@ def _clean(row: Row) -> list[str]:
         _spread([one["accuracy"] for one in row.clean], 2, 100),
         *(_spread([one[name] for one in row.clean], 4) for name in ("ece", "nll")),
         _spread([one["aurc"] for one in row.clean], 2, 1000),
+        *(_spread([one[name] for one in row.scaled], 4) for name in ("ece", "nll")),
     ]
 
 
