@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from rbue.lab.report.run_records import Record
-    from rbue.lab.runs.folders import RunFolder
+    from rbue.lab.runs.folders import RunConfig, RunFolder
 
 app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs.", epilog="Example: rbue runs list")
 
@@ -115,7 +116,11 @@ def remove(
     from rbue.lab.runs.folders import settings_and_root
 
     folder = find_run(run, runs)
-    _, root = settings_and_root(folder)  # refuses a folder that is not a run of ours
+    config, root = settings_and_root(folder)  # refuses a folder that is not a run of ours
+    users = _runs_of_its_weights(config, root)
+    if users:
+        names = ", ".join(path.name for path in users)
+        remark(f"{folder.path.name} trained networks of {names}, which cannot be measured again without it.")
     if not yes:
         if json or not sys.stdin.isatty():
             raise InvalidInput(f"{folder.path} would be removed for good; add --yes if that is meant.")
@@ -123,9 +128,22 @@ def remove(
     with folder.locked(wait=0):
         _remove(folder.path, root)
     if json:
-        print_json({"removed": folder.path})
+        print_json({"removed": folder.path, "networks_of": users})
     else:
         say(f"removed {folder.path}")
+
+
+def _runs_of_its_weights(config: RunConfig, root: Path) -> list[Path]:
+    """Other runs that have networks of this one: ensembles, and methods that draw from another's network."""
+    from rbue.lab.runs.folders import find_runs
+
+    found = []
+    for run in find_runs(root):
+        with suppress(RbueError):  # a folder that cannot be read
+            other = run.config()
+            if other != config and config in other.trainings():
+                found.append(run.path)
+    return found
 
 
 def _remove(path: Path, root: Path) -> None:
