@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 from style_networks import mlp, rows
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
 import rbue
 
 ACTIVATIONS = [rbue.DropReLU(0.5), rbue.RReLU()]
 Checkpoint = Callable[..., Any]
+KEYWORDS = inspect.signature(checkpoint).parameters
 
 
 class Block(nn.Module):
@@ -255,6 +257,41 @@ def test_given_contexts_are_entered_around_both_computations() -> None:
     assert entered == ["first", "end of first"]
     out.sum().backward()
     assert entered[2:] == ["again", "end of again"]
+
+
+def test_torch_sees_the_context_of_selective_checkpointing_as_it_is() -> None:
+    """It asks that of its class, whether saved tensors go through the hooks around it."""
+
+    def hooked(network: nn.Module) -> int:
+        packed: list[Tensor] = []
+
+        def pack(x: Tensor) -> Tensor:
+            packed.append(x)
+            return x
+
+        def contexts() -> Any:
+            return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+        hooks = {"respect_saved_tensors_hooks": True} if "respect_saved_tensors_hooks" in KEYWORDS else {}
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = checkpoint(network, rows().requires_grad_(), use_reentrant=False, context_fn=contexts, **hooks)
+        out.sum().backward()
+        return len(packed)
+
+    network = mlp()
+    expected = hooked(network)
+    assert hooked(rbue.convert(network, rbue.DropReLU(0.5))) == expected
+
+
+@pytest.mark.skipif("respect_saved_tensors_hooks" not in KEYWORDS, reason="this torch has no such form")
+def test_a_block_wrapped_once_and_called_later() -> None:
+    network, x = Net("modules_"), rows().requires_grad_()
+    rbue.convert(network, rbue.DropReLU(0.5), example=x)
+    rbue.seed(network, 3)
+    expected = gradients(network, network(x).square().sum(), x)
+    network.wrap = lambda block, x: checkpoint(use_reentrant=False)(block)(x)
+    rbue.seed(network, 3)
+    assert equal(gradients(network, network(x).square().sum(), x), expected)
 
 
 def test_networks_that_are_not_converted_checkpoint_as_ever() -> None:

@@ -11,6 +11,7 @@ whatever ``torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint`` 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -23,43 +24,57 @@ from rbue.call_sites.draws import Draw, running
 from rbue.call_sites.interception import Scope, SiteMode, current_scope, suspended
 from rbue.torch_internals import function_modes
 
+GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+"""Of what calls the block first and again, as torch 2.15 and earlier ones name it."""
+
 _installed = False
 
 
 def install() -> None:
     """Teach ``torch.utils.checkpoint`` about random sites; a second call does nothing.
 
-    Should torch rename these two entry points, a checkpointed block raises a clear error when it runs again (see
+    Should torch rename these entry points, a checkpointed block raises a clear error when it runs again (see
     :mod:`rbue.call_sites.following`) instead of silently computing with plain ReLUs.
     """
     global _installed
     if _installed:
         return
     _installed = True
-    if hasattr(checkpoint, "_checkpoint_without_reentrant_generator"):
-        _wrap_without_reentrant()
+    for name in GENERATORS:
+        if hasattr(checkpoint, name):
+            _wrap_without_reentrant(name)
+            break
     if hasattr(checkpoint, "CheckpointFunction"):
         _wrap_reentrant()
 
 
-def _wrap_without_reentrant() -> None:
-    original = checkpoint._checkpoint_without_reentrant_generator
+def _wrap_without_reentrant(name: str) -> None:
+    original = getattr(checkpoint, name)
+    signature = inspect.signature(original)
 
-    def generator(fn: Callable, preserve: Any, context_fn: Callable, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            context_fn = _with_memory(context_fn)
-        return original(fn, preserve, context_fn, *args, **kwargs)
-
-    checkpoint._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
-
-
-def _with_memory(context_fn: Callable) -> Callable:
-    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
         memory = _Memory()
-        first, again = context_fn()
-        return _Both(memory.recording, first), _Both(memory.replaying, again)
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        context_fn = call.arguments["context_fn"]
 
-    return contexts
+        def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+            first, again = context_fn()  # the first goes on as it is: torch asks it what it is
+            return first, _Both(memory.replaying, again)
+
+        call.arguments["context_fn"] = contexts
+        return _around_first_run(original(*call.args, **call.kwargs), memory)
+
+    setattr(checkpoint, name, generator)
+
+
+def _around_first_run(generator: Iterator[None], memory: _Memory) -> Iterator[None]:
+    """The same generator, which hands over to the block once, with our context inside of what it sets up."""
+    for _ in generator:
+        with memory.recording():
+            yield
 
 
 def _wrap_reentrant() -> None:

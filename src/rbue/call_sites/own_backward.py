@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
-
-_APPLY = Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 def function_around(x: Tensor) -> type | None:
@@ -20,10 +20,18 @@ def function_around(x: Tensor) -> type | None:
     """
     if torch.is_grad_enabled() or not x.requires_grad or torch.compiler.is_compiling():
         return None
+    forwards = {id(code): function for function, code in _forwards(Function)}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _APPLY:
-            function: type = frame.f_locals["cls"]
+        function = forwards.get(id(frame.f_code))
+        if function is not None:
             return None if issubclass(function, CheckpointFunction) else function
         frame = frame.f_back
     return None
+
+
+def _forwards(base: type[Function]) -> Iterator[tuple[type[Function], object]]:
+    """Every class below this one, and the code of its own forward."""
+    for function in base.__subclasses__():
+        yield function, getattr(inspect.unwrap(vars(function).get("forward", function)), "__code__", None)
+        yield from _forwards(function)

@@ -244,7 +244,7 @@ def looks_like_probs(out: Tensor) -> Tensor:
     """
     precision = 1e-2 if out.dtype in (torch.float16, torch.bfloat16) else 1e-4
     least, most = out.aminmax()
-    alike = (most - least > 0.5) & (out[0].numel() >= _TELLING)
+    alike = (most - least > 0.8) & (out[0].numel() >= _TELLING)
     if out.dim() > 2 and out.shape[2] > 1:
         alike |= (out.float().sum(2) - 1).abs().max() < precision
     return (least >= 0) & (most <= 1 + precision) & alike

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -239,7 +239,7 @@ def _text(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-class Form(str, Enum):
+class Form(StrEnum):
     """What a report can be written as."""
 
     html = "html"
