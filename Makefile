@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Python may keep bytecode, or every process compiles the tests and the package again.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo docs test-docs test test-all test-ray test-oldest test-gpu lint format bench bench-gpu clean
+.PHONY: demo docs test-docs test test-all test-ray test-oldest test-newest test-gpu lint format bench bench-gpu clean
 
 demo: $(VENV)/.ready  ## all six methods on clean and damaged digits: a page and three sentences
 	$(BIN)/rbue demo
@@ -32,6 +32,11 @@ test-oldest: $(OLDEST)/.ready  ## stream, activations, call sites and sampling o
 	OMP_NUM_THREADS=1 PYTHONPATH=src $(OLDEST)/bin/python -m pytest -q -n 2 -m "not slow and not gpu" \
 		tests/test_random_stream.py tests/activations $(addprefix tests/call_sites/test_, forms.py numbering.py styles.py) \
 		$(addprefix tests/sampling/test_, first_passes.py sample_independence.py adaptive.py balanced_draws.py)
+
+# The newest torch, which a stranger's pip takes: in an environment of its own, for the same reason.
+NEWEST ?= .venv-newest
+test-newest: $(NEWEST)/.ready  ## everything that `make test` runs, on that torch
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu" tests
 
 test-gpu:  ## kernels against the reference; needs a CUDA device and no installation
 	PYTHONPATH=src:. $(PYTHON) -m pytest -c tests/gpu.ini --rootdir . -m gpu $$(grep -rl --include='*.py' mark.gpu tests)
@@ -73,5 +78,12 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt
 		torch==2.10.0 numpy scipy hypothesis pytest pytest-timeout pytest-xdist transformers
 	touch $@
 
+$(NEWEST)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(NEWEST)
+	grep -v '^torch==\|^triton==' constraints.txt > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(NEWEST)/constraints.txt \
+		torch==2.15.0 -e '.[dev]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis
