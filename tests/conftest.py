@@ -31,6 +31,12 @@ def pytest_sessionfinish():
     gc.unfreeze()  # or libraries say at exit that objects of theirs leak
 
 
+def pytest_runtest_setup():
+    """A test draws the same numbers in any order and process, so that what fails here fails alone and tomorrow."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
 def pytest_runtest_teardown():
     """torch turns oneDNN off, for good, at the first product in bfloat16 on a CPU that lacks it."""
     if "torch" in sys.modules:
