@@ -190,7 +190,7 @@ class Batcher:
             self._wake.clear()
             try:
                 await asyncio.wait_for(self._wake.wait(), left)
-            except TimeoutError:  # before Python 3.11 it was not TimeoutError
+            except TimeoutError:
                 return
 
     def _take(self) -> list[_Job]:
