@@ -155,6 +155,28 @@ class OwnReLU(torch.autograd.Function):
         return gradient * (ctx.saved_tensors[0] > 0)
 
 
+class Decorated(OwnReLU):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+
+class InTwoSteps(OwnReLU):
+    @staticmethod
+    def forward(x):
+        return x.clamp(min=0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+
+class Inherited(InTwoSteps):
+    pass
+
+
 class ByAutograd(OwnReLU):
     """Its backward asks autograd, which knows the slopes."""
 
@@ -179,13 +201,17 @@ class WithOwnReLU(nn.Module):
         return self.last(self.function.apply(self.first(x)))
 
 
-def test_a_relu_whose_backward_is_the_users_is_warned_of_once_and_only_in_training():
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(OwnReLU, "OwnReLU"), (Decorated, "Decorated"), (InTwoSteps, "InTwoSteps"), (Inherited, "InTwoSteps")],
+)
+def test_a_relu_whose_backward_is_the_users_is_warned_of_once_and_only_in_training(function, name):
     x = torch.randn(4, 6)
-    network = rbue.convert(WithOwnReLU(), rbue.DropReLU(0.5), example=x)
+    network = rbue.convert(WithOwnReLU(function), rbue.DropReLU(0.5), example=x)
     with torch.no_grad():
         network(x)
     rbue.predict(network, x, samples=2)
-    with pytest.warns(RbueWarning, match=r"the ReLU at .* is random, but the gradients of OwnReLU around it are not"):
+    with pytest.warns(RbueWarning, match=rf"the ReLU at .* is random, but the gradients of {name} around it are not"):
         network(x)
     network(x)
     rbue.convert(WithOwnReLU(ByAutograd), rbue.DropReLU(0.5), example=x)(x).sum().backward()

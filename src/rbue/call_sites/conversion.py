@@ -19,7 +19,7 @@ from rbue.call_sites import checkpointing, draws, following, tracing
 from rbue.call_sites.batch import Batch
 from rbue.call_sites.inputs import example_call
 from rbue.call_sites.interception import Scope, SiteMode, current_scope, suspended
-from rbue.call_sites.own_backward import function_around
+from rbue.call_sites.own_backward import warn_of_own_backward
 from rbue.call_sites.summary import ConversionSummary, warn_of_plain
 from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
@@ -153,16 +153,6 @@ class Conversion:
             _warn_unreached(self.activation.noun, path, call)
         return False
 
-    def warn_of_own_backward(self, x: Tensor, path: str, call: int) -> None:
-        """Warn, once a site, that its gradients are not those of what it computes."""
-        function = function_around(x)
-        if function is not None and (path, call) not in self.warned:
-            self.warned.add((path, call))
-            warn(
-                f"the {self.activation.noun} at {Site(0, path, call, '', ()).name} is random, but the gradients of "
-                f"{function.__name__} around it are not; to train the network, call torch.relu there instead."
-            )
-
     def _mean(self, call: SiteCall, path: str, number: int, proceed: Callable[..., Any]) -> Any:
         activation = self.activation.at(call)
         if not isinstance(activation, Activation) or not self.is_random(path, number):
@@ -236,8 +226,9 @@ class _RandomSites:
         x = call.x
         if self.draw.rows == 0:
             raise InvalidInput("the first tensor given to a converted network must have the batch, but it has no rows.")
-        self.conversion.warn_of_own_backward(x, path, number)
-        activation = self.conversion.activation.at(call)
+        conversion = self.conversion
+        warn_of_own_backward(x, conversion.activation.noun, path, number, conversion.warned)
+        activation = conversion.activation.at(call)
         keys = self._keys(path, number, activation)
         repeat = 1 if self.draw.hook is None else self.draw.hook.before_site(x)
         if x.shape[0] % (self.draw.rows // repeat):

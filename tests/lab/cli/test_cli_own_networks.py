@@ -82,6 +82,7 @@ def test_a_network_that_does_not_fit_the_data(own, method):
     assert "of type tuple" in own("Pair", method)
     message = own("large_images", method)
     assert "unfit_networks:large_images cannot take images of 1x8x8 as in digits (RuntimeError: " in message
+    assert "mat1 and mat2 shapes cannot" in message
     assert "of shape (2, 7)" in own("lazy_seven", method)
     assert "must have the same dtype" in own("double", method)
     assert "no tensor ('_extra_state'), which runs cannot save" in own("Noted", method)

@@ -208,7 +208,7 @@ def _has_weights(run: RunFolder, state: str) -> bool | None:
     """Whether all networks of a run that had them are here; None while there is nothing to expect."""
     from rbue.lab.runs.folders import has_weights
 
-    return has_weights(run.config(), run.path.resolve().parents[2]) if state in (MEASURED, TRAINED) else None
+    return has_weights(run.config(), run.root) if state in (MEASURED, TRAINED) else None
 
 
 def _marked(state: str, weights: bool | None, augment: str | None = None) -> str:
