@@ -73,10 +73,8 @@ class Record:
     @property
     def root(self) -> Path | None:
         """The folder of all runs, in which members of an ensemble lie too; None if this one was moved."""
-        path = self.folder.path.resolve()
-        if len(path.parents) < 3 or self.config is None:
-            return None
-        return path.parents[2] if RunFolder.of(self.config, path.parents[2]).path == path else None
+        folder = RunFolder(self.folder.path.resolve())
+        return folder.root if self.config and RunFolder.of(self.config, folder.root).path == folder.path else None
 
 
 @dataclass(frozen=True)

@@ -436,7 +436,7 @@ def settings_and_root(run: RunFolder) -> tuple[RunConfig, Path]:
     """The settings of a run and the folder of all runs it lies in, where members of an ensemble lie too."""
     config = run.config()
     path = run.path.resolve()
-    root = path.parents[2] if len(path.parents) > 2 else path
+    root = RunFolder(path).root
     expected = RunFolder.of(config, root).path
     if path != expected:
         raise RbueError(
