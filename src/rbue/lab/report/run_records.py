@@ -107,8 +107,8 @@ def read_records(folders: Iterable[RunFolder]) -> list[Record]:
         words = (outdated(record.settings, record.root, one) for one in record.results.values())
         if how := next(filter(None, words), ""):
             warn(
-                f"{record.name} was measured {how}: the same seed gives other numbers now; `rbue evaluate` "
-                "measures it again where its weights are."
+                f"{record.name} was measured {how}, so its numbers are others now; `rbue evaluate` measures it again "
+                "where its weights are."
             )
     return records
 
