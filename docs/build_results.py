@@ -17,15 +17,16 @@ import label_next
 import one_training
 import scaling_page
 from result_picture import against_outside, against_q, picture
-from result_tables import EARLY, RERUNS, ROOT, RUNS, SAMPLES, Study, table
+from result_tables import EARLY, RERUNS, ROOT, RUNS, SAMPLES, SETTINGS, Study, table
 from tutorial_pictures import webp
 
 from rbue.files import read_json, write_bytes
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.paper.claims import judge_all
-from rbue.lab.paper.experiments import DIVERSE, METHODS, SIX
+from rbue.lab.paper.experiments import DIVERSE, METHODS, POSITIONS, SIX
+from rbue.lab.paper.judging import is_shortened
 from rbue.lab.paper.results import Measured
-from rbue.lab.paper.settings import Settings, last_settings
+from rbue.lab.paper.settings import last_settings
 from rbue.lab.report import figures, severity_figures
 
 README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
@@ -38,9 +39,13 @@ SCALING = ROOT / "docs" / "scaling.md"
 MAIN = Study("cifar10", "resnet18")
 OTHERS = {
     f"{data}-{model}": Study(data, model)
-    for data, model in (("cifar10", "vgg13"), ("cifar10", "densenet121"), ("cifar100", "resnet18"))
+    for data, model in (
+        *(("cifar10", "vgg13"), ("cifar10", "densenet121"), ("cifar100", "resnet18")),
+        *(("tiny-imagenet", "resnet18"), ("tiny-imagenet", "vgg13")),
+    )
 }
 """What the paper has besides, as far as it was measured."""
+PLACES = Study("tiny-imagenet", "resnet18", POSITIONS)
 LABELS = label_next.comparison(label_next.measured())
 
 SHORT = {
@@ -65,6 +70,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         "timed": _timed_training(),
         "reruns": MAIN.reruns(),
         "reruns-shift": MAIN.differences_on_corrupted(),
+        "places": PLACES.comparison(),
     }
     return {
         README: {"results": [*MAIN.short(SHORT), *one_training.headline(MAIN)]},
@@ -140,12 +146,14 @@ def _timed_training() -> list[str]:
 
 def _claims() -> list[str]:
     """How many sentences of the paper hold, by its own numbers and by what was measured."""
-    judged = judge_all(Measured(RUNS, last_settings(RUNS, Settings())))
+    judged = judge_all(Measured(RUNS, last_settings(RUNS, SETTINGS)))
     paper, here = (Counter(getattr(one, side).holds for one in judged) for side in ("paper", "measured"))
     alone = sum(one.measured.holds is not None and one.measured.fewest_runs == 1 for one in judged)
+    shortened = sum(map(is_shortened, judged))
     return [
         f"Of {len(judged)} sentences of the paper that can be checked, {here[True]} hold here, {here[False]} do not, "
-        f"and {here[None]} lack numbers. {alone} of these verdicts rest on a single run of some method. By its own "
+        f"and {here[None]} lack numbers. {alone} of these verdicts rest on a single run of some method, "
+        f"{shortened} on [networks with fewer epochs](#tinyimagenet) than the paper's. By its own "
         f"tables {paper[True]} hold and {paper[False]} do not (`rbue paper claims --why`)."
     ]
 
@@ -166,7 +174,10 @@ def _other(study: Study) -> list[str]:
     if not study.measured():
         return study.comparison()
     scaled = ["", "After temperature scaling, as above:", "", *study.scaled()]
-    return [f"{study.origin()}{study.other_seeds()}", "", *study.comparison(), *scaled]
+    samples = study.samples_on_corrupted()
+    damaged = ["", f"Under corruptions, {samples} samples an image:", "", *study.shifted()] if samples else []
+    about = f"{study.shortened()}{study.origin()}{study.other_seeds()}"
+    return [about, "", *study.comparison(), *scaled, *damaged]
 
 
 def _tuned() -> list[str]:
@@ -181,7 +192,7 @@ def _tuned() -> list[str]:
 
 def draw() -> None:
     """The figures of the page."""
-    measured = Measured(RUNS, Settings())
+    measured = Measured(RUNS, SETTINGS)
     place = (MAIN.data, MAIN.model)
 
     def corrupted(methods: tuple[str, ...], measure: str) -> dict[str, dict[int, list[float]]]:

@@ -305,6 +305,12 @@ class Study:
                     texts.append(f"| `{method}` | {len(common)} | {' | '.join(cells)} |")
         return ["| method, seed 0 | sets in common | in the table | again |", "|---|---|---|---|", *texts]
 
+    def shortened(self) -> str:
+        """How much shorter than the paper's the trainings were; empty if they were not."""
+        paper = recipe_for(self.data).epochs
+        (ours,) = {config.recipe.epochs for config, _ in self.measured().values()}
+        return "" if ours == paper else f"{ours} epochs where the paper has {paper}, with its schedule in proportion. "
+
     def origin(self) -> str:
         """Where the numbers come from."""
         found = self.measured()

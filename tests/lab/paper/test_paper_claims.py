@@ -11,9 +11,10 @@ from faked_work import FakeWork, place
 from typer.testing import CliRunner
 
 from rbue.lab.cli import app
+from rbue.lab.paper.budget import Rule
 from rbue.lab.paper.claims import CLAIMS, judge_all
 from rbue.lab.paper.experiments import DIVERSE, chosen
-from rbue.lab.paper.judging import Cases, Check, Claim, PaperNumbers, all_hold, compare, every, few_runs_note, judge
+from rbue.lab.paper.judging import Cases, Check, Claim, PaperNumbers, all_hold, caveats, compare, every, judge
 from rbue.lab.paper.page import claims_section
 from rbue.lab.paper.results import Measured
 from rbue.lab.paper.runner import run_experiments
@@ -325,7 +326,7 @@ def test_coverage_and_single_runs_stand_with_a_verdict(tmp_path, monkeypatch):
     assert judged.as_json()["paper"]["fewest_runs"] is None
     assert str(judged.measured).endswith("(a single run of some method)")
     assert "single run" not in str(judged.paper)
-    assert "1 verdict here rests on a single run" in few_runs_note([judged])
+    assert "1 verdict here rests on a single run" in caveats([judged])
 
     shown = CliRunner().invoke(app, ["paper", "claims", "--runs", str(tmp_path)], env={"COLUMNS": "300"}).stdout
     assert "false, 6 of 24 cases" in shown
@@ -345,7 +346,7 @@ def test_several_runs_and_sizes_are_no_single_runs(tmp_path, monkeypatch):
     sizes = judge(BY_ID["no-more-parameters"], Measured(tmp_path, Settings())).measured
     assert sizes.known > 0
     assert sizes.fewest_runs is None
-    assert few_runs_note(judge_all(Measured(tmp_path, settings))) == ""
+    assert caveats(judge_all(Measured(tmp_path, settings))) == ""
     RunFolder.of(settings.config("cifar10", "resnet18", RATES[0], 1), tmp_path).write("results", {})
     mixed = judge(BY_ID["best-q-resnet-densenet"], Measured(tmp_path, settings)).measured
     assert (mixed.known, mixed.fewest_runs) == (6, 1), "two runs of q=0.95 against one of q=0.8"
@@ -367,7 +368,7 @@ def test_a_verdict_on_few_runs_says_whether_their_spread_turns_it(tmp_path, monk
         found = judged.measured
         assert (found.word, found.fewest_runs, found.turns, found.as_json()["turns"]) == (word, 2, turns, turns)
         assert str(found).endswith("(turns within the 95 % interval of some mean over runs)") is turns
-        assert few_runs_note([judged]).startswith("1 verdict here turns if the mean") is turns
+        assert caveats([judged]).startswith("1 verdict here turns if the mean") is turns
     for sign, limit in ((">", 0.88), ("<", 0.9)):  # a mean of 0.891 turns either by falling or by rising
         case = Cases("", rates[0], sign, limit, data="cifar10", model="resnet18", measure="accuracy")
         assert judge(Claim("", "", "", "", every(case)), Measured(tmp_path, settings)).measured.turns
@@ -379,6 +380,27 @@ def test_corruptions_count_their_runs(tmp_path, monkeypatch):
     run_experiments(chosen(["fig-shift-tinyimagenet"]), settings, place(tmp_path))
     found = judge(BY_ID["shift-exceeds-ensemble"], Measured(tmp_path, settings)).measured
     assert (found.covered_word, found.fewest_runs) == ("false, 5 of 5 cases", 1)
+
+
+@pytest.mark.parametrize(("epochs", "shortest"), [(10, (10, 150)), (150, None), (200, None)])
+def test_a_verdict_on_shortened_trainings_says_so(tmp_path, monkeypatch, epochs, shortest):
+    FakeWork(monkeypatch)
+    rule = Rule("it is long", data=("tiny-imagenet",), epochs=epochs)
+    settings = Settings(methods=("mc-droprelu:0.9", "deep-ensemble:4"), budget=(rule,))
+    run_experiments(chosen(["fig-shift-tinyimagenet", "table3-tinyimagenet"]), settings, place(tmp_path))
+    measured = Measured(tmp_path, settings)
+    clean = Cases("", "mc-droprelu:0.9", ">", 1.0, data="tiny-imagenet", model="resnet18", measure="accuracy")
+    for claim, cases in (
+        (BY_ID["shift-exceeds-ensemble"], "5 of 5 cases"),
+        (Claim("", "", "", "", every(clean)), "1 of 1 case"),
+    ):
+        judged = judge(claim, measured)
+        assert judged.measured.shortest == shortest == judged.as_json()["measured"]["shortest"]
+        length = ", 10 of 150 epochs" if shortest else ""
+        assert judged.measured.covered_word == f"false, {cases}{length}"
+        assert ("1 verdict here rests on networks with fewer epochs" in caveats([judged])) is bool(shortest)
+    assert judge(BY_ID["tiny-counts"], measured).measured.shortest is None
+    assert judge(BY_ID["no-more-parameters"], measured).measured.shortest is None
 
 
 def test_a_repetition_with_some_corruptions_does_not_count_for_the_others(tmp_path, monkeypatch):

@@ -289,7 +289,7 @@ def claims(
 ) -> None:
     """Check the sentences of §3.4 and §4 against the paper's own tables and against what was measured here."""
     from rbue.lab.paper.claims import judge_all
-    from rbue.lab.paper.judging import CASES, few_runs_note
+    from rbue.lab.paper.judging import CASES, caveats
     from rbue.lab.paper.results import Measured
     from rbue.lab.paper.settings import last_settings
 
@@ -310,7 +310,7 @@ def claims(
     if stdout().width < _ROOM_FOR_COMMANDS:
         del columns["sentence"]
     table("Claims of the paper", tuple(columns), zip(*columns.values(), strict=True))
-    for note in (CASES, few_runs_note(judged)):
+    for note in (CASES, caveats(judged)):
         if note:
             say(note)
     if not why:

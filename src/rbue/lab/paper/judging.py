@@ -24,6 +24,7 @@ import numpy as np
 from rbue.lab.paper.experiments import SHIFT_MODEL
 from rbue.lab.paper.numbers import paper_value
 from rbue.lab.paper.results import Measured
+from rbue.lab.training.recipe import recipe_for
 from rbue.sampling.adaptive import student_quantile
 
 SHOWN = 3
@@ -57,6 +58,7 @@ class Watched:
 
     Attributes:
         fewest_runs: the fewest repetitions behind any.
+        shortest: the epochs of the networks that were shortened most, and the paper's; None if none was.
         reach: how far the 95 % interval of each mean over several repetitions reaches to either side (Student's t).
     """
 
@@ -64,6 +66,7 @@ class Watched:
         self.measured, self.moved = measured, moved or {}
         self.severities, self.shift_model = measured.severities, measured.shift_model
         self.fewest_runs: int | None = None
+        self.shortest: tuple[int, int] | None = None
         self.reach: dict[tuple[Any, ...], float] = {}
 
     def value(self, data: str, model: str, method: str, measure: str, table: str | None = None) -> float | None:
@@ -88,8 +91,15 @@ class Watched:
         runs, count = len(values) if runs is None else runs, len(values)
         if runs:
             self.fewest_runs = min(runs, self.fewest_runs or runs)
+            self._note_length(*place[:3])
         if count > 1:
             self.reach[place] = student_quantile(count - 1, 0.975) * statistics.stdev(values) / math.sqrt(count)
+
+    def _note_length(self, data: str, model: str, method: str) -> None:
+        config = self.measured.configs(data, model, method)[0]
+        length = config.recipe.epochs, recipe_for(config.data).epochs
+        if length[0] < length[1] and not self.measured.settings.quick:
+            self.shortest = min(length, self.shortest or length, key=lambda one: one[0] / one[1])
 
     def _moved(self, place: tuple[Any, ...], value: float | None) -> float | None:
         return None if value is None else value + self.moved.get(place, 0.0)
@@ -112,6 +122,7 @@ class Verdict:
         fewest_runs: the fewest repetitions behind any of its numbers; None if they come from no runs.
         turns: whether it is another if some mean over repetitions moves to an end of its 95 % interval. Of a single run
             there is no such interval.
+        shortest: the epochs of its least trained networks, and the paper's; None if all were trained as long as there.
     """
 
     holds: bool | None
@@ -121,6 +132,7 @@ class Verdict:
     cases: int = 0
     fewest_runs: int | None = None
     turns: bool = False
+    shortest: tuple[int, int] | None = None
 
     @property
     def word(self) -> str:
@@ -133,18 +145,21 @@ class Verdict:
 
         >>> print(Verdict(None, known=4, cases=24).covered_word)
         not measured (20 of 24 cases lack numbers)
+        >>> print(Verdict(False, known=4, cases=24, shortest=(10, 150)).covered_word)
+        false, 4 of 24 cases, 10 of 150 epochs
         """
         if not self.known:
             return self.word
         if self.holds is None:
             return f"{self.word} ({self.cases - self.known} of {self.cases} cases lack numbers)"
-        return f"{self.word}, {self.known} of {self.cases} case{'s' if self.cases != 1 else ''}"
+        length = f", {self.shortest[0]} of {self.shortest[1]} epochs" if self.shortest else ""
+        return f"{self.word}, {self.known} of {self.cases} case{'s' if self.cases != 1 else ''}{length}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
         words = {"verdict": self.word, "why": self.why}
         counts = {"known": self.known, "cases": self.cases, "fewest_runs": self.fewest_runs}
-        return {**words, **counts, "turns": self.turns}
+        return {**words, **counts, "turns": self.turns, "shortest": self.shortest}
 
     def __str__(self) -> str:
         said = f"{self.covered_word}: {self.why}" if self.why else self.covered_word
@@ -210,11 +225,16 @@ def _here(claim: Claim, measured: Numbers) -> Verdict:
     moved = ({place: step} for place, reach in watched.reach.items() for step in (-reach, reach))
     turns = watched.fewest_runs != 1 and found.holds is not None
     turns = turns and any(claim.holds(Watched(measured, one)).holds is not found.holds for one in moved)
-    return replace(found, fewest_runs=watched.fewest_runs, turns=turns)
+    return replace(found, fewest_runs=watched.fewest_runs, turns=turns, shortest=watched.shortest)
 
 
-def few_runs_note(judged: Sequence[Judged]) -> str:
-    """Sentences on the verdicts here that rest on a single run of some method, or on too few; empty if none does."""
+def is_shortened(one: Judged) -> bool:
+    """Whether there is a verdict here that rests on networks with fewer epochs than the paper's."""
+    return one.measured.holds is not None and one.measured.shortest is not None
+
+
+def caveats(judged: Sequence[Judged]) -> str:
+    """Sentences on the verdicts here that rest on few runs, or on shortened trainings; empty if none does."""
     alone = sum(one.measured.holds is not None and one.measured.fewest_runs == 1 for one in judged)
     turning = sum(one.measured.turns for one in judged)
     found = []
@@ -227,6 +247,9 @@ def few_runs_note(judged: Sequence[Judged]) -> str:
     if turning:
         verdicts = "1 verdict here turns" if turning == 1 else f"{turning} verdicts here turn"
         found.append(f"{verdicts} if the mean over the runs of some method lies at an end of its 95 % interval.")
+    if shortened := sum(map(is_shortened, judged)):
+        verdicts = "1 verdict here rests" if shortened == 1 else f"{shortened} verdicts here rest"
+        found.append(f"{verdicts} on networks with fewer epochs than the paper's, and may hold for those only.")
     return " ".join(found)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rbue.lab.paper.claims import judge_all
 from rbue.lab.paper.drawings import COLUMNS, SEEDS, ExperimentView, anchor_of, draw
 from rbue.lab.paper.gathering import ExperimentData
-from rbue.lab.paper.judging import CASES, Judged, few_runs_note
+from rbue.lab.paper.judging import CASES, Judged, caveats
 from rbue.lab.paper.numbers import printed
 from rbue.lab.paper.reporting import Renderer
 from rbue.lab.paper.results import Measured, as_measured
@@ -204,7 +204,7 @@ def claims_section(judged: Sequence[Judged], scale: str) -> Section:
         Text(lead),
         Bullets(_totals(judged)),
         TableBlock(Table(columns, rows, "Sentences of the paper with both verdicts")),
-        Text(f"{CASES} {few_runs_note(judged)}"),
+        Text(f"{CASES} {caveats(judged)}"),
         Heading("How each sentence is read, and what decides it"),
         *(_reasons(one, here) for one in judged),
     ]
