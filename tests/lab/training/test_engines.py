@@ -48,11 +48,12 @@ def test_steps_of_several_processes_are_not_captured(engine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "done", "compiled"), [("auto", 0, True), ("auto", 699, False), ("compiled", 699, True)]
+    ("name", "done", "compiled"), [("auto", 0, True), ("auto", 1, False), ("compiled", 1, True)]
 )
-def test_compiling_is_for_many_steps_to_come(name, done, compiled, monkeypatch):
+def test_compiling_is_for_many_pixels_to_come(name, done, compiled, monkeypatch):
     method, tried = parse("single"), []
-    step = TrainingStep(fresh(method), method, batches(batch=1), Recipe(epochs=700), 0)
+    epochs = -(-60_000 * 128 * 32 * 32 // (96 * 8 * 8))
+    step = TrainingStep(fresh(method), method, batches(), Recipe(epochs=epochs), 0)
     monkeypatch.setattr(step, "device", torch.device("cuda"))
     monkeypatch.setattr(engines, "CapturedEngine", lambda step, compiled: tried.append(compiled))
     engine_for(step, name, done)
@@ -199,7 +200,7 @@ def on_a_gpu(graphs, compiled_calls, monkeypatch):
                 self.device = device
 
     monkeypatch.setattr("rbue.lab.training.trainer.TrainingStep", Step)
-    monkeypatch.setattr(engines, "_COMPILING_PAYS", 10)
+    monkeypatch.setattr(engines, "_COMPILING_PAYS", 2 * 96 * 8 * 8)  # two epochs
     return Step
 
 
@@ -211,6 +212,7 @@ def job(recipe=RECIPE):
 def test_a_training_says_by_what_engine_it_ran(on_a_gpu):
     assert train(job()).engine == "compiled"
     assert train(job(Recipe(epochs=1, batch=20))).engine == "captured"
+    assert train(job(Recipe(epochs=1, batch=4))).engine == "captured", "more steps of fewer pixels"
     assert train(job(), "plain").engine == "plain"
 
 

@@ -22,8 +22,9 @@ from rbue.kernels import kept_tables
 from rbue.lab.training.step import TrainingStep
 
 ENGINES = ("auto", "plain", "captured", "compiled")
-_COMPILING_PAYS = 60_000
-"""Steps from which compiling pays even if nothing is kept on disk: for ResNet-18 about 40 s at 0.65 ms a step."""
+_COMPILING_PAYS = 60_000 * 128 * 32 * 32
+"""Pixels to train on from which compiling pays even if nothing is kept on disk: for ResNet-18 about 40 s, at 0.65 ms a
+step of 128 images of 32x32."""
 _OPTIONS: dict[str, str | int | bool | Callable] = {
     "combo_kernels": True,  # small independent kernels, the casts of all weights, become one
     # Whether wider matrix products would be faster takes seconds to find out; these networks have one small product.
@@ -47,7 +48,7 @@ def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> 
         return CapturedEngine(step, compiled=name == "compiled")
     if name == "plain" or not on_gpu or processes > 1:
         return PlainEngine(step)
-    pays = (step.recipe.epochs - epochs_done) * len(step.batches) >= _COMPILING_PAYS
+    pays = (step.recipe.epochs - epochs_done) * step.batches.images[..., 0].numel() >= _COMPILING_PAYS
     for compiled in (True, False) if pays else (False,):
         try:
             return CapturedEngine(step, compiled)
