@@ -47,9 +47,7 @@ def test_steps_of_several_processes_are_not_captured(engine, monkeypatch):
         engine_for(step, engine)
 
 
-@pytest.mark.parametrize(
-    ("name", "done", "compiled"), [("auto", 0, True), ("auto", 1, False), ("compiled", 1, True)]
-)
+@pytest.mark.parametrize(("name", "done", "compiled"), [("auto", 0, True), ("auto", 1, False), ("compiled", 1, True)])
 def test_compiling_is_for_many_pixels_to_come(name, done, compiled, monkeypatch):
     method, tried = parse("single"), []
     epochs = -(-60_000 * 128 * 32 * 32 // (96 * 8 * 8))
