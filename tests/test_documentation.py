@@ -259,7 +259,8 @@ def test_every_calibrated_run_is_shown_apart_from_the_papers_rows():
         whole = config["recipe"]["epochs"] == 200
         assert shown or config["seed"] > 0 or not whole  # a row is the run with seed 0, trained as long as the paper's
         assert entry["before"]["accuracy"] == entry["after"]["accuracy"]
-        assert hashlib.sha256(file.with_name("probs.npy").read_bytes()).hexdigest() == entry["probs"]["sha256"]
+        if config["data"] != "tiny-imagenet":  # 4 MB each: not kept, as the page says
+            assert hashlib.sha256(file.with_name("probs.npy").read_bytes()).hexdigest() == entry["probs"]["sha256"]
 
 
 def test_the_temperatures_of_the_search_are_those_that_were_fitted():
