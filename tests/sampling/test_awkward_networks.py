@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from networks import assert_drawn_as_one_by_one, drawn_one_by_one
@@ -242,6 +243,7 @@ def test_a_network_that_returns_its_own_memory_is_compared_with_what_it_returned
 def test_numbers_that_pick_rows_are_found():
     x, rows = torch.randn(4, 3), torch.tensor([2, 0, 1, 3])
     columns, mask = rows[:, None] % 3, rows > 1
+    alike = [range(4), [2, 0, 1, 3]]
     picking = [
         (torch.Tensor.__getitem__, (x, rows), {}),
         (torch.Tensor.__getitem__, (x, (rows, 1)), {}),
@@ -251,19 +253,50 @@ def test_numbers_that_pick_rows_are_found():
         (torch.Tensor.index_select, (x,), {"dim": -2, "index": rows}),
         (torch.Tensor.index_put_, (x, (rows,), x), {}),
         (torch.take, (x, rows), {}),
+        *((torch.Tensor.__getitem__, (x, (one, 1)), {}) for one in alike),
+        *((torch.Tensor.__getitem__, (x, one), {}) for one in alike),
     ]
     for func, args, kwargs in picking:
-        assert [one is rows for one in row_numbers(func, args, kwargs)] == [True], func
+        assert [one is rows or one in alike for one in row_numbers(func, args, kwargs)] == [True], func
     others = [
         (torch.Tensor.__getitem__, (x, mask), {}),
         (torch.Tensor.__getitem__, (x, (slice(None), rows[:3])), {}),
         (torch.Tensor.__getitem__, (x, 0), {}),
+        (torch.Tensor.__getitem__, (x, (0, 1)), {}),
+        (torch.Tensor.__getitem__, (x, (rows[0], 1)), {}),
+        (torch.Tensor.__getitem__, (x, [True, False, True, True]), {}),
+        (torch.Tensor.__getitem__, (x, np.array([True, False, True, True])), {}),
         (torch.gather, (x, 1, columns), {}),
         (torch.Tensor.gather, (x,), {"dim": -1, "index": columns}),
         (torch.add, (x, rows[:, None]), {}),
     ]
     for func, args, kwargs in others:
         assert row_numbers(func, args, kwargs) == [], func
+
+
+class Domains(Layers):
+    """Each image is scaled as its own domain is: one number of a row, so that two samples often have the same."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows, self.scale = rows, nn.Linear(6, 5)
+
+    def forward(self, x, domain):
+        scale = torch.relu(self.scale(x))
+        return self.last(torch.tanh(self.first(x))) * (1 + scale[self.rows(len(x)), domain][:, None])
+
+
+@pytest.mark.parametrize("rows", [torch.arange, range, np.arange, lambda count: list(range(count))], ids=range(4))
+@pytest.mark.parametrize("images", [1, 3])
+def test_samples_of_one_image_whose_network_counts_its_rows_are_drawn_as_one_by_one(rows, images):
+    for seed in range(8):
+        torch.manual_seed(seed)
+        net, x = Domains(rows).eval(), (torch.randn(images, 6), torch.randint(0, 5, (images,)))
+        rbue.convert(net, rbue.DropReLU(0.8), example=x)
+        got = rbue.predict(net, x, samples=20, return_samples=True, draws="independent").samples
+        rbue.seed(net, 0)
+        with torch.no_grad():
+            torch.testing.assert_close(got, torch.stack([net(*x).softmax(1) for _ in range(20)]), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("constant", [-50.0, 100.0, -1e3])

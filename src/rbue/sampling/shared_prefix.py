@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,7 +101,7 @@ class SampledPass:
 
 
 class NotShareable(ConversionError):
-    """The rows of all samples are picked by numbers from before the first random site, such as the order of a batch."""
+    """The rows of all samples are picked by numbers of one sample's rows, such as the order of a batch."""
 
 
 class SharingMode(SiteMode):
@@ -150,10 +151,10 @@ class SharingMode(SiteMode):
         tensors = tensors_in(args) + tensors_in(kwargs)
         states = [self._sampled(x) for x in tensors]
         sampled, unsampled = True in states, False in states
+        if sampled and not all(self._every_row(one, tensors[0]) for one in row_numbers(func, args, kwargs)):
+            raise NotShareable  # they would name the rows of the first sample each time
         if sampled and unsampled:
             self.deferred.settle(tensors)
-            if any(self._sampled(numbers) is False for numbers in row_numbers(func, args, kwargs)):
-                raise NotShareable  # repeated they would name the rows of the first sample each time
             if _writes_first(func) and isinstance(args[0], Tensor) and self._sampled(args[0]) is False:
                 args = (self._sampled_in_place(args[0]), *args[1:])
             args, kwargs = with_tensors(self._repeated, args), with_tensors(self._repeated, kwargs)
@@ -172,6 +173,17 @@ class SharingMode(SiteMode):
             for x in tensors_in(out):
                 self._mark(x, sampled)
         return out
+
+    def _every_row(self, numbers: Any, x: Tensor) -> bool:
+        """Whether numbers of rows of ``x`` can be meant for all samples.
+
+        Those that carry no batch may be ``arange(B)``, of the batch that went in: as many as one sample has.
+        """
+        own = self._sampled(numbers) if isinstance(numbers, Tensor) else None
+        if own is not None or not self._sampled(x):
+            return own is not False
+        rows = self._rows(True)
+        return len(numbers) == rows or x.shape[0] % rows > 0
 
     def _proceed_with(
         self, call: SiteCall, func: Callable, args: tuple, kwargs: Any, tensors: list[Tensor]
@@ -203,20 +215,29 @@ def _is_unsampled(x: Tensor) -> bool:
     return getattr(x, _MARK, (None, True))[1] is False
 
 
-def row_numbers(func: Callable, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
-    """Tensors of whole numbers by which a call picks rows of another tensor."""
+def row_numbers(func: Callable, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """Whole numbers, as tensors or as Python and NumPy have them, by which a call picks rows of another tensor."""
     name = getattr(func, "__name__", "")
     if not name.startswith("__"):
         name = name.rstrip("_")
     found: list[Any] = []
     if name in ("__getitem__", "__setitem__", "index_put", "take"):
         where = args[1] if len(args) > 1 else kwargs.get("indices", kwargs.get("index"))
-        found = [where[0] if isinstance(where, (tuple, list)) and where else where]
+        found = [where[0] if isinstance(where, (tuple, list)) and where and not _are_whole(where) else where]
     elif name in _ALONG_A_DIMENSION:
         given = [*args[1:], *kwargs.values()]
         dimension = kwargs.get("dim", next((one for one in args[1:] if isinstance(one, int)), 0))
         found = given if dimension in (0, -tensors_in([args, kwargs])[0].dim()) else []
-    return [x for x in found if isinstance(x, Tensor) and x.dtype in _WHOLE]
+    return [x for x in found if _are_whole(x)]
+
+
+def _are_whole(x: Any) -> bool:
+    """Whether these are several whole numbers."""
+    if isinstance(x, Tensor):
+        return x.dtype in _WHOLE and x.dim() > 0
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind in "iu" and x.ndim > 0
+    return isinstance(x, range) or (isinstance(x, list) and all(type(one) is int for one in x))
 
 
 def _writes_first(func: Callable) -> bool:

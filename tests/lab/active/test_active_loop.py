@@ -137,6 +137,12 @@ class TestKeeping:
             patched.setattr(loop, "training_images", lambda run: half)
             with pytest.raises(RbueError, match="other images than digits holds now"):
                 run_active(config, 1, tmp_path, CPU)
+        train, fewer = data.load("digits", "train"), data.load("digits", "test").take(np.arange(99), "test", None)
+        with monkeypatch.context() as patched:
+            patched.setattr(loop.data, "load", lambda name, split: fewer)
+            patched.setattr(loop, "training_images", lambda run: train)
+            with pytest.raises(RbueError, match="other images than digits holds now"):
+                run_active(config, 1, tmp_path, CPU)
         monkeypatch.setattr(loop.random_stream, "VERSION", 99)
         with pytest.raises(RbueError, match="version 99"):
             run_active(config, 0, tmp_path, CPU)

@@ -122,10 +122,8 @@ def test_sentences_are_shown_where_there_is_room(command, monkeypatch, columns, 
 def test_the_network_that_was_measured_stands_for_the_papers(as_json):
     """The published runs: the paper shows corruptions for DenseNet-121, ours are of ResNet-18."""
     listed = {one["id"]: one for one in as_json("paper", "list", "--runs", str(PUBLISHED))["experiments"]}
-    assert [listed[name]["state"] for name in ("fig-shift-cifar10", "fig-shift-tinyimagenet")] == [
-        "complete",
-        "not run",
-    ]
+    assert listed["fig-shift-cifar10"]["state"] == "complete"
+    assert "resnet18 svi" in listed["fig-shift-tinyimagenet"]["state"]
     planned = as_json("paper", "plan", "fig-shift-tinyimagenet", "--runs", str(PUBLISHED))
     assert listed["fig-shift-tinyimagenet"]["gpu_seconds"] == pytest.approx(planned["gpu_seconds"])
     assert listed["fig-shift-cifar10"]["gpu_seconds"] == 0

@@ -187,6 +187,27 @@ def test_what_is_not_whole_is_made_again(small_set, tmp_path, damage):
     assert np.array_equal(before, after.images)
 
 
+def test_what_another_process_has_just_made_stays_whole(small_set, tmp_path, monkeypatch):
+    """It was not there when this one looked, and is done before this one begins."""
+    clear = sets.clear_leftovers
+
+    def clear_late(folder):
+        monkeypatch.setattr(sets, "clear_leftovers", clear)
+        made.append(corrupted(small_set, "contrast", 2, root=tmp_path))
+        clear(folder)
+
+    def generate(*words):
+        (record,) = (tmp_path / "small-c-generated").glob("*.json")
+        assert json.loads(record.read_text())["sha256"]
+        return write(*words)
+
+    made, write = [], sets._write_generated
+    monkeypatch.setattr(sets, "clear_leftovers", clear_late)
+    monkeypatch.setattr(sets, "_write_generated", lambda *words: (generate if made else write)(*words))
+    found = corrupted(small_set, "contrast", 2, root=tmp_path)
+    assert np.array_equal(found.images, made[0].images)
+
+
 def test_interrupted_work_leaves_nothing_half_written(small_set, tmp_path):
     def interrupt(what, done, total):
         raise KeyboardInterrupt

@@ -23,6 +23,7 @@ from whole_commands import (
     without_times,
 )
 
+from rbue.errors import RbueWarning
 from rbue.files import read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -77,6 +78,13 @@ def test_a_comparison_damaged_images_and_many_predictions():
     assert near.keys() == far.keys()
     assert sum("shift.json" in name for name in near) == 4
     assert [name for name in near if near[name] != far[name]] == []
+    for name, more in places:  # snow is not there, and cannot be measured any more
+        for weights in Path(name).rglob("weights*"):
+            weights.unlink()
+        some = sorted(map(str, Path(name).glob("*/*/*-seed0-*")))
+        more = ("--severities", "1,5", "--samples", 3, "--device", "cpu", *more)
+        with pytest.warns(RbueWarning, match="lacks 2 of 4 measurements"):
+            rbue("shift", *some, "--corruptions", "fog,snow", *more)
     parts = sorted(Path("near.parquet").glob("part-*"))
     assert len(parts) > 1
     assert all(part.read_bytes() == Path("far.parquet", part.name).read_bytes() for part in parts)

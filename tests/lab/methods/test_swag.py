@@ -92,6 +92,7 @@ def test_the_learning_rate_falls_to_a_half_and_stays():
     found = [parse("swag").learning_rate(0.1, 10, at) for at in (0.0, 3.0, 6.0, 9.5)]
     assert found == pytest.approx([0.1, 0.075, 0.05, 0.05])
     assert parse("swag:2,2,0.07").learning_rate(0.1, 100, 7.0) == pytest.approx(0.05)  # 0.07 * 100 is more than 7
+    assert parse("swag:2,2,1e-9").learning_rate(0.1, 20, 0.0) == pytest.approx(0.05)
 
 
 def test_samples_are_measured_as_draws_and_not_as_members(tmp_path):

@@ -130,6 +130,14 @@ def test_a_training_on_another_machine_or_beside_others_tells_nothing(estimator,
     assert estimator.seconds(wanted, QUICK) == pytest.approx(300)
 
 
+def test_a_damaged_training_in_the_same_place_tells_nothing(estimator, tmp_path):
+    wanted = Step("train", QUICK.config("cifar10", "vgg13", "single", 7))
+    trained_at(tmp_path, 300, seed=1)
+    trained_at(tmp_path, 500, seed=2)
+    (RunFolder.of(QUICK.config("cifar10", "vgg13", "single", 2), tmp_path).path / "training.json").write_text("{")
+    assert estimator.seconds(wanted, QUICK) == pytest.approx(300)
+
+
 def test_on_a_gpu_its_name_counts_and_not_the_cpu(tmp_path, monkeypatch):
     trained_at(tmp_path, 500, device="cuda", gpu="NVIDIA H200", cpu="Another CPU")
     monkeypatch.setattr("rbue.lab.paper.planning.facts", lambda: {"gpu": "NVIDIA H200"})

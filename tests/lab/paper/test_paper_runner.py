@@ -297,6 +297,37 @@ def test_a_training_that_diverges_is_reported_once_and_those_beside_it_are_done(
     assert {config.method for config in work.measured} == {"mc-rrelu"}
 
 
+@pytest.mark.parametrize("together", [2, 5])
+def test_trainings_that_fail_side_by_side_are_tried_one_by_one(together, monkeypatch, tmp_path):
+    """The network of another process is in use: that says nothing of those beside it."""
+    work = FakeWork(monkeypatch)
+    train = work.train_runs
+
+    def in_use(configs, *words, **more):
+        if any((config.method, config.seed) == ("single", 1) for config in configs):
+            raise RbueError("single with seed 1 is in use; wait.")
+        train(configs, *words, **more)
+
+    monkeypatch.setattr(runner, "train_runs", in_use)
+    outcome = run_experiments(chosen(["table1-cifar10"]), SMALL, replace(place(tmp_path), together=together))
+    assert outcome.failed == [("train colour-digits-few vgg13 single seed 1", "single with seed 1 is in use; wait.")]
+    assert {(config.method, config.seed) for config in work.trained} == {
+        *(("single", seed) for seed in (0, 2, 3)),
+        ("mc-rrelu", 0),
+    }
+    assert len(outcome.done) == len(set(outcome.done))
+    assert {config.method for config in work.measured} == {"single", "mc-rrelu"}
+
+
+def test_what_cannot_be_trained_is_not_put_beside_what_can(monkeypatch, tmp_path):
+    work = FakeWork(monkeypatch)
+    settings = Settings(quick=True, models=("resnet18",), methods=("mc-rrelu", "snapshot-ensemble:4"), seeds=(0,))
+    outcome = run_experiments(chosen(["related-cifar10"]), settings, replace(place(tmp_path), together=2))
+    assert [[config.method for config in group] for group in work.groups] == [["mc-rrelu"]]
+    assert not outcome.failed
+    assert any("snapshot-ensemble:4" in step and "at least 4 epochs" in why for step, why in outcome.skipped)
+
+
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_the_command_ends_in_an_error_after_doing_the_rest(words, monkeypatch, tmp_path):
     work = FakeWork(monkeypatch)

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from rbue.errors import InvalidInput
-from rbue.lab.report.page import html_table
+from rbue.lab.report.page import TableBlock
 from rbue.lab.report.tables import (
     Cell,
     Column,
@@ -163,7 +163,7 @@ def test_every_special_character_is_escaped(letter):
 
 
 def test_html_reads_back_and_says_what_is_missing(table):
-    found = Reader(html_table(table, "measures"))
+    found = Reader(TableBlock(table).html("measures"))
     head, *rows = found.rows
     assert [cell[1]["scope"] for cell in head] == ["col"] * 3
     assert all(cell[1]["aria-sort"] == "none" for cell in head)
@@ -178,7 +178,7 @@ def test_html_reads_back_and_says_what_is_missing(table):
     assert not any(tag == "script" for tag, _ in found.tags)
     region = next(attributes for tag, attributes in found.tags if attributes.get("role") == "region")
     assert region["tabindex"] == "0"
-    assert region["aria-labelledby"] == "measures-caption"
+    assert region["aria-labelledby"] == "measures-table-caption"
 
 
 def test_the_best_is_marked_and_ties_share_it(table):
@@ -197,14 +197,14 @@ def test_a_missing_value_can_have_a_paper_value():
     cell = Cell(None, paper=0.04)
     table = Table(COLUMNS, [{"method": "a", "ece": cell}])
     assert "| – (paper 0.0400) |" in markdown_table(table)
-    assert "paper 0.0400" in Reader(html_table(table, "t")).rows[1][2][2]
+    assert "paper 0.0400" in Reader(TableBlock(table).html("t")).rows[1][2][2]
 
 
 def test_the_papers_number_has_its_own_digits():
     column = replace(COLUMNS[2], printed="{:.2f}".format)
     table = Table([COLUMNS[0], column], [{"method": "a", "ece": Cell(0.0312, paper=0.04)}])
     assert "0.0312 (paper 0.04, −0.0088)" in markdown_table(table)
-    assert "paper 0.04 −0.0088" in Reader(html_table(table, "t")).rows[1][1][2]
+    assert "paper 0.04 −0.0088" in Reader(TableBlock(table).html("t")).rows[1][1][2]
 
 
 def test_wrong_tables_are_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,12 @@ def test_sets_come_from_held_out_images(engine, trained, monkeypatch):
         engine.conformal(0.8, seed=1)  # that was not measured
     with pytest.raises(InvalidInput, match="too few"):
         engine.conformal(0.99)
+    plain = replace(config, method="single")
+    train_run(plain, root, CPU)
+    evaluate_run(plain, root, CPU, samples=100, split="validation")
+    once = RunEngine(RunFolder.of(plain, root).path, CPU)
+    monkeypatch.setattr(once, "_prediction", None)
+    assert once.conformal(0.8).images == 40  # one pass is what any number of samples comes to
     folder = RunFolder.of(config, root)
     training = folder.read("training")
     folder.write("training", {**training, "seconds": training["seconds"] + 1})

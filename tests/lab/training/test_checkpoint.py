@@ -39,6 +39,19 @@ def test_weights_come_back_bit_for_bit(tmp_path, shard_mib):
         assert torch.equal(loaded.state_dict()[name], value)
 
 
+@pytest.mark.parametrize(("earlier", "now"), [(None, 1), (1, None), (1, 2)])
+def test_weights_in_another_form_take_the_place_of_the_earlier_ones(tmp_path, earlier, now):
+    (tmp_path / "state.safetensors").touch()
+    save_weights(tmp_path, network(0, 600), earlier)
+    save_weights(tmp_path, network(1, 600), now)
+    loaded = network(2, 600)
+    load_weights(tmp_path, loaded)
+    assert torch.equal(loaded.state_dict()["0.weight"], network(1, 600).state_dict()["0.weight"])
+    kept = {path.name for path in tmp_path.iterdir()}
+    save_weights(tmp_path / "new", network(1, 600), now)
+    assert kept == {path.name for path in (tmp_path / "new").iterdir()} | {"state.safetensors"}
+
+
 def test_a_missing_shard_or_another_network_is_said(tmp_path):
     save_weights(tmp_path, network(0), 1)
     with pytest.raises(RbueError, match="another network"):

@@ -162,17 +162,17 @@ def first_labelled(labels: NDArray[np.int64], count: int, seed: int) -> NDArray[
 
 
 class ActiveImages(NamedTuple):
-    """What all runs on the same data share; ``record`` has checksums, which take a while."""
+    """What all runs on the same data share; ``records``, as a folder has them, hold checksums, which take a while."""
 
     train: data.ImageSet
     test: data.ImageSet
-    record: dict[str, Any]
+    records: dict[str, dict[str, Any]]
 
 
 def load_images(run: RunConfig) -> ActiveImages:
     """The images of a run; :func:`.training_data` says which runs have the same."""
-    train = training_images(run)
-    return ActiveImages(train, data.load(run.data, "test"), train.record())
+    train, test = training_images(run), data.load(run.data, "test")
+    return ActiveImages(train, test, {"data": train.record(), "test_data": test.record()})
 
 
 Report = Callable[[ActiveConfig, Round, int], None]
@@ -218,7 +218,7 @@ def run_active(
     _check_labels(config, rounds, images.train)
     with folder.locked(wait=0):
         kept = _kept(folder) or _opened(folder, config, images)
-        if kept["data"]["sha256"] != images.record["sha256"]:
+        if any(kept.get(part, now)["sha256"] != now["sha256"] for part, now in images.records.items()):
             raise RbueError(f"{folder.path} was begun with other images than {config.run.data} holds now; remove it.")
         done: list[Round] = kept["rounds"]
         while len(done) <= rounds:
@@ -253,7 +253,7 @@ def _opened(folder: RunFolder, config: ActiveConfig, images: ActiveImages) -> di
     return {
         "first": first_labelled(images.train.labels, config.start, config.run.seed).tolist(),
         "rounds": [],
-        "data": images.record,
+        **images.records,
         "stream_version": random_stream.VERSION,
     }
 

@@ -168,9 +168,11 @@ def _spread(
 ) -> None:
     """Measure runs by tasks, each of which makes the images of one corruption, once, and measures all runs on them."""
     from rbue.lab.executors import in_order
+    from rbue.lab.runs.folders import has_weights
 
     items = [(root.absolute(), name) for root in by_root for name in names]
-    configs = {root.absolute(): list(some) for root, some in by_root.items()}
+    # What others lack, of all corruptions together, is for the command itself to say.
+    configs = {root.absolute(): [one for one in some if has_weights(one, root)] for root, some in by_root.items()}
     task = partial(_measure, configs=configs, how={**how, "device": executor.device, "helpers": executor.helpers})
     done = 0
     with data_progress() as progress, closing(executor.each(task, in_order(items))) as ended:

@@ -232,7 +232,6 @@ def _cached(recipe: _Recipe, root: Path, progress: Progress) -> Bytes:
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         clear_leftovers(folder)
-        record.unlink(missing_ok=True)
         digest = _write_generated(path, recipe, progress)
     write_json(record, {"facts": facts, "sha256": digest, "written_by": f"rbue {__version__}"})
     found = _open_generated(path, record, facts)

@@ -162,7 +162,8 @@ class SWAG(StoredSamples):
 
     def learning_rate(self, start: float, epochs: int, at: float) -> float:
         """By a cosine to half of ``start`` where collecting begins, then constant."""
-        part = min(1.0, at / self._first(epochs)) if self.start else 1.0
+        first = self._first(epochs)
+        part = min(1.0, at / first) if first else 1.0
         return start * (3 + math.cos(math.pi * part)) / 4
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:

@@ -254,10 +254,11 @@ def _missing_runs(rows: Iterable[GatheredRow], wanted: Mapping[Cell, int]) -> It
 
 
 def _missing_corruptions(grid: Grid, cells: Iterable[Cell], measured: Measured) -> Iterator[str]:
-    wanted = CORRUPTION_COUNT * len(measured.severities)
     for model, method in cells:
-        table = measured.corrupted(grid.data, model, method, "accuracy")
-        there = sum(min(len(table.get(severity, ())), CORRUPTION_COUNT) for severity in measured.severities)
+        configs = measured.corrupted_configs(grid.data, model, method)
+        rows = (row for config in configs for row in measured.corrupted_rows(config))
+        there = sum(row["severity"] in measured.severities for row in rows)
+        wanted = CORRUPTION_COUNT * len(measured.severities) * len(configs)
         if there < wanted:
             part = f": {wanted - there} of {wanted}" if there else ""
             yield f"{model} {method} under corruptions{part}"

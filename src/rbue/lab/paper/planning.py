@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch.nn import functional as F
 
+from rbue.errors import RbueError
 from rbue.lab import data, models
 from rbue.lab.environment import facts
 from rbue.lab.paper.experiments import Experiment
@@ -245,9 +246,13 @@ class Estimator:
         found = []
         for path in sorted(RunFolder.of(config, self.root).path.parent.glob(f"*-seed*-{'?' * 8}/training.json")):
             folder = RunFolder(path.parent)
-            other, training = folder.config(), folder.read("training")
+            try:
+                other, training = folder.config(), folder.read("training")
+                environment = folder.read("environment") or {}
+            except RbueError:  # of a run that nobody asks for here
+                continue
             alike = other.width == config.width and other.parsed.name == config.parsed.name
-            device, environment = training.get("device"), folder.read("environment") or {}
+            device = training.get("device")
             alone = training.get("workers", 1) == 1  # beside other processes an epoch says little
             if alike and alone and device == self.device.type and machine_of(device, environment) == here:
                 found.append((training.get("side_by_side", 1), float(training["seconds"] / other.recipe.epochs)))

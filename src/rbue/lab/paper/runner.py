@@ -133,7 +133,7 @@ def run_experiments(
     """Train and measure what the experiments still miss.
 
     A step that has begun is finished and saved; when the budget is over nothing new is begun. Starting again continues
-    there: every step leaves a file behind that says it is done, and an interrupted training its last epoch.
+    there: every step leaves a file behind that says it is done, and an interrupted training its last checkpoint.
 
     Args:
         experiments: what is wanted.
@@ -185,6 +185,7 @@ class _Agenda:
         self.waiting = [(number, step) for number, steps in enumerate(missing, 1) for step in steps]
         self.under_way: list[Step] = []
         self.diverged: set[Step] = set()
+        self.alone: set[Step] = set()
 
     def following(self) -> list[Step] | None:
         """What to do next: a step, or trainings side by side. None if nothing can begin now."""
@@ -205,22 +206,31 @@ class _Agenda:
                 self.outcome.skipped.append((str(step), problem))
             else:
                 steps = [step, *self._alongside(step)]
+                if len(steps) > 1:  # as those beside it, in case they fail together
+                    self.waiting.insert(0, entry)
                 self.under_way += steps
                 self.tell(f"{number} of {len(self.jobs)}: {', '.join(str(one) for one in steps)}")
                 return steps
         return None
 
     def note(self, steps: Sequence[Step], error: RbueError | None) -> None:
-        """Keep what became of steps; after an error, such as a training that diverged, the others go on."""
+        """Keep what became of steps; after an error, such as a training that diverged, the others go on.
+
+        Trainings that failed side by side are tried again one by one: the error is that of one of them, or of their
+        number.
+        """
         done = [
             one for one in steps if error is None or (one.kind == "train" and is_trained(one.config, self.place.root))
         ]
         self.outcome.done += [str(one) for one in done]
         for one in steps:
             self.under_way.remove(one)
-            if one not in done:
-                self.outcome.failed.append((str(one), str(error)))
-                self.diverged.update([one] if isinstance(error, Diverged) else [])
+        lost = [one for one in steps if one not in done]
+        self.diverged.update(lost if isinstance(error, Diverged) else ())
+        if len(steps) > 1 and not isinstance(error, Diverged):
+            self.alone.update(lost)
+        else:
+            self.outcome.failed += [(str(one), str(error)) for one in lost]
 
     def _is_done(self, number: int, step: Step) -> bool:
         """Whether a step was done with another one since, or would end as it did before."""
@@ -232,10 +242,11 @@ class _Agenda:
         """Other trainings on the same data, of its job and later ones, to do with a training."""
         chosen: list[Step] = []
         for number, one in list(self.waiting):
-            if step.kind != "train" or len(chosen) + 1 >= self.place.together:
+            if step.kind != "train" or step in self.alone or len(chosen) + 1 >= self.place.together:
                 break
             fits = one.kind == "train" and one.config.data == step.config.data and one not in (step, *chosen)
-            if fits and one not in self.under_way and not self._is_done(number, one):
+            free = one not in self.under_way and one not in self.alone
+            if fits and free and not self._is_done(number, one) and _obstacle(one, self.place.root) is None:
                 chosen.append(one)
         return chosen
 

@@ -331,11 +331,6 @@ class Page:
             yield name, section
 
 
-def html_table(table: Table, name: str) -> str:
-    """A table in a region that can be focused and scrolled, sortable by its headings; ``name`` is its id."""
-    return _macro("table", table, name)
-
-
 @cache
 def _templates() -> Environment:
     """The page and its blocks; whatever they are given is escaped."""

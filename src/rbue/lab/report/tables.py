@@ -1,6 +1,6 @@
 """Tables of measurements: one model, and the same table as Markdown, CSV and LaTeX.
 
-As HTML it is a part of a page, :func:`rbue.lab.report.page.html_table`. A table whose cells are texts already needs no
+As HTML it is a part of a page, :class:`rbue.lab.report.page.TableBlock`. A table whose cells are texts already needs no
 model: :func:`markdown_rows` and :func:`csv_rows` write it as it is.
 """
 

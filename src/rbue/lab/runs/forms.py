@@ -117,6 +117,7 @@ FORMS: Mapping[str, Form] = {
     "rounds": {
         "first": [_whole],
         "data": _IMAGES,
+        "test_data": _IMAGES,
         "rounds": [
             {
                 **_RESULT,

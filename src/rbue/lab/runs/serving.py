@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rbue import random_stream
 from rbue.decisions.conformal import LAC
 from rbue.errors import InvalidInput
-from rbue.lab.runs.folders import RunFolder, outdated, probs_of, result_key
+from rbue.lab.runs.folders import RunFolder, outdated, probs_of
 from rbue.lab.runs.loading import TrainedRun, load_run
 from rbue.lab.runs.measuring import images_of, predict_images
 from rbue.lab.runs.passes import Passes, best_draws
@@ -45,13 +45,12 @@ class RunEngine(Engine):
         self.run: TrainedRun = load_run(path, device)
         config = self.run.config
         self._threads = threads
-        passes = Passes(samples, draws=draws or best_draws(config)).of(config)
-        self._draws = passes.draws
+        self._passes = passes = Passes(samples, draws=draws or best_draws(config)).of(config)
         self.title = f"{config.method} · {config.model} on {config.data}"
         self.inputs = Inputs(self.run.shape, bytes=True)
         self.classes = self.run.classes
         self.samples = passes.count(config)
-        self.facts = {"draws": self._draws, "stream_version": random_stream.VERSION, "temperature": 1.0}
+        self.facts = {"draws": passes.draws, "stream_version": random_stream.VERSION, "temperature": 1.0}
 
     def predict(self, x: Numbers, index: NDArray[np.int64], sampling: Sampling) -> Answers:
         """What the run says of bytes ``(B, H, W, C)``."""
@@ -63,7 +62,7 @@ class RunEngine(Engine):
     ) -> Prediction:
         run = self.run
         images = replace(run._like, images=x, labels=np.zeros(len(x), np.int64))
-        passes = Passes(sampling.samples, sampling.seed, rule, self._draws)
+        passes = Passes(sampling.samples, sampling.seed, rule, self._passes.draws)
         return predict_images(
             run.config, run.networks, images, passes, run.device, return_samples=sampling.keep, numbers=index
         )
@@ -95,7 +94,7 @@ class RunEngine(Engine):
     def _stored(self, seed: int, checksums: object) -> torch.Tensor | None:
         folder, config = RunFolder(self.run.path), self.run.config
         known = folder.entries("validation")
-        key = result_key(self.samples, seed, self._draws)
+        key = replace(self._passes, seed=seed).key
         if not known or list(known)[-1] != key or not folder.validation_probs.exists():
             return None
         entry = known[key]

@@ -35,19 +35,25 @@ _LARGEST_PIECE = 64 << 20
 
 
 def save_weights(folder: Path, network: nn.Module, shard_mib: int | None = None) -> None:
-    """Write the weights into a folder; the index, or the only file, comes last and makes them complete."""
+    """Write the weights into a folder; the index, or the only file, comes last and makes them complete.
+
+    Those of another form go then: they may be of an earlier training, and the only file would be read.
+    """
     if shard_mib is not None and shard_mib < 1:
         raise InvalidInput(f"a shard must be at least 1 MiB, not {shard_mib}.")
     tensors = _apart(innermost(network).state_dict())
     shards = _divide(tensors, None if shard_mib is None else shard_mib << 20)
-    if len(shards) == 1:
-        write_bytes(folder / ONE_FILE, safetensors_bytes(tensors), WAIT_FOR_ROOM)
-        return
     files = [f"weights-{place:05}-of-{len(shards):05}.safetensors" for place in range(1, len(shards) + 1)]
+    files = [ONE_FILE] if len(shards) == 1 else files
     for file, shard in zip(files, shards, strict=True):
         write_bytes(folder / file, safetensors_bytes(shard), WAIT_FOR_ROOM)
-    places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-    write_json(folder / INDEX, {"weight_map": places}, WAIT_FOR_ROOM)
+    if len(shards) > 1:
+        places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        write_json(folder / INDEX, {"weight_map": places}, WAIT_FOR_ROOM)
+        files.append(INDEX)
+    for other in folder.iterdir():
+        if other.name not in files and (other.name in (ONE_FILE, INDEX) or _SHARD.fullmatch(other.name)):
+            other.unlink(missing_ok=True)
 
 
 def load_weights(folder: Path, network: nn.Module) -> None:
