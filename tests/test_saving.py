@@ -250,8 +250,14 @@ def untied() -> nn.Module:
     ids=["width", "other network", "other form", "fewer sites", "converted inside", "meta"],
 )  # fmt: skip
 def test_another_network_is_refused(saved: Path, build: Any, kind: type[Exception], words: list[str]) -> None:
+    network = build().double()
+    before = {name: (value, value.data_ptr(), value.clone()) for name, value in network.state_dict().items()}
     with pytest.raises(kind) as error:
-        rbue.load(saved, build())
+        rbue.load(saved, network)
+    for name, value in network.state_dict().items():  # as it was: its bits, its types and its memory
+        same, place, bits = before[name]
+        assert (value.dtype, value.data_ptr()) == (same.dtype, place)
+        assert value.is_meta or torch.equal(value, bits)
     for word in words:
         assert word in str(error.value)
     assert len(str(error.value)) < 500
@@ -259,8 +265,11 @@ def test_another_network_is_refused(saved: Path, build: Any, kind: type[Exceptio
 
 def test_weights_that_one_memory_cannot_hold_are_refused(tmp_path: Path) -> None:
     rbue.save(rbue.convert(untied(), rbue.DropReLU()), tmp_path / "net")
+    net = Net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
     with pytest.raises(InvalidInput, match="shares its memory with another tensor"):
-        rbue.load(tmp_path / "net", Net())
+        rbue.load(tmp_path / "net", net)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert rbue.load(tmp_path / "net", untied())
 
 

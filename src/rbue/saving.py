@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,8 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
     Raises:
         InvalidInput: the file is none of :func:`save`, damaged, newer than this version, or of another network.
         ConversionError: the network has other call sites than the saved one.
+
+    After an error the network is as it was.
     """
     network = innermost(model)
     file = Path(file)
@@ -136,11 +138,12 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
     activation = _activation(file, name, settings, activation)
     if sites and example is None and kept is None:
         raise InvalidInput(f"{file} does not say what input leads through its sites; give load(..., example=x).")
-    _load_tensors(file, network, tensors)
-    if sites:
-        example = _filled(kept, device_of(network)) if example is None else example
-        found = _sites_again(file, network, example, activation)
-        _refuse_other_sites(file, sites, found, activation.noun)
+    with _weights_back_on_error(network):
+        _load_tensors(file, network, tensors)
+        if sites:
+            example = _filled(kept, device_of(network)) if example is None else example
+            found = _sites_again(file, network, example, activation)
+            _refuse_other_sites(file, sites, found, activation.noun)
     conversion = install(network, activation, sites, chosen)
     conversion.others, conversion.inputs, conversion.example = others, note.get("inputs", 1), kept
     conversion.temperature, conversion.classes = temperature, None if classes is None else tuple(classes)
@@ -194,6 +197,21 @@ def _tensors_to_write(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, 
         tensors[name] = value.clone(memory_format=torch.contiguous_format) if place in memory else value.contiguous()
         memory.add(place)
     return tensors, same
+
+
+@contextmanager
+def _weights_back_on_error(network: nn.Module) -> Iterator[None]:
+    """Undo what is done to the tensors of a network if it is the wrong one; lazy ones stay as they became."""
+    own = [one for one in network.state_dict(keep_vars=True).values() if isinstance(one, Tensor) and not is_lazy(one)]
+    before = [(one, one.data, one.detach().clone()) for one in own]
+    try:
+        yield
+    except BaseException:
+        for one, memory, value in before:
+            with suppress(RuntimeError):  # memory that cannot be written to was not
+                memory.copy_(value)
+            one.data = memory
+        raise
 
 
 def _load_tensors(file: Path, network: nn.Module, tensors: Mapping[str, Tensor]) -> None:

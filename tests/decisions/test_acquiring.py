@@ -140,6 +140,11 @@ def test_a_seed_decides_among_equals(name):
     assert not torch.equal(first, acquire(given, 5, seed=1))
 
 
+def test_a_margin_is_between_two_classes():
+    with pytest.raises(InvalidInput, match="compares the two likeliest classes, and there is one"):
+        acquiring.margin(torch.ones(5, 1), 2)
+
+
 def test_labelled_features_are_as_wide_as_those_of_the_pool():
     with pytest.raises(InvalidInput, match="labelled has 1 numbers an image; give 2"):
         acquiring.core_set(np.ones((5, 2)), 1, labelled=np.ones((5, 1)))

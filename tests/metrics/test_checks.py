@@ -190,7 +190,9 @@ def test_a_probability_above_one_by_rounding_is_in_the_last_bin():
     assert metrics.entropy(probs).item() == metrics.expected_entropy(probs[None]).item() == 0.0
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64]
+)
 def test_every_integer_dtype_is_a_label(dtype):
     assert metrics.accuracy(PROBS, LABELS.to(dtype)).item() == 1.0
 

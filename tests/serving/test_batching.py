@@ -257,6 +257,31 @@ def test_one_logit_an_image_is_served_as_two_classes():
     assert np.array_equal(answers.probs, rbue.predict(net, torch.ones(1, 6), samples=5, outputs="binary").probs)
 
 
+class Texts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = nn.Embedding(30, 8), nn.Linear(8, 3)
+
+    def forward(self, tokens, mask=None):
+        words = self.words(tokens) if mask is None else self.words(tokens) * mask[..., None]
+        return self.last(torch.relu(words).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("example", "takes"),
+    [
+        (torch.zeros(2, 7, dtype=torch.long), "whole numbers, such as tokens"),
+        ((torch.zeros(2, 7, dtype=torch.long), torch.ones(2, 7)), "2 inputs"),
+        ({"tokens": torch.zeros(2, 7, dtype=torch.long)}, "inputs by name"),
+    ],
+)
+@pytest.mark.parametrize("shape", [None, (7,)])
+def test_a_network_that_does_not_take_one_array_of_numbers_is_refused(example, takes, shape):
+    net = rbue.convert(Texts(), rbue.DropReLU(0.5), example=example)
+    with pytest.raises(InvalidInput, match=f"the network takes {takes}, and the server gives it one array"):
+        NetworkEngine(net, shape=shape)
+
+
 def test_arrays_lie_in_memory_as_tensors_do():
     """Some convolutions sum in another order otherwise; NumPy takes any stride for that of a size of 1."""
     torch.manual_seed(0)

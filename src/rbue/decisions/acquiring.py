@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rbue.decisions import _inputs, out_of_distribution
-from rbue.errors import whole_number
+from rbue.errors import InvalidInput, whole_number
 from rbue.metrics.uncertainty import expected_entropy
 from rbue.prediction import MultiLabel
 
@@ -68,7 +68,10 @@ def margin(prediction: Any, count: int, seed: int = 0) -> Tensor:
     if isinstance(prediction, MultiLabel):
         lead = (2 * prediction.probs.detach().double() - 1).abs().flatten(1).amin(1)
     else:
-        best = _inputs.probabilities(prediction).topk(2, dim=1).values
+        probs = _inputs.probabilities(prediction)
+        if probs.shape[1] < 2:
+            raise InvalidInput("margin compares the two likeliest classes, and there is one; give at least two.")
+        best = probs.topk(2, dim=1).values
         lead = best[:, 0] - best[:, 1]
     return _first(-lead, count, seed)
 

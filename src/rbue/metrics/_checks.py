@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rbue.errors import InvalidInput
 
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -56,12 +56,12 @@ def labels_of(labels: Tensor, outputs: Tensor, name: str = "probs") -> Tensor:
             f"{'; of one-hot labels give labels.argmax(1)' * one_hot}."
         )
     _same_device(outputs, labels, name, "labels")
-    classes = outputs.shape[1]
+    classes, labels = outputs.shape[1], labels.long()
     low, high = (int(bound) for bound in torch.aminmax(labels))
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
         raise InvalidInput(f"labels holds {wrong}; for {classes} classes give 0 to {classes - 1}.")
-    return labels.reshape(-1).long()
+    return labels.reshape(-1)
 
 
 def probabilities_and_labels(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

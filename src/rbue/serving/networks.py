@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rbue import random_stream
-from rbue.call_sites import conversion_of, innermost
+from rbue.call_sites import Conversion, conversion_of, innermost
 from rbue.errors import InvalidInput, one_name_each
 from rbue.prediction import Prediction, RunningMoments
 from rbue.random_stream import INDEPENDENT, Cycle
@@ -108,6 +108,7 @@ class NetworkEngine(Engine):
         outputs: str = "logits",
     ) -> None:
         self._network, self._threads, self._draws, self._outputs = network, threads, draws, outputs
+        _refuse_other_inputs(conversion_of(innermost(network)))
         if outputs not in ("logits", "binary"):
             raise InvalidInput(f"outputs is {outputs!r}; the server is for 'logits' and 'binary'.")
         inner = innermost(network)
@@ -156,9 +157,29 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+def _refuse_other_inputs(conversion: Conversion) -> None:
+    """The server has one array of floating-point numbers for a network."""
+    example = _the_only(conversion.example)
+    if conversion.inputs != 1 or isinstance(example, dict):
+        takes = "inputs by name" if isinstance(example, dict) else f"{conversion.inputs} inputs"
+    elif isinstance(example, Tensor) and example.dtype in (torch.int32, torch.int64):
+        takes = "whole numbers, such as tokens"
+    else:
+        return
+    raise InvalidInput(
+        f"the network takes {takes}, and the server gives it one array of floating-point numbers; convert and serve a "
+        "module that makes its inputs of one array."
+    )
+
+
+def _the_only(example: Any) -> Any:
+    """What an example of one argument has."""
+    return example[0] if isinstance(example, (tuple, list)) and len(example) == 1 else example
+
+
 def _shape_of(example: Any) -> tuple[int, ...]:
     """The shape of one input from the example of a conversion."""
-    given = example[0] if isinstance(example, (tuple, list)) and len(example) == 1 else example
+    given = _the_only(example)
     if not isinstance(given, Tensor) or given.dim() < 2:
         raise InvalidInput("the network does not say what one input looks like; give shape=, such as (3, 32, 32).")
     return tuple(given.shape[1:])
