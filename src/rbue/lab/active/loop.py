@@ -51,7 +51,7 @@ STEPS = 2000
 
 FILE, ROUNDS = "active", "rounds"
 _FIRST, _POOL, _PICKING = range(3)
-"""Which random numbers are whose, apart from those of training and of the passes over test images."""
+"""Which random numbers are whose. The first epochs of a round have the same seeds, for other things."""
 
 Round = dict[str, Any]
 
