@@ -45,7 +45,7 @@ OTHERS = {
     )
 }
 """What the paper has besides, as far as it was measured."""
-PLACES = Study("tiny-imagenet", "resnet18", POSITIONS)
+PLACES = Study("tiny-imagenet", "resnet18", ("single", *POSITIONS))
 LABELS = label_next.comparison(label_next.measured())
 
 SHORT = {

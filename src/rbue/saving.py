@@ -201,9 +201,12 @@ def _tensors_to_write(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, 
 
 @contextmanager
 def _weights_back_on_error(network: nn.Module) -> Iterator[None]:
-    """Undo what is done to the tensors of a network if it is the wrong one; lazy ones stay as they became."""
+    """Undo what is done to the tensors of a network if it is the wrong one; lazy ones stay as they became.
+
+    The copies are in the memory of the CPU, where the file's are: a GPU may have no room for the weights twice.
+    """
     own = [one for one in network.state_dict(keep_vars=True).values() if isinstance(one, Tensor) and not is_lazy(one)]
-    before = [(one, one.data, one.detach().clone()) for one in own]
+    before = [(one, one.data, one.detach().to("cpu", copy=True)) for one in own if not one.is_meta]
     try:
         yield
     except BaseException:

@@ -243,7 +243,7 @@ def test_a_network_that_returns_its_own_memory_is_compared_with_what_it_returned
 def test_numbers_that_pick_rows_are_found():
     x, rows = torch.randn(4, 3), torch.tensor([2, 0, 1, 3])
     columns, mask = rows[:, None] % 3, rows > 1
-    alike = [range(4), [2, 0, 1, 3]]
+    alike = [range(4), [2, 0, 1, 3], slice(4)]
     picking = [
         (torch.Tensor.__getitem__, (x, rows), {}),
         (torch.Tensor.__getitem__, (x, (rows, 1)), {}),
@@ -260,7 +260,6 @@ def test_numbers_that_pick_rows_are_found():
         assert [one is rows or one in alike for one in row_numbers(func, args, kwargs)] == [True], func
     others = [
         (torch.Tensor.__getitem__, (x, mask), {}),
-        (torch.Tensor.__getitem__, (x, (slice(None), rows[:3])), {}),
         (torch.Tensor.__getitem__, (x, 0), {}),
         (torch.Tensor.__getitem__, (x, (0, 1)), {}),
         (torch.Tensor.__getitem__, (x, (rows[0], 1)), {}),
@@ -272,6 +271,7 @@ def test_numbers_that_pick_rows_are_found():
     ]
     for func, args, kwargs in others:
         assert row_numbers(func, args, kwargs) == [], func
+    assert row_numbers(torch.Tensor.__getitem__, (x, (slice(None), rows[:3])), {}) == [slice(None)], "all, of columns"
 
 
 class Domains(Layers):
@@ -286,12 +286,26 @@ class Domains(Layers):
         return self.last(torch.tanh(self.first(x))) * (1 + scale[self.rows(len(x)), domain][:, None])
 
 
-@pytest.mark.parametrize("rows", [torch.arange, range, np.arange, lambda count: list(range(count))], ids=range(4))
+class RowsOfTheBatch(Domains):
+    """One number for all: of as many rows as the batch has, which are all of them."""
+
+    def forward(self, x, domain):
+        return self.last(torch.relu(self.first(x))) * (1 + torch.relu(self.scale(x))[self.rows(len(x))][:, 4:])
+
+
 @pytest.mark.parametrize("images", [1, 3])
-def test_samples_of_one_image_whose_network_counts_its_rows_are_drawn_as_one_by_one(rows, images):
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        *((Domains, rows) for rows in (torch.arange, range, np.arange, lambda count: list(range(count)))),
+        *((RowsOfTheBatch, rows) for rows in (torch.arange, slice)),
+    ],
+    ids=range(6),
+)
+def test_samples_of_one_image_whose_network_counts_its_rows_are_drawn_as_one_by_one(make, rows, images):
     for seed in range(8):
         torch.manual_seed(seed)
-        net, x = Domains(rows).eval(), (torch.randn(images, 6), torch.randint(0, 5, (images,)))
+        net, x = make(rows).eval(), (torch.randn(images, 6), torch.randint(0, 5, (images,)))
         rbue.convert(net, rbue.DropReLU(0.8), example=x)
         got = rbue.predict(net, x, samples=20, return_samples=True, draws="independent").samples
         rbue.seed(net, 0)

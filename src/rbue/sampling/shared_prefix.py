@@ -177,13 +177,14 @@ class SharingMode(SiteMode):
     def _every_row(self, numbers: Any, x: Tensor) -> bool:
         """Whether numbers of rows of ``x`` can be meant for all samples.
 
-        Those that carry no batch may be ``arange(B)``, of the batch that went in: as many as one sample has.
+        Those that carry no batch may be ``arange(B)`` or ``:B``, of the batch that went in: as many as one sample has.
         """
         own = self._sampled(numbers) if isinstance(numbers, Tensor) else None
         if own is not None or not self._sampled(x):
             return own is not False
+        count = len(range(*numbers.indices(len(x)))) if isinstance(numbers, slice) else len(numbers)
         rows = self._rows(True)
-        return len(numbers) == rows or x.shape[0] % rows > 0
+        return count % rows == 0 or len(x) % rows > 0
 
     def _proceed_with(
         self, call: SiteCall, func: Callable, args: tuple, kwargs: Any, tensors: list[Tensor]
@@ -216,7 +217,7 @@ def _is_unsampled(x: Tensor) -> bool:
 
 
 def row_numbers(func: Callable, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-    """Whole numbers, as tensors or as Python and NumPy have them, by which a call picks rows of another tensor."""
+    """Whole numbers, in any form that torch takes, or the slice by which a call picks rows of another tensor."""
     name = getattr(func, "__name__", "")
     if not name.startswith("__"):
         name = name.rstrip("_")
@@ -232,12 +233,12 @@ def row_numbers(func: Callable, args: tuple, kwargs: dict[str, Any]) -> list[Any
 
 
 def _are_whole(x: Any) -> bool:
-    """Whether these are several whole numbers."""
+    """Whether these are, or stand for, several whole numbers."""
     if isinstance(x, Tensor):
         return x.dtype in _WHOLE and x.dim() > 0
     if isinstance(x, np.ndarray):
         return x.dtype.kind in "iu" and x.ndim > 0
-    return isinstance(x, range) or (isinstance(x, list) and all(type(one) is int for one in x))
+    return isinstance(x, (range, slice)) or (isinstance(x, list) and all(type(one) is int for one in x))
 
 
 def _writes_first(func: Callable) -> bool:

@@ -218,6 +218,7 @@ def run_active(
     _check_labels(config, rounds, images.train)
     with folder.locked(wait=0):
         kept = _kept(folder) or _opened(folder, config, images)
+        # The oldest folders do not note the test images.
         if any(kept.get(part, now)["sha256"] != now["sha256"] for part, now in images.records.items()):
             raise RbueError(f"{folder.path} was begun with other images than {config.run.data} holds now; remove it.")
         done: list[Round] = kept["rounds"]

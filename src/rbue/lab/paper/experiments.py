@@ -198,7 +198,7 @@ def _shift(name: str, place: str, data: str, title: str, drawings: tuple[Drawing
 
 def _six_and_all(kind: str, measure: str, caption: str) -> tuple[Drawing, ...]:
     return (
-        Drawing(kind, (measure,), SIX, f"{caption}, six methods with p=0.2 and q=0.9."),
+        Drawing(kind, (measure,), SIX, f"{caption}, with p=0.2 and q=0.9."),
         Drawing(kind, (measure,), METHODS, f"{caption}, all ten rows."),
     )
 

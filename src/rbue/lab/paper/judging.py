@@ -239,18 +239,25 @@ def caveats(judged: Sequence[Judged]) -> str:
     turning = sum(one.measured.turns for one in judged)
     found = []
     if alone:
-        verdicts = "1 verdict here rests" if alone == 1 else f"{alone} verdicts here rest"
         found.append(
-            f"{verdicts} on a single run of some method, even against a mean over several of another: runs with other "
-            "seeds differ, and so do reruns of one seed on a GPU, so that a small difference can turn."
+            f"{_verdicts(alone, 'rest')} on a single run of some method, even against a mean over several of another: "
+            "runs with other seeds differ, and so do reruns of one seed on a GPU, so that a small difference can turn."
         )
     if turning:
-        verdicts = "1 verdict here turns" if turning == 1 else f"{turning} verdicts here turn"
-        found.append(f"{verdicts} if the mean over the runs of some method lies at an end of its 95 % interval.")
+        found.append(
+            f"{_verdicts(turning, 'turn')} if the mean over the runs of some method lies at an end of its 95 % "
+            "interval."
+        )
     if shortened := sum(map(is_shortened, judged)):
-        verdicts = "1 verdict here rests" if shortened == 1 else f"{shortened} verdicts here rest"
-        found.append(f"{verdicts} on networks with fewer epochs than the paper's, and may hold for those only.")
+        found.append(
+            f"{_verdicts(shortened, 'rest')} on networks with fewer epochs than the paper's, and may hold for those "
+            "only."
+        )
     return " ".join(found)
+
+
+def _verdicts(count: int, do: str) -> str:
+    return f"1 verdict here {do}s" if count == 1 else f"{count} verdicts here {do}"
 
 
 @dataclass(frozen=True)
