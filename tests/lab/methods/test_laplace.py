@@ -1,6 +1,8 @@
 """Laplace of the last layer: samples of it at a pass's price, and what laplace-torch makes of the trained network."""
 
+import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,6 +61,26 @@ def test_without_laplace_torch_one_sentence_says_how_to_get_it(monkeypatch, tmp_
     assert not list(tmp_path.iterdir())
     with pytest.raises(InvalidInput, match="samples of laplace must be at least 2, not 1"):
         parse("laplace:1")
+
+
+def test_laplace_torch_gets_weights_that_it_can_flatten(monkeypatch):
+    """It views them as one vector; a network that is trained on a GPU has its channels last."""
+    seen = []
+
+    class Library:
+        def __init__(self, model, *_, **__):
+            seen.append(model)
+            nn.utils.parameters_to_vector(model.parameters())
+
+        fit = optimize_prior_precision = lambda *_, **__: None
+        sample = lambda *_, **__: torch.ones(3, 27)  # noqa: E731
+
+    monkeypatch.setitem(sys.modules, "laplace", SimpleNamespace(Laplace=Library))
+    prepared = prepare(network()).to(memory_format=torch.channels_last)
+    parse("laplace:3").end_epoch(prepared, 6, 6, lambda: iter(()))
+    assert len(seen) == 1
+    assert prepared.samples.eq(1).all()
+    assert not prepared.network[3].weight.is_contiguous(), "the network itself stays as it is"
 
 
 def test_the_samples_are_those_of_laplace_torch():

@@ -61,7 +61,7 @@ class SampledLastLayer(nn.Module):
         with evaluating(self), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a link function that samples do not have
             found = Laplace(
-                deepcopy(self.network),
+                deepcopy(self.network).to(memory_format=torch.contiguous_format),  # it flattens weights as views
                 "classification",
                 subset_of_weights="last_layer",
                 hessian_structure="kron",
