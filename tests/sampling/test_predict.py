@@ -818,6 +818,11 @@ def test_nan_in_a_later_batch_is_named_by_the_number_of_its_image():
         network.head.weight.fill_(1e38)
     with pytest.raises(InvalidInput, match="returned NaN or infinity, first for image 5;"):
         rbue.predict(network, huge.split(4), samples=2)
+    with (
+        torch.autocast("cpu", torch.float16),
+        pytest.raises(InvalidInput, match=r"first for image 0; float16 ends at 65,504, so use bfloat16 or float32\."),
+    ):
+        rbue.predict(network, torch.full((6, 6), 1e4), samples=2)
 
 
 def test_an_unconverted_network_is_told_how():

@@ -26,6 +26,10 @@ class SampleStream(Protocol):
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
 
 
+class NotFinite(InvalidInput):
+    """Outputs of a network that are no numbers, of images that are."""
+
+
 class SampleProgress:
     """Counts drawn samples in a progress bar on standard error; plain silence where that is not a terminal."""
 
@@ -111,9 +115,16 @@ class _Drawing:
             refuse_infinite_images(self.x, self.images)
         if not answers["finite"]:
             bad = self.images[(~torch.isfinite(mean.reshape(len(mean), -1))).any(1)][0]
-            raise InvalidInput(
-                f"the network returned NaN or infinity, first for image {_unsigned(bad)}; if a clamp(min=0) that keeps "
-                "numbers from being negative was made random too (rbue.sites lists them), leave it out with where=."
+            kind = self.x.device.type
+            half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+            raise NotFinite(
+                f"the network returned NaN or infinity, first for image {_unsigned(bad)}; "
+                + (
+                    "float16 ends at 65,504, so use bfloat16 or float32."
+                    if half
+                    else "if a clamp(min=0) that keeps numbers from being negative was made random too (rbue.sites "
+                    "lists them), leave it out with where=."
+                )
             )
         if answers.get("probabilities", False):
             warn(f"the network's outputs look like probabilities, and are taken for logits; {self.task.remedy}")

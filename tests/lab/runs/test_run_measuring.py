@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from rbue import metrics, random_stream
 from rbue.errors import InvalidInput, RbueError, RbueWarning
@@ -27,6 +28,11 @@ CPU = torch.device("cpu")
 METHODS = ("mc-droprelu:0.8", "mc-dropout:0.2", "svi", "single", "deep-ensemble:2")
 DRAWS = ("independent", "balanced")
 FIELDS = ("probs", "variance", "votes", "expected_entropy", "samples_used")
+
+
+def few():
+    images = data.load("digits", "test")
+    return replace(images, images=images.images[:8], labels=images.labels[:8])
 
 
 def config(method):
@@ -55,6 +61,27 @@ def test_predictions_on_the_way_are_those_of_fewer_samples(root, method):
             torch.testing.assert_close(getattr(one, name), getattr(alone, name), rtol=1e-6, atol=1e-8)
     assert [one.samples for one in swept[:-1]] == [None] * (len(counts) - 1)
     torch.testing.assert_close(swept[-1].samples, alone.samples[:4], rtol=1e-5, atol=1e-6)  # of other batches
+
+
+@pytest.mark.parametrize("method", ["single", "mc-droprelu:0.8"])
+def test_numbers_too_large_for_float16_are_measured_in_bfloat16(root, monkeypatch, method):
+    run, images = config(method), few()
+    networks = load_networks(run, root, CPU)
+    monkeypatch.setattr(measuring, "HALVES", {"cpu": (torch.float16, torch.bfloat16)})
+    fine = predict_images(run, networks, images, Passes(3), CPU)
+
+    layers = [module for module in networks[0].modules() if isinstance(module, nn.Conv2d)]
+    norms = [module for module in networks[0].modules() if isinstance(module, nn.BatchNorm2d)]
+    with torch.no_grad():  # the same network, but for eps
+        layers[0].weight.mul_(1e6)
+        norms[0].running_mean.mul_(1e6)
+        norms[0].running_var.mul_(1e12)
+    with pytest.warns(RbueWarning, match=r"exceed those of torch.float16; it is measured in torch.bfloat16"):
+        wide = predict_images(run, networks, images, Passes(3), CPU)
+    with pytest.warns(RbueWarning, match=r"measured in torch.bfloat16"):
+        (swept,) = predict_images_at(run, networks, images, [], Passes(3), CPU, keep=1)
+    torch.testing.assert_close(wide.probs, fine.probs, rtol=0, atol=0.05)
+    assert torch.equal(swept.probs, wide.probs)
 
 
 @pytest.mark.parametrize("samples", [2, 12])

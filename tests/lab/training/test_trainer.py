@@ -412,9 +412,18 @@ def test_statistics_that_are_not_finite_are_noticed_and_masks_are_none(loudness)
 
 @pytest.mark.parametrize(
     ("batch", "processes", "sizes"),
-    [(19, 1, [19] * 5), (19, 2, [19] * 5), (31, 1, [31] * 3 + [3]), (31, 2, [31] * 3), (96, 1, [96]), (200, 2, [96])],
+    [
+        (19, 1, [19] * 5),
+        (29, 1, [29] * 3 + [9]),
+        (29, 2, [29] * 3),
+        (31, 1, [31] * 3),
+        (40, 2, [40] * 2 + [16]),
+        (7, 1, [7] * 13),
+        (96, 1, [96]),
+        (200, 2, [96]),
+    ],
 )
-def test_a_last_batch_with_one_image_for_a_process_is_left_out(batch, processes, sizes):
+def test_a_last_batch_with_few_images_for_a_process_is_left_out(batch, processes, sizes):
     method = parse("single")
     step = TrainingStep(fresh(method), method, batches(batch=batch), RECIPE, 0, Rank(0, processes))
     assert list(step.batch_sizes()) == sizes
@@ -427,11 +436,13 @@ def test_without_batchnorm_the_batches_do_not_depend_on_the_number_of_processes(
     assert [list(step.batch_sizes()) for step in steps] == [[31] * 3 + [3], [19] * 5]
 
 
-@pytest.mark.parametrize(("processes", "sizes"), [(2, [31] * 3 + [3]), (4, [31] * 3)])
-def test_with_batchnorm_over_the_whole_batch_each_process_needs_one_image(processes, sizes):
+@pytest.mark.parametrize(
+    ("batch", "processes", "sizes"), [(29, 4, [29] * 3 + [9]), (29, 12, [29] * 3), (31, 2, [31] * 3)]
+)
+def test_with_batchnorm_over_the_whole_batch_few_images_are_those_of_all_processes(batch, processes, sizes):
     method = parse("single")
     network = nn.SyncBatchNorm.convert_sync_batchnorm(fresh(method))
-    step = TrainingStep(network, method, batches(batch=31), RECIPE, 0, Rank(0, processes))
+    step = TrainingStep(network, method, batches(batch=batch), RECIPE, 0, Rank(0, processes))
     assert list(step.batch_sizes()) == sizes
 
 
@@ -452,7 +463,7 @@ def test_every_process_draws_noise_of_its_own():
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_every_image_is_trained_on_however_small_the_batch(batch):
+def test_small_batches_are_trained_on(batch):
     method = parse("single")
     step = TrainingStep(fresh(method), method, batches(batch=batch), Recipe(epochs=1, batch=batch), run_seed=0)
     assert sum(step.batch_sizes()) in (96, 95)

@@ -44,6 +44,7 @@ from rbue.lab.runs.training import batches_for, training_images
 from rbue.lab.training import Job, Recipe, train, train_together
 from rbue.lab.training.batches import epoch_seed
 from rbue.lab.training.recipe import whole_number
+from rbue.lab.training.step import FEWEST
 from rbue.lab.training.trainer import Diverged, TrainingSummary
 
 STEPS = 2000
@@ -142,9 +143,9 @@ def _share(many: int, parts: int) -> int:
 
 
 def _batches(images: int, batch: int) -> int:
-    """How many batches an epoch has; a last one of a single image is left out, as BatchNorm cannot normalise it."""
+    """How many batches an epoch has; a smaller last one may be left out, as :class:`TrainingStep` says."""
     whole, rest = divmod(images, batch)
-    return max(1, whole + (rest > 1))
+    return max(1, whole + (rest >= FEWEST))
 
 
 def first_labelled(labels: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:

@@ -58,10 +58,12 @@ class SampledLastLayer(nn.Module):
         from laplace import Laplace  # slow to import, and not everyone's
 
         device = self.samples.device
+        # It views weights as one vector, which those with the channels last are not.
+        network = deepcopy(self.network).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         with evaluating(self), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a link function that samples do not have
             found = Laplace(
-                deepcopy(self.network).to(memory_format=torch.contiguous_format),  # it flattens weights as views
+                network,
                 "classification",
                 subset_of_weights="last_layer",
                 hessian_structure="kron",

@@ -7,8 +7,8 @@ scales what was measured by a temperature, without a network.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import nn
 from rbue import metrics
 from rbue.augment import Augmentation
 from rbue.call_sites import evaluating
-from rbue.errors import InvalidInput, RbueError, did_you_mean
+from rbue.errors import InvalidInput, RbueError, did_you_mean, warn
 from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
@@ -43,13 +43,15 @@ from rbue.lab.training import Normalise
 from rbue.locks import InUse
 from rbue.prediction import Prediction, concatenate, of_samples
 from rbue.random_stream import INDEPENDENT
-from rbue.sampling.collect import SampleStream, collect, collect_at
+from rbue.sampling.collect import NotFinite, SampleStream, collect, collect_at
 from rbue.sampling.keeping import Keeping
 from rbue.sampling.tasks import task_of
 
 BATCH_PIXELS = {"cpu": 500 << 10, "cuda": 10_000 << 10}
 """Pixels of the images that are predicted at once: 500 of CIFAR's on a CPU; all 10,000 on a GPU, so that one draw of
 weights serves them all. Streams make smaller passes of them."""
+HALVES: dict[str, tuple[torch.dtype, ...]] = {"cuda": (torch.float16, torch.bfloat16)}
+"""What networks are measured in: one is as fast as the other, the first is finer, and the second wider."""
 SAMPLE_COUNTS = (1, 4, 10, 30)
 """Numbers of samples at which a stochastic method is measured on the way to all of them."""
 BINS = 30
@@ -89,12 +91,15 @@ def predict_images(
         "cycle": config.parsed.cycle if passes.draws == "balanced" and not passes.augment else INDEPENDENT,
         "keeping": Keeping(keep, task_of("logits")),
     }
-    with _measuring(networks, device), settings["keeping"].beside_scores(networks):
-        parts = [
-            [collect(stream, x, index, count, **settings)]
-            for stream, x, index in _streams(config, networks, images, passes, device, chosen, numbers, rank)
-        ]
-    return _whole(parts, rank, device)[0]
+
+    def drawn() -> list[list[Prediction]]:
+        with settings["keeping"].beside_scores(networks):
+            return [
+                [collect(stream, x, index, count, **settings)]
+                for stream, x, index in _streams(config, networks, images, passes, device, chosen, numbers, rank)
+            ]
+
+    return _whole(_measuring(networks, device, drawn), rank, device)[0]
 
 
 def predict_images_at(
@@ -110,12 +115,14 @@ def predict_images_at(
     """Predictions after some rising numbers of samples and after all, drawn once; the last has its first ``keep``."""
     reached = sorted({replace(passes, samples=count).count(config) for count in (*counts, passes.samples)})
     how: dict[str, Any] = {"seed": passes.seed, "keep": min(keep, reached[-1]), "draws": passes.draws}
-    with _measuring(networks, device):
-        parts = [
+
+    def drawn() -> list[list[Prediction]]:
+        return [
             collect_at(stream, x, numbers, reached, **how)
             for stream, x, numbers in _streams(config, networks, images, passes, device, rank=rank)
         ]
-    return _whole(parts, rank, device)
+
+    return _whole(_measuring(networks, device, drawn), rank, device)
 
 
 def own_part(rank: Rank, images: int, batch: int) -> range:
@@ -149,13 +156,19 @@ def images_at_once(images: data.ImageSet, device: torch.device) -> int:
     return max(1, BATCH_PIXELS.get(device.type, BATCH_PIXELS["cpu"]) // (height * width))
 
 
-@contextmanager
-def _measuring(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Networks in evaluation, a GPU in ``float16``: as fast as ``bfloat16``, and its probabilities are finer."""
-    half = torch.autocast(device.type, torch.float16, enabled=device.type == "cuda")
+def _measuring(
+    networks: Sequence[nn.Module], device: torch.device, drawn: Callable[[], list[list[Prediction]]]
+) -> list[list[Prediction]]:
+    """What ``drawn`` gives with the networks in evaluation and in the first of :data:`HALVES` that is wide enough."""
+    halves = HALVES.get(device.type, ())
     lack = explaining_memory(device, "a pass with one image does not fit; choose another --device")
-    with lack, evaluating(nn.ModuleList(networks)), half:
-        yield
+    with lack, evaluating(nn.ModuleList(networks)):
+        for half in halves[:-1]:
+            with suppress(NotFinite), torch.autocast(device.type, half):
+                return drawn()
+            warn(f"numbers in the network exceed those of {half}; it is measured in {halves[-1]}.")
+        with torch.autocast(device.type, halves[-1]) if halves else nullcontext():
+            return drawn()
 
 
 def _streams(

@@ -24,6 +24,10 @@ from rbue.lab.training.averaging import WeightAverage
 from rbue.lab.training.batches import Batches, epoch_seed
 from rbue.lab.training.recipe import Recipe
 
+FEWEST = 8
+"""Images of a smaller last batch that BatchNorm can normalise by: where a feature map has shrunk to 1x1, each is one
+value of a channel. Two of them are always -1 and 1, and one step with them undoes what an epoch has taught."""
+
 
 class TrainingStep:
     """Take a batch, minimise the method's loss on it, count what came of it.
@@ -179,22 +183,23 @@ class TrainingStep:
     def batch_sizes(self) -> Iterator[int]:
         """The sizes of an epoch's batches; the last one may be smaller, and is trained on.
 
-        Only a smaller one that leaves a process with a single image or none is left out: BatchNorm cannot normalise it.
-        Without BatchNorm the number of processes makes no difference, nor does it for two images and more if BatchNorm
-        sees the whole batch.
+        Only a smaller one that leaves BatchNorm too few images is left out; other ones come last in the next epoch.
+        Without BatchNorm the number of processes makes no difference.
         """
         images, batch = len(self.batches.images), self.batches.batch
         for start in range(0, images, batch):
             rows = min(batch, images - start)
-            if start == 0 or rows == batch or rows >= max(2, self._least * self.rank.world_size):
+            if start == 0 or rows == batch or rows >= self._least:
                 yield rows
 
     @cached_property
     def _least(self) -> int:
-        """The fewest images of a batch with which each process can do something."""
+        """The fewest images of a smaller last batch: for each process, or for all if BatchNorm sees those of all."""
         layers = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
-        alone = [one for one in layers if not isinstance(one, nn.SyncBatchNorm)]
-        return 2 if alone else min(len(layers), 1)
+        if not layers:
+            return 2
+        whole = all(isinstance(one, nn.SyncBatchNorm) for one in layers)
+        return max(FEWEST, self.rank.world_size) if whole else FEWEST * self.rank.world_size
 
     def epoch_means(self) -> tuple[float, float]:
         """Mean loss and training accuracy of the epoch so far; under mixup the label of the larger part counts."""
