@@ -74,6 +74,23 @@ def test_each_sample_is_a_network_with_statistics_of_its_own():
     assert flat(found.network).equal(found.mean)
 
 
+def test_statistics_in_half_precision_are_those_of_each_sample(monkeypatch):
+    """As on a GPU: autocast would go on with the weights that it cast first."""
+    found, _ = trained("swag:20,3,0.5")
+    expected, step = found.statistics.clone(), TrainingStep(fresh("single"), parse("single"), batches(), RECIPE, 0)
+    plain, seen = torch.autocast, []
+
+    def half(kind, dtype=None, enabled=True, **options):
+        seen.append(dtype)
+        return plain(kind, torch.bfloat16, enabled=dtype is torch.bfloat16, **options)
+
+    monkeypatch.setattr(torch, "autocast", half)
+    found.estimate_statistics(lambda: step._batches_of(RECIPE.epochs))
+    assert torch.bfloat16 in seen
+    torch.testing.assert_close(found.statistics, expected, rtol=0.02, atol=0.02)
+    assert not torch.allclose(expected[0], expected[1], rtol=0.02, atol=0.02)
+
+
 def test_a_network_without_batchnorm_has_no_statistics():
     network = parse("swag:2,2").prepare(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), X)
     step = TrainingStep(network, parse("swag:2,2"), batches(), RECIPE, 0)

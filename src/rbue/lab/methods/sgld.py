@@ -9,8 +9,11 @@ weights by ``ℓ / (1 - μ)`` in the end, Langevin dynamics at temperature ``T``
 
     √(2 ℓ T / ((1 - μ) N)).
 
-At ``T = 1`` it samples the posterior itself. The default is the authors' for CIFAR, 1/50,000: a cold posterior, near
-its modes.
+The noise goes to the weights and not, as in the authors' SGHMC, through the momentum. Both sample the same where the
+loss is flat; where its curvature ``k`` is not far below ``(1 - μ)² / ℓ``, the spread is too large. At ``T = 1`` it
+samples the posterior itself, as far as that goes. The default is the authors' for CIFAR, 1/50,000: a cold posterior,
+near its modes. Its noise is so weak that the samples of one cycle are almost one network, the one of a snapshot
+ensemble.
 """
 
 from __future__ import annotations

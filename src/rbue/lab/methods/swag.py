@@ -90,7 +90,8 @@ class CollectedWeights(nn.Module):
     def estimate_statistics(self, batches: TrainingBatches) -> None:
         """Note the statistics of each sample; then the network becomes the mean, with its own."""
         device = self.mean.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        # Autocast keeps the halves of weights that it has cast, and does not see that others are put in their place.
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False):
             for number, row in enumerate(self.statistics):
                 self._put_weights(self.sample(number))
                 update_bn(self.network, (x for x, _ in batches()))
