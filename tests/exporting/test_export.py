@@ -144,6 +144,25 @@ def test_one_pass_before_the_first_random_site(tmp_path):
     assert all(one == images_alone for one in rows)
 
 
+class FirstToken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        return self.last(h[:, 0] + h[:, -2:].mean(1))
+
+
+def test_indices_of_what_lies_within_an_image(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 6)
+    net = rbue.convert(FirstToken().eval(), rbue.DropReLU(0.8), example=x)
+    rbue.export(net, tmp_path / "net.pt2", example=x, samples=7)
+    found = run_pt2(tmp_path / "net.pt2")(x, 4)
+    assert largest_difference(found, rbue.predict(net, x, samples=7, seed=4)) < CLOSE
+
+
 @pytest.mark.slow
 def test_a_transformer_with_drop_activation(tmp_path):
     transformers = pytest.importorskip("transformers")

@@ -1,6 +1,8 @@
 """Networks whose code looks at its batch, at random numbers or at row numbers: samples are those of plain calls."""
 
+import copy
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from networks import assert_drawn_as_one_by_one, drawn_one_by_one
 from torch import nn
 
 import rbue
+from rbue.call_sites import conversion_of
 from rbue.errors import RbueWarning
 from rbue.sampling.plans import agree
 from rbue.sampling.shared_prefix import row_numbers
@@ -53,6 +56,31 @@ class EarlyExit(Layers):
         return early if early.softmax(1).amax(1).min() > 0.3 else self.last(torch.relu(self.more(h)))
 
 
+class HowManyAreUnsure(EarlyExit):
+    """Asks for a size that random numbers decide, in one of several ways."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        early = self.early(h)
+        unsure = early.softmax(1).amax(1) < 0.3
+        return self.last(torch.relu(self.more(h))) if self.ask(h, unsure) else early
+
+
+ASKED = {
+    "nonzero": lambda h, unsure: len(unsure.nonzero()),
+    "where": lambda h, unsure: torch.where(unsure)[0].numel(),
+    "mask": lambda h, unsure: (2 * h[unsure]).shape[0],
+    "masked_select": lambda h, unsure: h[:, 0].masked_select(unsure).size(0),
+    "unique": lambda h, unsure: unsure.int().unique().shape == (2,),
+    "loop": lambda h, unsure: list(h[unsure]),
+    "slice": lambda h, unsure: h[: unsure.sum()].shape[0],
+}
+
+
 class AsLongAs(Layers):
     def forward(self, x):
         h = torch.relu(self.first(x))
@@ -95,6 +123,110 @@ def test_samples_are_those_of_plain_calls(make, activation, images):
         x = torch.randn(images, 7, 6) if make is Sorted else torch.randn(images, 6)
         net = converted(make, x, seed, activation)
         assert_drawn_as_one_by_one(net, x, 12, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("ask", ASKED)
+def test_sizes_that_random_numbers_decide_are_those_of_plain_calls(ask, images):
+    for seed in range(4):
+        torch.manual_seed(100 + seed)
+        x = torch.randn(images, 6)
+        net = converted(lambda: HowManyAreUnsure(ASKED[ask]), x, seed)
+        assert_drawn_as_one_by_one(net, x, 12, rtol=1e-4, atol=1e-6)
+
+
+class Knobs(Layers):
+    """A network that can be set to go another way."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.steps, self.threshold = nn.BatchNorm1d(32, track_running_stats=False), 0, None
+        self.config, self.settings, self.function = SimpleNamespace(center=False), {"center": False}, torch.relu
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x):
+        h = self.function(self.first(x))
+        for _ in range(self.steps + self.config.center + self.settings["center"]):
+            h = h - h.mean(0)
+        if self.threshold is not None and h.mean() > self.threshold:
+            return self.last(h)
+        return self.last(torch.relu(h + self.norm(h)))
+
+
+def centred(h):
+    return torch.relu(h - h.mean(0))
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: nn.init.ones_(net.norm.weight),
+        lambda net: setattr(net, "steps", 1),
+        lambda net: setattr(net, "threshold", 0.2),
+        lambda net: setattr(net.config, "center", True),
+        lambda net: net.settings.update(center=True),
+        lambda net: setattr(net, "function", centred),
+    ],
+    ids=["weights", "number", "kind", "config", "settings", "function"],
+)
+def test_what_was_found_out_about_a_network_holds_until_it_changes(change):
+    torch.manual_seed(0)
+    x = torch.randn(16, 6)
+    net = converted(Knobs, x)
+    rbue.predict(net, x, samples=3)
+    plans = dict(conversion_of(net).plans)
+    rbue.predict(net, x, samples=3)
+    assert all(conversion_of(net).plans[key] is plan for key, plan in plans.items())  # none was made anew
+    change(net)
+    assert_drawn_as_one_by_one(net, x, 6, rtol=1e-4, atol=1e-6)
+
+
+class Counts(Layers):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.last(torch.relu(self.first(x)))
+
+
+def test_a_network_that_counts_its_calls_has_one_plan():
+    x = torch.randn(4, 6)
+    net = converted(Counts, x)
+    rbue.predict(net, x, samples=3)
+    (plan,) = conversion_of(net).plans.values()
+    rbue.predict(net, x, samples=3)
+    assert list(conversion_of(net).plans.values()) == [plan]
+    assert next(iter(conversion_of(net).plans.values())) is plan
+
+
+class Keeps(Layers):
+    """Makes prototypes of weights once, and keeps them."""
+
+    def __init__(self):
+        super().__init__()
+        self.prototypes, self.kept = nn.Parameter(torch.randn(10, 6)), None
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = torch.relu(self.first(self.prototypes))
+            self.also = [self.kept]
+        return torch.relu(self.first(x)) @ self.also[0].t()
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+@pytest.mark.parametrize("example", [False, True])
+def test_what_a_network_keeps_of_a_pass_is_not_that_of_a_pass_that_was_only_looked_at(example):
+    torch.manual_seed(0)
+    net, x = Keeps().eval(), torch.randn(5, 6)
+    rbue.convert(net, rbue.DropReLU(0.8), example=x if example else None)
+    assert net.kept is None
+    assert not hasattr(net, "also")
+    assert len(rbue.sites(net, x)) == 2
+    other = copy.deepcopy(net)
+    got = rbue.predict(net, x, samples=6, return_samples=True, draws="independent").samples
+    torch.testing.assert_close(got, drawn_one_by_one(other, x, 6), rtol=1e-4, atol=1e-6)
 
 
 class SequenceFirst(Layers):

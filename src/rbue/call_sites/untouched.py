@@ -1,4 +1,4 @@
-"""Run a network and leave it as it was: its training flags, its buffers, and torch's random numbers."""
+"""Run a network and leave it as it was: its training flags, buffers and attributes, and torch's random numbers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from rbue.call_sites.draws import tensors_in
+
 _training_flags: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
 _flags_lock = threading.Lock()
+_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 @contextmanager
@@ -42,14 +45,15 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """A pass inside leaves no trace: neither in the network's buffers nor in torch's random numbers."""
+    """A pass inside leaves no trace: neither in the network's buffers and attributes nor in torch's random numbers."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in network.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and not is_lazy(buffer)
     ]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with random, torch.no_grad(), keeping_attributes(network):
         try:
             yield
         finally:
@@ -57,6 +61,22 @@ def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
                 if _differ(buffer, content):
                     buffer.copy_(content)
                 module._buffers[name] = buffer
+
+
+@contextmanager
+def keeping_attributes(network: nn.Module) -> Iterator[None]:
+    """Attributes in which a pass inside keeps tensors for later ones stay as they were: they may be random ones."""
+    before = [(module, dict(vars(module))) for module in network.modules()]
+    try:
+        yield
+    finally:
+        for module, had in before:
+            own = vars(module)
+            for name in [name for name, value in own.items() if value is not had.get(name) and tensors_in(value)]:
+                if name in had:
+                    own[name] = had[name]
+                elif name not in _OF_MODULES:
+                    del own[name]
 
 
 def _differ(buffer: Tensor, content: Tensor) -> bool:

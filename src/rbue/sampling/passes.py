@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from rbue import random_stream
 from rbue.augment import Augmentation
 from rbue.call_sites import Draw, conversion_of, drawing, innermost
 from rbue.call_sites.batch import Batch, as_batch
+from rbue.call_sites.untouched import keeping_attributes
 from rbue.errors import RbueError
 from rbue.sampling.shared_prefix import SampledPass
 from rbue.sampling.watching import HostReads, LiveRows
@@ -32,12 +33,13 @@ class PassRunner:
         conversion: its conversion.
         balanced: whether its draws are.
         read: makes one tensor ``(rows, ...)`` of what the network returns.
+        trying: whether passes are only looked at: what they keep in attributes of the network is not for later ones.
     """
 
     def __init__(self, model: nn.Module, seed: int, device: torch.device, draws: str, read: Reader) -> None:
         self.model: Callable[..., Any]
         self.model, self.compiled = _in_this_thread(model)
-        self.read = read
+        self.read, self.trying = read, False
         self.network = innermost(model)
         self.conversion = conversion_of(self.network)
         self.balanced = draws == "balanced"
@@ -58,14 +60,24 @@ class PassRunner:
         nothing to share then, but calls are fused.
         """
         x = as_batch(x)
-        try:
-            return self._stacked(x, samples, images, share, **options)
-        except Exception:
-            if len(x) * len(samples) > 1:
+        with keeping_attributes(self.network) if self.trying else nullcontext():
+            try:
+                return self._stacked(x, samples, images, share, **options)
+            except Exception:
+                if len(x) * len(samples) > 1:
+                    raise
+                with suppress(Exception):  # a squeeze() takes a batch of one for none; beside a copy it is one
+                    return self._stacked(x.repeat(2), samples, images.repeat(2), share, **options)[:, :1]
                 raise
-            with suppress(Exception):  # a squeeze() takes a batch of one for none; beside a copy of itself it is one
-                return self._stacked(x.repeat(2), samples, images.repeat(2), share, **options)[:, :1]
-            raise
+
+    @contextmanager
+    def trying_out(self) -> Iterator[None]:
+        """Passes inside are only looked at."""
+        self.trying = True
+        try:
+            yield
+        finally:
+            self.trying = False
 
     def _stacked(
         self,

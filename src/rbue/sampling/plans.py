@@ -54,6 +54,7 @@ class PassPlan:
         telling: whether the samples it was made with were different. If not, as before a last layer of zeros is
             trained, the next time may tell more.
         random: whether they met a random site.
+        made_of: a number for the state of the network that it was made with.
     """
 
     share: bool
@@ -65,6 +66,7 @@ class PassPlan:
     stack: bool = True
     telling: bool = True
     random: bool = True
+    made_of: int = 0
 
     def cost(self, images: int, samples: int) -> float:
         """Bytes of activations that a pass holds at once, roughly."""

@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import BuiltinFunctionType, FunctionType, NoneType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from rbue.augment import Augment, Augmentation
 from rbue.call_sites import NotFoldable
 from rbue.call_sites.batch import Batch, as_batch, even_parts
+from rbue.call_sites.following import CONVERSION
 from rbue.errors import InvalidInput
 from rbue.kernels.layout import repeat_rows
 from rbue.sampling.passes import PassRunner, Reader, class_scores
@@ -30,6 +33,9 @@ system at each free: every page of the next one is faulted in again, up to half 
 GPU_BUDGET, GPU_SHARE = 8 << 30, 0.25
 """Enough rows that a large GPU takes longer for them than Python for starting their operations; more would only be held
 in memory. Never more than a share of what is free."""
+_PLAIN, _FUNCTIONS = {bool, int, float, str, NoneType}, {FunctionType, BuiltinFunctionType}
+_INTERNAL = {*vars(nn.Module()), CONVERSION}
+"""Attributes of modules that are torch's or ours."""
 _MOST_PLANS = 32
 """Plans that a network keeps: inputs may be of any number of shapes."""
 
@@ -108,12 +114,20 @@ class StackedPasses:
         if first is not None and not several and exact and augment is None:
             self.first = FirstPass(*first, self.budget)
         known: PassPlan | None = self.runner.conversion.plans.get(self.key)
-        if known is not None and known.telling:
+        if known is not None and known.telling and known.made_of in _state(self.runner.network):
             self.plan = known
         else:
-            self.plan = make_plan(self.runner, x, known, first=self.first)
+            self.plan = self._made(x, known, first=self.first)
         if self.shares:
             self.runner.leave_compiled_code()
+
+    def _made(self, x: Batch, earlier: PassPlan | None, **how: Any) -> PassPlan:
+        """A plan of the network as it is. What its passes count says nothing about whether it is outdated."""
+        _, before_and_counts = _state(self.runner.network)
+        with self.runner.trying_out():
+            plan = make_plan(self.runner, x, earlier, **how)
+        after, after_and_counts = _state(self.runner.network)
+        return replace(plan, made_of=after_and_counts if after_and_counts == before_and_counts else after)
 
     @property
     def shares(self) -> bool:
@@ -201,14 +215,16 @@ class StackedPasses:
             warn_of_batch_dependence()
 
     def _look_at_one_image(self, x: Batch) -> None:
-        if shares_alone(self.runner, x, self.plan.fuse):
+        with self.runner.trying_out():
+            shares = shares_alone(self.runner, x, self.plan.fuse)
+        if shares:
             self.plan = replace(self.plan, alone=True)
         else:
             self._stop_sharing(x)
 
     def _stop_sharing(self, x: Batch) -> None:
         """Stack whole passes from now on, if that is right, which passes that shared rows need not have shown."""
-        self.plan = make_plan(self.runner, x, self.plan, sharing=False)
+        self.plan = self._made(x, self.plan, sharing=False)
 
     def _split(self, piece: Piece) -> list[Piece]:
         """Smaller pieces of work: fewer images, or fewer samples of one, in as few pieces as the budget allows."""
@@ -237,6 +253,34 @@ def _form(network: nn.Module) -> int:
             for module in network.modules()
         )
     )
+
+
+def _state(network: nn.Module) -> tuple[int, int]:
+    """Two numbers that change with what else a plan says nothing about: kinds of attributes; besides, what they hold.
+
+    That is numbers, functions, settings in an object or a dict, and how often parameters were written to: before a
+    first step of training, weights of zero hide what a block does.
+    """
+    kinds: list[Any] = []
+    contents: list[Any] = []
+    settings: dict[int, Any] = {}
+    for module in network.modules():
+        own = module.__dict__
+        for name, value in own.items():
+            if name in _INTERNAL:
+                continue
+            kind = type(value)
+            kinds += name, kind
+            if kind in _PLAIN:
+                contents.append(value)
+            elif kind in _FUNCTIONS:
+                contents.append(id(value))
+            elif not isinstance(value, (nn.Module, Tensor, type)):
+                settings[id(value)] = value if kind is dict else getattr(value, "__dict__", None)
+        contents += [one._version for one in own["_parameters"].values() if one is not None and not one.is_inference()]
+    for entries in filter(None, settings.values()):
+        contents += [one for one in entries.values() if type(one) in _PLAIN]
+    return hash(tuple(kinds)), hash((*kinds, *contents))
 
 
 def _default_budget(device: torch.device) -> float:

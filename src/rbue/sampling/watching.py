@@ -8,16 +8,21 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
-from torch import Size, Tensor, strided
+from torch import Size, Tensor, strided, uint8
+from torch import bool as bool_
 from torch.overrides import TorchFunctionMode
 
 from rbue.call_sites.draws import tensors_in
 from rbue.torch_internals import TorchDispatchMode
 
-_MARK = "_rbue_random"
+_MARK, _SIZES_MARK = "_rbue_random", "_rbue_random_sizes"
 _serial = count()
 _OPERATORS = {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__array__"}
 _READS = _OPERATORS | {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero"}
+_SELECTS = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"}
+"""What returns as many rows as the numbers given say; besides, ``where`` of a condition, and indices of booleans."""
+_SIZE_READS = {"__len__", "__iter__", "size", "numel", "nelement", "unbind", "split", "chunk"}
+_SHAPE = Tensor.shape.__get__  # type: ignore[attr-defined]
 
 
 class LiveRows:
@@ -87,7 +92,8 @@ class LargestTensor(TorchFunctionMode):
 class HostReads(TorchFunctionMode):
     """Whether the network's code looks at what random sites made, so that samples may go different ways.
 
-    An early exit asks whether all of a batch are sure; of a batch of many samples it asks something else.
+    An early exit asks whether all of a batch are sure; of a batch of many samples it asks something else. It may ask
+    how many are not, too: of what random numbers have selected, the sizes are random.
 
     Attributes:
         found: whether a number that depends on them became one of Python's.
@@ -105,16 +111,45 @@ class HostReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in _READS:
+        name = getattr(func, "__name__", "")
+        if name in _READS:
             self.found |= self._any_random(args, kwargs)
+        elif name in _SIZE_READS or func == _SHAPE:
+            self.found |= any(self._sizes(x) for x in tensors_in(args))
+        elif name in ("__getitem__", "__setitem__"):
+            self.found |= self._any_random((_in_slices(args[1]),), {})
         out = func(*args, **kwargs)
         holds = isinstance(out, (Tensor, tuple, list, dict)) and not isinstance(out, Size)  # most calls ask for a shape
         if holds and self._any_random(args, kwargs):
             self.follow(out)
+            self._follow_sizes(name, args, kwargs, out)
         return out
+
+    def _follow_sizes(self, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """Note which sizes of a result are random: those of a selection by random numbers, as far as they are kept."""
+        sizes: set[int] = set().union(*(self._sizes(x) for x in tensors_in([args, kwargs])))
+        selects = name in _SELECTS or (name == "where" and len(args) + len(kwargs) == 1)
+        if name == "__getitem__":
+            by = [x for x in tensors_in([args[1]]) if x.dtype in (bool_, uint8)]
+            selects = self._any_random((by,), {})
+        for one in tensors_in([out]):
+            kept = set(one.shape) if selects else sizes & set(one.shape)
+            if kept:
+                setattr(one, _SIZES_MARK, (self.serial, kept))
+
+    def _sizes(self, x: Tensor) -> set[int]:
+        serial, sizes = getattr(x, _SIZES_MARK, (None, set()))
+        return sizes if serial == self.serial else set()
 
     def _any_random(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         return any(getattr(x, _MARK, None) == self.serial for x in tensors_in([args, kwargs]))
+
+
+def _in_slices(where: Any) -> list[Tensor]:
+    """Tensors that say where slices of an index begin or end."""
+    parts = where if isinstance(where, tuple) else (where,)
+    ends = [end for one in parts if isinstance(one, slice) for end in (one.start, one.stop, one.step)]
+    return [end for end in ends if isinstance(end, Tensor)]
 
 
 class Products(TorchDispatchMode):

@@ -4,7 +4,7 @@ A plain network is trained. Then its last layer becomes a Gaussian: the mean is 
 curvature of the loss there (a Kronecker-factored Gauss-Newton matrix) plus that of a normal prior, which maximises the
 marginal likelihood. All of that is laplace-torch's. It takes the training images, which are not there at test time;
 so samples of the layer are drawn when training ends, and stored. A prediction needs the features of an image once. It
-is the mean over samples; laplace-torch's own default is a probit formula, which is less sure where a network is overfit.
+is the mean over samples; laplace-torch's own default is a probit formula, less sure where a network is overfit.
 """
 
 from __future__ import annotations
