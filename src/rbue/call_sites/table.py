@@ -126,7 +126,11 @@ def _by_one(sites: SiteTable, one: str | int, noun: str) -> list[Site]:
 def _picks_none(sites: SiteTable, where: Placement, noun: str) -> InvalidInput:
     inside = isinstance(where, str) and any(site.path.startswith(f"{where}.") for site in sites)
     hint = f" (inside it: where={f'{where}.*'!r})" if inside else ""
-    return InvalidInput(f"where={where!r} picks none of the {len(sites)} {noun} call sites{hint}:\n{sites!r}")
+    error = InvalidInput(
+        f"where={where!r} picks none of the {len(sites)} {noun} call sites{hint}; rbue.sites lists them."
+    )
+    error.add_note(repr(sites))  # Python shows it below; the command says its sentence
+    return error
 
 
 def _by_word(sites: SiteTable, word: str) -> list[Site]:

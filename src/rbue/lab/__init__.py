@@ -3,12 +3,16 @@
 ``pip install 'rbue[lab]'`` brings what it needs. The library never imports it.
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rbue.lab.runs.loading import TrainedRun, load_run
 
 __all__ = ["TrainedRun", "load_run"]
+
+if find_spec("PIL") is None:  # which nothing here does without
+    raise ModuleNotFoundError("rbue.lab needs packages that are not here; run pip install 'rbue[lab]'.", name="PIL")
 
 
 def __getattr__(name: str) -> object:

@@ -88,6 +88,13 @@ def __getattr__(name: str) -> object:
     try:
         home = "streaming_regression" if name in _OF_REGRESSION else "streaming"
         found: object = getattr(import_module(f"rbue.metrics.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torchmetrics":
+            raise
+        raise ImportError(
+            f"rbue.metrics.{name} needs torchmetrics; run pip install 'rbue[metrics]', or use the functions of "
+            "rbue.metrics, which do without."
+        ) from error
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             f"rbue.metrics.{name} needs torchmetrics, which cannot be imported here ({error}); mend that "

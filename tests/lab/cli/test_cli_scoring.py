@@ -281,5 +281,5 @@ def test_rows_of_parquet_files_are_images_too(trained_once, photos, command, sco
 def test_without_pyarrow_a_sentence_says_what_brings_it(trained_once, photos, fails, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     sentence = fails("predict", trained_once, photos, "-o", "out.parquet", code=1)
-    assert "pip install rbue[parquet]" in sentence
+    assert "pip install 'rbue[parquet]'" in sentence
     assert not Path("out.parquet").exists()

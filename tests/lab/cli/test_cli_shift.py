@@ -184,7 +184,7 @@ def test_names_and_numbers_stay_whole_in_narrow_terminals(shifted, command, monk
 
 def test_without_matplotlib(shifted, command, no_figures):
     result = command("shift", shifted["single"], *FEW)
-    assert "pip install rbue[lab]" in result.stderr
+    assert "pip install 'rbue[lab]'" in result.stderr
     assert "single" in result.stdout
     assert not Path("shift").exists()
 

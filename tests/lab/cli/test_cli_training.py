@@ -48,8 +48,15 @@ def test_damaged_weights_are_not_called_done(command, as_json, fails):
     (folder / "training.json").unlink()
     command("train", *TINY)
     assert weights.read_bytes() == whole
-    weights.unlink()  # they may be kept elsewhere
+    weights.unlink()
+    assert as_json("train", *TINY)["networks"][0]["outcome"] == "continued"
+    assert weights.read_bytes() == whole
+    as_json("evaluate", *TINY, "--samples", 3)
+    weights.unlink()
+    assert "takes them from state.safetensors" in fails("evaluate", *TINY, "--samples", 4, code=1)
+    (folder / "state.safetensors").unlink()  # both may be kept elsewhere
     assert "done already" in command("train", *TINY).stdout
+    assert "with another --runs" in fails("evaluate", *TINY, "--samples", 4, code=1)
 
 
 def test_train_continues(command, as_json):

@@ -148,7 +148,7 @@ def _method(name: str) -> dict[str, Any]:
         "default": spec_of(method),
         "settings": settings,
         "networks": method.networks,
-        "about": " ".join(about.replace("``", "").split()),
+        "about": " ".join(about.replace("``", "`").split()),
     }
 
 

@@ -205,6 +205,7 @@ def predict(
     """
     import numpy as np
 
+    from rbue.lab.report.tables import counted
     from rbue.lab.runs.folders import settings_and_root
     from rbue.lab.runs.measuring import predict_images
     from rbue.lab.runs.networks import load_networks, trained_on
@@ -267,7 +268,7 @@ def predict(
             information = number(row["mutual_information"] if row["samples"] > 1 else None)
             shown = percent(row["confidence"]), number(row["entropy"]), information
             cells.append((row["image"], row["label"], *shown))
-        title = f"{config.method} · {config.model} on {config.data}, {rows[0]['samples']} samples"
+        title = f"{config.method} · {config.model} on {config.data}, {counted(rows[0]['samples'], 'sample')}"
         table(title, ("image", "label", *numbers), cells, right=numbers)
         if output is not None:
             say(str(output))

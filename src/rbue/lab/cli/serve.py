@@ -83,8 +83,8 @@ def serve(
     with working(f"loading {what}"):
         path = Path(what).expanduser()
         if path.suffix == ".onnx":
-            fixed = ("samples", "draws", "model", "outputs", "device")
-            _refuse(ctx, fixed, "an .onnx file has its own, or runs on the CPU")
+            _refuse(ctx, ("samples", "draws", "model", "outputs"), "an .onnx file has its own")
+            _refuse(ctx, ("device",), "an .onnx file runs on the CPU")
             engine = OnnxEngine(path, *pixels, threads)
         elif path.suffix == ".safetensors":
             from rbue.serving import NetworkEngine

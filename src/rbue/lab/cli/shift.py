@@ -220,7 +220,7 @@ def levels_in(text: str) -> list[int]:
 def write_figures(outcome: Sequence[Measured], folder: Path) -> list[Path]:
     """The paper's box plots and curves of every data set, as SVG and PNG; none without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
-        remark("no figures: matplotlib is not here; `pip install rbue[lab]` brings it.")
+        remark("no figures: matplotlib is not here; `pip install 'rbue[lab]'` brings it.")
         return []
     from rbue.lab.report.figure_style import svg
 

@@ -74,7 +74,7 @@ def _outcome(folder: RunFolder) -> str:
     """What training is going to do with a folder; damaged weights are refused."""
     from rbue.lab.training.checkpoint import read_weights
 
-    if folder.read("training") is not None:
+    if folder.is_trained:
         if folder.has_weights:  # else they are kept elsewhere
             read_weights(folder.path)
         return "done already"

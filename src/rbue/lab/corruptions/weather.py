@@ -176,6 +176,6 @@ def _opencv() -> ModuleType:
         import cv2
     except ImportError as error:
         raise RbueError(
-            f"spatter needs OpenCV, which could not be imported ({error}); run `pip install rbue[lab]`."
+            f"spatter needs OpenCV, which could not be imported ({error}); run `pip install 'rbue[lab]'`."
         ) from error
     return cv2

@@ -47,7 +47,7 @@ def parquet() -> Any:
     try:
         from pyarrow import parquet as module
     except ImportError:
-        raise RbueError("Parquet files need pyarrow; `pip install rbue[parquet]` brings it.") from None
+        raise RbueError("Parquet files need pyarrow; `pip install 'rbue[parquet]'` brings it.") from None
     return module
 
 

@@ -102,7 +102,7 @@ def _connected(address: str | None) -> Iterator[dict[str, float]]:
     try:
         import ray
     except ImportError:
-        raise RbueError("Ray is not here; `pip install rbue[ray]` brings it.") from None
+        raise RbueError("Ray is not here; `pip install 'rbue[ray]'` brings it.") from None
     where = f"at {address} " if address else ""
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdecimal() and "://" not in host:

@@ -117,7 +117,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise RbueError("figures need matplotlib, which is not here; `pip install rbue[lab]` brings it.") from error
+        raise RbueError("figures need matplotlib, which is not here; `pip install 'rbue[lab]'` brings it.") from error
     return Figure(figsize=(width, height), facecolor="white", layout="constrained")
 
 

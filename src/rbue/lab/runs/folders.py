@@ -187,6 +187,11 @@ class RunFolder:
         return (self.path / ONE_FILE).exists() or (self.path / INDEX).exists()
 
     @property
+    def is_trained(self) -> bool:
+        """Whether nothing is left to train; weights that are lost come back from the checkpoint, if that is here."""
+        return self.read("training") is not None and (self.has_weights or not self.state.exists())
+
+    @property
     def stored_bytes(self) -> int:
         """What the trained network takes, in one file or in several."""
         return sum(file.stat().st_size for file in self.path.glob(ONE_FILE.replace(".", "*.")))

@@ -137,7 +137,12 @@ def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[n
         if (was_measured or folder.has_results) and not folder.has_weights:
             raise NoWeights(
                 f"the weights of {folder.path} are not kept in this folder: what was measured can be used, but no new "
-                "samples can be drawn; train it again with another --runs for that."
+                "samples can be drawn; "
+                + (
+                    f"`rbue train` with the same settings takes them from {folder.state.name}."
+                    if folder.state.exists()
+                    else "train it again with another --runs for that."
+                )
             )
     images = trained_on(config, root)
     networks = []

@@ -108,9 +108,9 @@ def train_runs(
 
 
 def missing_networks(configs: Sequence[RunConfig], root: Path) -> list[RunConfig]:
-    """The networks that have to be trained for some runs, each once."""
+    """The networks that have to be trained for some runs, each once, or taken from their last checkpoint again."""
     members = dict.fromkeys(member for config in configs for member in config.trainings())
-    return [member for member in members if RunFolder.of(member, root).read("training") is None]
+    return [member for member in members if not RunFolder.of(member, root).is_trained]
 
 
 def refuse_other_images(config: RunConfig, root: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
@@ -127,6 +128,7 @@ def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSu
     """
     gpus = {job.batches.images.device for job in jobs if job.batches.images.device.type == "cuda"}
     with torch.random.fork_rng(gpus):
+        import_module("torch._dynamo")  # any optimiser does: 2 s, which are not the first network's
         start = time.perf_counter()
         runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
         try:
