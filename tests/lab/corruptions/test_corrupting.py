@@ -134,7 +134,7 @@ def test_bad_numbers_of_threads_are_refused(threads):
 
 def test_without_opencv_spatter_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(RbueError, match=r"spatter needs OpenCV.*pip install rbue\[lab\]"):
+    with pytest.raises(RbueError, match=r"spatter needs OpenCV.*pip install 'rbue\[lab\]'"):
         corrupt(GOOD, "spatter", 1)
     for name in CORRUPTIONS:
         if name != "spatter":

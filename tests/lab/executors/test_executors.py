@@ -68,7 +68,7 @@ def test_options_that_do_not_fit(words, sentence):
 
 def test_without_ray_a_sentence_says_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RbueError, match=r"pip install rbue\[ray\]"), executor("ray", lambda: CPU):
+    with pytest.raises(RbueError, match=r"pip install 'rbue\[ray\]'"), executor("ray", lambda: CPU):
         pass
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from rbue.activations import Dropout, DropReLU, RReLU
+from rbue.activations import DropActivation, Dropout, DropReLU, RReLU
 from rbue.call_sites import convert, seed
 from rbue.errors import InvalidInput
 from rbue.lab import data, methods
@@ -146,6 +146,7 @@ def drawn(converted):
         ("mc-droprelu:0.7,last", DropReLU(0.7), "last"),
         ("mc-rrelu", RReLU(1 / 8, 1 / 3), "all"),
         ("mc-rrelu:0.1,0.6,first", RReLU(0.1, 0.6), "first"),
+        ("mc-dropactivation:0.7,last,channel", DropActivation(0.7, "channel"), "last"),
         ("mc-dropout:0.2", Dropout(0.2), "last"),
         ("mc-dropout:0.2,all", Dropout(0.2), "all"),
     ],

@@ -317,7 +317,7 @@ def test_missing_matplotlib_is_one_sentence(monkeypatch):
         return usual(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(RbueError, match=r"pip install rbue\[lab\]"):
+    with pytest.raises(RbueError, match=r"pip install 'rbue\[lab\]'"):
         illustrations.activation_curves()
 
 

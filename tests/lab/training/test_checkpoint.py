@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -111,6 +112,7 @@ def test_tensorboard_gets_every_epoch_once(tmp_path):
         for epoch in epochs:
             log(report(epoch, loss=float(epoch)))
         log.close()
+        time.sleep(1.01)  # files are read by name: their second, then a count, of which "10" comes before "9"
     found = events.EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     assert [event.value for event in found.Scalars("train/loss")] == [0.0, 1.0, 2.0, 3.0]

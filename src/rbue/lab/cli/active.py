@@ -168,7 +168,7 @@ def _show(title: str, found: Sequence[tuple[ActiveConfig, list[Round]]]) -> None
         time = duration(sum(sum(one["seconds"].values()) for one in done))
         rows.append([_name(config), *ends, number(last["nll"]), number(last["ece"]), time])
     numbers = ("first labels", "last labels", "NLL", "ECE", "time")
-    table(title, ("run", *numbers), rows, right=numbers)
+    table(title, ("run", *numbers), rows, right=numbers, less_important=("time", "NLL"))
 
 
 def active_report(
@@ -219,5 +219,7 @@ def active_report(
         found = needed_table(group)
         cells = [[column.value_text(found.cell(row, column)) for column in found.columns] for row in found.rows]
         headings = [column.heading for column in found.columns]
-        table(found.caption, headings, cells, right=headings[2:])
+        table(
+            found.caption, headings, cells, right=headings[2:], less_important=("seeds", "mean accuracy", "acquisition")
+        )
     say(str(output))

@@ -124,10 +124,27 @@ _NAME_WIDTH = 15  # of a method, such as deep-ensemble:4
 _GAP = 2  # between columns, one of which is their border
 
 
-def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """Print a table; columns named in ``right`` hold numbers. Cells are shown as they are, without markup."""
+def table(
+    title: str,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Sequence[str] = (),
+    less_important: Sequence[str] = (),
+) -> None:
+    """Print a table; columns named in ``right`` hold numbers. Cells are shown as they are, without markup.
+
+    Where words would have to be broken, columns named in ``less_important`` are left out, the first one first.
+    """
     console, rows = stdout(), [tuple(map(visible, row)) for row in rows]
-    widths = _whole_words(headings, rows, console.width - _GAP * (len(headings) - 1))
+    left_out: list[str] = []
+    while True:
+        widths = _whole_words(headings, rows, console.width - _GAP * (len(headings) - 1))
+        if widths is not None or len(left_out) == len(less_important):
+            break
+        left_out.append(less_important[len(left_out)])
+        kept = [place for place, heading in enumerate(headings) if heading != left_out[-1]]
+        headings, *rows = ([line[place] for place in kept] for line in (headings, *rows))
+    widths = widths or [None] * len(headings)
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
     for heading, width in zip(headings, widths, strict=True):
         side = "right" if heading in right else "left"
@@ -137,6 +154,12 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], ri
         shown.add_row(*(escape(cell) for cell in row))
     console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
     console.print(shown)
+    if left_out:
+        console.print(f"[dim]{_no_room(left_out)}[/dim]", soft_wrap=True)
+
+
+def _no_room(left_out: Iterable[str]) -> str:
+    return f"no room for {', '.join(dict.fromkeys(left_out))}; --json has everything"
 
 
 def methods_table(
@@ -185,13 +208,12 @@ def methods_table(
     names.max_width = None
     console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
     console.print(shown)
-    room = f"no room for {', '.join(dict.fromkeys(left_out))}; --json has everything" if left_out else ""
-    for line in filter(None, (room, note)):
+    for line in filter(None, (_no_room(left_out) if left_out else "", note)):
         console.print(f"[dim]{line}[/dim]", soft_wrap=True)
 
 
-def _whole_words(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[int | None]:
-    """Widths of columns that break no word, if a table is too wide and there are such; the first is never broken.
+def _whole_words(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[int | None] | None:
+    """Widths of columns that break no word, or None if there is no room for them; the first is never broken.
 
     >>> _whole_words(("id", "text"), [("a b", "one two three")], 12)
     [3, 9]
@@ -202,7 +224,9 @@ def _whole_words(headings: Sequence[str], rows: Sequence[Sequence[str]], room: i
     least = [max(few, min(many, 8)) for few, many in zip(least, wanted, strict=True)]  # keeps "0.7 s" together
     least[0] = wanted[0]
     spare, asked = room - sum(least), sum(wanted) - sum(least)
-    if spare < 0 or spare >= asked:
+    if spare < 0:
+        return None
+    if spare >= asked:
         return [None] * len(columns)
     return [few + spare * (many - few) // asked for few, many in zip(least, wanted, strict=True)]
 

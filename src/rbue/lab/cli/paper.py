@@ -158,7 +158,8 @@ def plan(
     if extent.quick:
         del columns["on a GPU"]
     title = f"Plan ({settings.scale.name}), in the order of work"
-    table(title, tuple(columns), zip(*columns.values(), strict=True), right=("seed", here, "on a GPU"))
+    numbers = ("seed", here, "on a GPU")
+    table(title, tuple(columns), zip(*columns.values(), strict=True), right=numbers, less_important=("for", here))
     if draw:
         say(f"and data for {', '.join(draw)}")
     _tell_absent({row.data for row in rows if row.missing})

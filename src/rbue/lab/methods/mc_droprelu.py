@@ -1,10 +1,10 @@
-"""MC-DropReLU (paper §3.2, strategy I): keep each ReLU with probability q, at test time too."""
+"""MC-DropReLU (paper §3.2, strategy I): keep each ReLU with probability q, at test time too; and any activation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rbue.activations import DropReLU
+from rbue.activations import DropActivation, DropReLU
 from rbue.lab.methods.base import RandomSites, register
 
 
@@ -24,3 +24,13 @@ class MCDropReLU(RandomSites):
     def activation(self) -> DropReLU:
         """``x`` in place of ``max(x, 0)`` with probability ``1 - q``."""
         return DropReLU(self.q, self.mask)
+
+
+@register("mc-dropactivation")
+@dataclass(frozen=True)
+class MCDropActivation(MCDropReLU):
+    """As mc-droprelu, for networks with GELU, SiLU and the like: any activation is kept with probability ``q``."""
+
+    def activation(self) -> DropActivation:  # type: ignore[override]
+        """``x`` in place of ``f(x)`` with probability ``1 - q``."""
+        return DropActivation(self.q, self.mask)
