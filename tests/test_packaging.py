@@ -57,7 +57,7 @@ def test_the_library_needs_torch_numpy_and_safetensors_alone(tmp_path):
     assert "rbue.metrics.ECE needs torchmetrics" in done.stdout
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (
-        "rbue: the command needs the package typer; run pip install 'rbue[lab]'."
+        "rbue: the command needs the package PIL; run pip install 'rbue[lab]'."
     )
 
 
