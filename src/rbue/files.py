@@ -71,6 +71,20 @@ def write_bytes(path: Path, content: bytes, wait: float = 0.0) -> None:
         time.sleep(min(PAUSE, wait))
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work that would end in it."""
+    folder = next(one for one in path.absolute().parents if os.path.exists(one))
+    trouble = 0
+    if os.path.isdir(path):
+        trouble = errno.EISDIR
+    elif not os.path.isdir(folder):
+        trouble = errno.ENOTDIR
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        trouble = errno.EACCES
+    if trouble:
+        raise unwritten(path, OSError(trouble, os.strerror(trouble)))
+
+
 def unwritten(path: Path, error: OSError, more: str = "") -> RbueError:
     """The error to raise for a file that could not be written, in one sentence."""
     kind = DiskFull if error.errno in NO_ROOM else RbueError

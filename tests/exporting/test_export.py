@@ -91,6 +91,8 @@ def test_an_onnx_file_predicts_as_rbue_does(tmp_path):
     rbue.set_temperature(net, 1.7)
     rbue.export(net, tmp_path / "net.onnx", x, samples=12, classes=["cat", "dog", "bird"])
     session = onnx_session(tmp_path / "net.onnx")
+    assert session.get_inputs()[0].shape == ["batch", 6]
+    assert [one.shape for one in session.get_outputs()] == [["batch", 3], ["batch"], ["batch"]]
     expected = rbue.predict(net, x, samples=12, seed=5)
     found = run_onnx(session, x, seed=5)
     assert largest_difference(found, expected) < CLOSE

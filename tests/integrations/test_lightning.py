@@ -183,6 +183,12 @@ def test_names_that_do_not_tell_scores_apart(lit, names):
 
 
 @pytest.mark.slow
+def test_settings_that_predict_does_not_have(lit):
+    with pytest.raises(InvalidInput, match=r"no setting 'index', 'temprature'; it has adaptive, .*, temperature\.$"):
+        lit.Sampling(temprature=1.5, index=None)
+
+
+@pytest.mark.slow
 def test_names_metrics_and_settings(lit, trainer):
     torchmetrics = pytest.importorskip("torchmetrics")
     module = lit()

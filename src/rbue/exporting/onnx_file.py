@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +59,7 @@ def onnx_bytes(
     model = found.model
     _simplify(model)
     _forget_code(model)
+    _name_batch(model)
     model.metadata_props[NOTE] = json.dumps(note)
     model.producer_name = "rbue"
     try:
@@ -87,6 +90,16 @@ def _forget_code(model: Any) -> None:
         value.metadata_props.clear()
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
+
+
+def _name_batch(model: Any) -> None:
+    """Call the number of images ``batch``; torch gives it a name like ``s95``."""
+    given = str(model.graph.inputs[0].shape[0])
+    values = [*model.graph.inputs, *(out for node in model.graph.all_nodes() for out in node.outputs)]
+    for shape in filter(None, (value.shape for value in values)):
+        for place, size in enumerate(shape):
+            if not isinstance(size, int):
+                shape[place] = re.sub(rf"\b{given}\b", "batch", str(size))
 
 
 def _translations() -> dict[Callable, Callable]:
@@ -122,13 +135,15 @@ def _translations() -> dict[Callable, Callable]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter reports its progress, and what it leaves unoptimised, to people who work on it."""
+    """The exporter reports progress, what it leaves unoptimised and what torch will drop to people who work on it."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,6 +69,10 @@ class Sampling(Callback):
         names: str = "{stage}_{metric}",
         **settings: Any,
     ) -> None:
+        known = set(inspect.signature(predict).parameters) - {"model", "x", "index"}
+        if settings.keys() - known:
+            wrong = ", ".join(map(repr, sorted(settings.keys() - known)))
+            raise InvalidInput(f"rbue.predict has no setting {wrong}; it has {', '.join(sorted(known))}.")
         self.settings = {"samples": whole_number(samples, "samples"), "seed": seed, **settings}
         self.network = network
         self._usual = metrics is None

@@ -41,6 +41,9 @@ def test_held_out_images_are_compared_without_a_look_at_the_test_images(command,
     assert "has no validation images; train it with --holdout N" in said
     said = command(*words, "--holdout", 100, "-o", "page.html", code=2).stderr
     assert "a page is about test images; with --split validation the name of page.html must end in .md" in said
+    Path("page.md").mkdir()
+    said = command(*words, "--holdout", 100, "-o", "page.md", code=1).stderr
+    assert "page.md could not be written (Is a directory)." in said
     assert not Path("runs").exists()
     shown = command(*words, "--holdout", 100).stdout
     assert "small_cnn on digits (validation), seed 0" in shown

@@ -111,6 +111,9 @@ def test_a_page_of_what_was_damaged(shifted, command, fails, no_figures, monkeyp
     assert "no page: there is nothing to report yet" in unmeasured.stderr
     assert not Path("other.html").exists()
     assert "end its name in .html" in fails("shift", shifted["single"], "--page", "page.pdf", code=2)
+    below = "page.html/other.html"
+    said = fails("shift", shifted["single"], "--page", below, code=1)
+    assert f"{below} could not be written (Not a directory)." in said
     held_out = ("--split", "validation", "--page", "page.html")
     assert "a page is about test images" in fails("shift", shifted["single"], *held_out, code=2)
 

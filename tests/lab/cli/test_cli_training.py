@@ -249,6 +249,7 @@ def test_predict_refuses_what_is_no_image_of_the_set(trained_once, digit, fails,
     (tmp_path / "empty").mkdir()
     assert message("empty").endswith(f"there is no image in {tmp_path / 'empty'}.")
     assert "must end in .csv" in fails("predict", trained_once, digit, "-o", "table.xls", code=2)
+    assert "(Not a directory)" in fails("predict", trained_once, "nowhere.png", "-o", digit / "table.csv", code=1)
 
 
 @pytest.fixture

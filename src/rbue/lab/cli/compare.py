@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rbue.errors import InvalidInput, RbueError
-from rbue.files import write_bytes
+from rbue.files import check_writable, write_bytes
 from rbue.lab.cli.options import Augment, Draws, EngineName, Samples, Selection, Split, TaskOptions, device_named
 from rbue.lab.cli.output import (
     AsJson,
@@ -318,6 +318,7 @@ def check_output(path: Path, split: str = "test") -> None:
     if path.suffix not in (PAGE, *WRITERS):
         names = ", ".join((PAGE, *WRITERS))
         raise InvalidInput(f"the comparison cannot be written to {path}; its name must end in {names}.")
+    check_writable(path)
 
 
 def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:

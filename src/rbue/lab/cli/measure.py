@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rbue.errors import InvalidInput
-from rbue.files import write_bytes
+from rbue.files import check_writable, write_bytes
 from rbue.lab.cli.options import (
     DRAWS,
     RUN_HELP,
@@ -215,6 +215,8 @@ def predict(
     many = output is not None and output.suffix.lower() == ".parquet"
     if output is not None and not many and output.suffix.lower() != ".csv":
         raise InvalidInput(f"predictions cannot be written to {output}; its name must end in .csv or .parquet.")
+    if output is not None and not many:
+        check_writable(output)
     needs_many = [f"--engine {engine}"] if engine != "local" else []
     of_many = ("column", "block", *vars(tasks))
     needs_many += [f"--{name}" for name in of_many if was_typed(ctx, name)]

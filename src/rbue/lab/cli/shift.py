@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rbue.errors import InvalidInput, RbueError, RbueWarning, warn
-from rbue.files import write_bytes
+from rbue.files import check_writable, write_bytes
 from rbue.lab.cli.options import (
     RUN_HELP,
     Augment,
@@ -104,6 +104,8 @@ def shift(
         raise InvalidInput(f"the page cannot be written to {page}; end its name in .html.")
     if page is not None and split != "test":
         raise InvalidInput(f"a page is about test images; leave out --page {page} or --split {split}.")
+    if page is not None:
+        check_writable(page)
     setting = Setting(samples, sample_seed, Adaptive() if adaptive else None, draws, augment)
     found = find_all(where, runs)
     by_root = {root: [config for config, its_root in found if its_root == root] for _, root in found}
