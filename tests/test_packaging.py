@@ -33,6 +33,10 @@ except ImportError as error:
 assert "ECE" in dir(rbue.metrics)
 assert not hasattr(rbue.metrics, "nothing")
 try:
+    from rbue.lab import load_run
+except ImportError as error:
+    print(error)
+try:
     rbue.predict(net, x, samples=2, progress=True)
 except rbue.RbueError as error:
     print(error)
@@ -55,9 +59,10 @@ def test_the_library_needs_torch_numpy_and_safetensors_alone(tmp_path):
     done = alone(ROOT / "src", tmp_path)
     assert "pip install rich" in done.stdout, done.stderr
     assert "rbue.metrics.ECE needs torchmetrics" in done.stdout
+    assert "rbue.lab.load_run needs PIL, which is not here; run pip install 'rbue[lab]'." in done.stdout
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (
-        "rbue: the command needs the package PIL; run pip install 'rbue[lab]'."
+        "rbue: the command needs the package typer; run pip install 'rbue[lab]'."
     )
 
 

@@ -3,7 +3,6 @@
 ``pip install 'rbue[lab]'`` brings what it needs. The library never imports it.
 """
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,13 +10,15 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainedRun", "load_run"]
 
-if find_spec("PIL") is None:  # which nothing here does without
-    raise ModuleNotFoundError("rbue.lab needs packages that are not here; run pip install 'rbue[lab]'.", name="PIL")
-
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'rbue.lab' has no attribute {name!r}")
-    from rbue.lab.runs import loading  # when it is first used
-
+    try:
+        from rbue.lab.runs import loading  # when it is first used
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rbue"):
+            raise
+        message = f"rbue.lab.{name} needs {error.name}, which is not here; run pip install 'rbue[lab]'."
+        raise ImportError(message, name=error.name) from error
     return getattr(loading, name)
