@@ -40,6 +40,11 @@ try:
     rbue.predict(net, x, samples=2, progress=True)
 except rbue.RbueError as error:
     print(error)
+sys.modules["starlette"] = sys.modules["uvicorn"] = None
+try:
+    import rbue.serving
+except ImportError as error:
+    print(error)
 from rbue.kernels import native
 print("compiled" if native.library() is not None else "not compiled")
 from rbue.__main__ import main
@@ -59,7 +64,8 @@ def test_the_library_needs_torch_numpy_and_safetensors_alone(tmp_path):
     done = alone(ROOT / "src", tmp_path)
     assert "pip install rich" in done.stdout, done.stderr
     assert "rbue.metrics.ECE needs torchmetrics" in done.stdout
-    assert "rbue.lab.load_run needs PIL, which is not here; run pip install 'rbue[lab]'." in done.stdout
+    assert "rbue.lab.load_run needs the package PIL; run pip install 'rbue[lab]'." in done.stdout
+    assert "rbue.serving needs the package starlette; run pip install 'rbue[serve]'." in done.stdout
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (
         "rbue: the command needs the package typer; run pip install 'rbue[lab]'."

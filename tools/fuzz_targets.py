@@ -36,9 +36,10 @@ from rbue.lab.data.folder import load_folder, read_image
 from rbue.lab.data.registry import DataSet, Layout, Published, official
 from rbue.lab.data.source_files import find_in_folder
 from rbue.lab.data.store import _open_split, find_stored, write_set
-from rbue.lab.runs.folders import RunFolder, find_runs, read_probs, settings_and_root, write_probs
+from rbue.lab.runs.folders import RunFolder, find_runs, settings_and_root
 from rbue.lab.runs.loading import load_run
 from rbue.lab.runs.networks import load_networks
+from rbue.lab.runs.probabilities import read_probs, write_probs
 from rbue.lab.training import Job, train
 from rbue.lab.training.checkpoint import save_weights
 from rbue.lab.training.trainer import Diverged

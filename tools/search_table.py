@@ -19,8 +19,9 @@ from rbue import metrics
 from rbue.calibration import Temperature, cross_fitted
 from rbue.errors import RbueError
 from rbue.files import read_json, write_json
-from rbue.lab.runs.folders import RunConfig, RunFolder, read_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.measuring import images_of
+from rbue.lab.runs.probabilities import read_probs
 
 RESULT = Path(__file__).parents[1] / "results" / "search.json"
 SCORES = ("accuracy", "ece", "nll", "brier", "aurc")

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 from rbue._version import __version__
+from rbue.errors import needing
 
 
 def main() -> None:
@@ -20,11 +21,10 @@ def main() -> None:
 
 def _command() -> Callable[[], None]:
     try:
-        from rbue.lab.cli import main
+        with needing("lab", "the command"):
+            from rbue.lab.cli import main
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("rbue"):
-            raise
-        sys.exit(f"rbue: the command needs the package {error.name}; run pip install 'rbue[lab]'.")
+        sys.exit(f"rbue: {error}")
     return main
 
 

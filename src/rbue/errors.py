@@ -2,7 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
 from numbers import Integral
 
 _BETWEEN = ("rbue", "torch", "contextlib", "importlib")
@@ -31,6 +32,18 @@ class OutOfMemory(RbueError):
 
 class RbueWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Say which extra brings a package that an import inside lacks."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rbue"):
+            raise
+        message = f"{what} needs the package {error.name}; run pip install 'rbue[{extra}]'."
+        raise ModuleNotFoundError(message, name=error.name) from error
 
 
 def warn(message: str, category: type[Warning] = RbueWarning) -> None:

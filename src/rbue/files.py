@@ -245,6 +245,11 @@ def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def checksum_of(path: Path) -> str:
+    """The checksum of a file."""
+    return checksum(path.read_bytes())
+
+
 _NOTE, _KEY, BLANK = "rbue", "sha256", "0" * 64
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -89,7 +90,9 @@ def test_an_onnx_file_predicts_as_rbue_does(tmp_path):
     net, x = mlp(), images()
     rbue.convert(net, DropReLU(q=0.8), example=x)
     rbue.set_temperature(net, 1.7)
-    rbue.export(net, tmp_path / "net.onnx", x, samples=12, classes=["cat", "dog", "bird"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        rbue.export(net, tmp_path / "net.onnx", x, samples=12, classes=["cat", "dog", "bird"])
     session = onnx_session(tmp_path / "net.onnx")
     assert session.get_inputs()[0].shape == ["batch", 6]
     assert [one.shape for one in session.get_outputs()] == [["batch", 3], ["batch"], ["batch"]]

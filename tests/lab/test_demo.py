@@ -9,7 +9,8 @@ import pytest
 from rbue.errors import RbueError
 from rbue.lab import demo
 from rbue.lab.report.chance import resample
-from rbue.lab.runs.folders import RunConfig, RunFolder, write_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.probabilities import write_probs
 from rbue.lab.shift import Cell, ShiftStore
 
 IMAGES, CLASSES = 300, 10

@@ -5,6 +5,8 @@
 
 from typing import TYPE_CHECKING
 
+from rbue.errors import needing
+
 if TYPE_CHECKING:
     from rbue.lab.runs.loading import TrainedRun, load_run
 
@@ -14,11 +16,7 @@ __all__ = ["TrainedRun", "load_run"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'rbue.lab' has no attribute {name!r}")
-    try:
+    with needing("lab", f"rbue.lab.{name}"):
         from rbue.lab.runs import loading  # when it is first used
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("rbue"):
-            raise
-        message = f"rbue.lab.{name} needs {error.name}, which is not here; run pip install 'rbue[lab]'."
-        raise ImportError(message, name=error.name) from error
+
     return getattr(loading, name)

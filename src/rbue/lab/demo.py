@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from rbue.errors import RbueError
 from rbue.lab import data
 from rbue.lab.report.chance import Resampled, listed, resample
-from rbue.lab.runs.folders import RunConfig, RunFolder, probs_of
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.runs.probabilities import probs_of
 from rbue.lab.runs.temperatures import calibrate_run
 from rbue.lab.shift import Cell, Setting, ShiftStore
 from rbue.lab.shift.measuring import members_of

@@ -11,16 +11,13 @@ An ONNX file of :func:`rbue.export` is served without torch.
 
 from typing import TYPE_CHECKING
 
-try:
+from rbue.errors import needing
+
+with needing("serve", "rbue.serving"):
     from rbue.serving.app import create_app
     from rbue.serving.engines import Answers, Engine, Inputs, OnnxEngine, Sampling
     from rbue.serving.process import serve
     from rbue.serving.service import Conformal, Settings
-except ModuleNotFoundError as error:
-    if (error.name or "").startswith("rbue"):
-        raise
-    message = f"rbue.serving needs {error.name}, which is not here; run pip install 'rbue[serve]'."
-    raise ImportError(message, name=error.name) from error
 
 if TYPE_CHECKING:
     from rbue.serving.networks import NetworkEngine

@@ -349,3 +349,14 @@ def test_a_terminal_that_lacks_a_character_shows_the_rest(monkeypatch):
     assert end.value.code == 0
     terminal.seek(0)
     assert "torch" in terminal.read()
+
+
+def test_a_table_leaves_columns_out_rather_than_breaking_words(monkeypatch, capsys):
+    headings, row = ("run", "accuracy", "seconds", "acquisition"), ("single", "93.5 %", "12.5 s", "random-entropy")
+    for columns, left_out in ((60, ""), (40, "seconds"), (30, "seconds, acquisition")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        output.table("", headings, [row], right=("seconds",), less_important=("seconds", "acquisition"))
+        shown = capsys.readouterr().out
+        for heading, cell in zip(headings, row, strict=True):
+            assert (cell in shown) == (heading in shown.splitlines()[1]) == (heading not in left_out)
+        assert (f"no room for {left_out};" in shown) if left_out else ("no room" not in shown)

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from copy import deepcopy
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def test_local_reparameterisation_has_the_moments_of_weight_draws(layer, samples
     """For one output position the two ways have the same mean and variance."""
     torch.manual_seed(0)
     x = torch.randn(1, 6) if isinstance(layer, nn.Linear) else torch.randn(1, 6, 1, 1)
-    network = make_gaussian(nn.Sequential(layer), relative_std=1.0)
+    network = make_gaussian(nn.Sequential(deepcopy(layer)), relative_std=1.0)
     draws = 20_000
     with torch.no_grad():
         local = network(x.expand(draws, *x.shape[1:])).flatten(1)

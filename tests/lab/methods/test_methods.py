@@ -129,9 +129,9 @@ def test_lists_are_split_between_methods_and_not_inside_of_them(text, specs):
     assert methods.split_specs(text) == specs
 
 
-def network(number=0):
+def network(number=0, function=nn.ReLU):
     torch.manual_seed(number)
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    return nn.Sequential(nn.Linear(6, 16), function(), nn.Linear(16, 16), function(), nn.Linear(16, 3))
 
 
 def drawn(converted):
@@ -146,7 +146,7 @@ def drawn(converted):
         ("mc-droprelu:0.7,last", DropReLU(0.7), "last"),
         ("mc-rrelu", RReLU(1 / 8, 1 / 3), "all"),
         ("mc-rrelu:0.1,0.6,first", RReLU(0.1, 0.6), "first"),
-        ("mc-dropactivation:0.7,last,channel", DropActivation(0.7, "channel"), "last"),
+        ("mc-dropactivation:0.7,last", DropActivation(0.7), "last"),
         ("mc-dropout:0.2", Dropout(0.2), "last"),
         ("mc-dropout:0.2,all", Dropout(0.2), "all"),
     ],
@@ -155,6 +155,23 @@ def test_what_is_random_and_where(spec, activation, where):
     found = drawn(methods.parse(spec).prepare(network(), X[:1]))
     assert found.equal(drawn(convert(network(), activation, where=where, example=X[:1])))
     assert not found.equal(network()(X))
+
+
+def test_activations_that_are_no_relus_are_random():
+    gelus = network(function=nn.GELU)
+    found = drawn(methods.parse("mc-dropactivation:0.7").prepare(gelus, X[:1]))
+    wanted = convert(network(function=nn.GELU), DropActivation(0.7), example=X[:1])
+    assert found.equal(drawn(wanted))
+    assert not found.equal(network(function=nn.GELU)(X))
+    assert methods.spec_of(methods.parse("mc-dropactivation")) == "mc-dropactivation:0.9"
+
+
+@pytest.mark.parametrize(
+    ("spec", "activation"),
+    [("mc-droprelu:0.7,all,channel", "DropReLU"), ("mc-dropactivation:0.7,all,channel", "DropActivation")],
+)
+def test_masks_by_channel(spec, activation):
+    assert repr(methods.parse(spec).activation()) == f"{activation}(q=0.7, mask='channel')"
 
 
 class Recording(nn.Module):

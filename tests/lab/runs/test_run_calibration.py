@@ -17,8 +17,9 @@ from rbue.lab import data
 from rbue.lab.report import run_answers as answers
 from rbue.lab.report.run_records import read_records
 from rbue.lab.runs import temperatures
-from rbue.lab.runs.folders import RunConfig, RunFolder, read_probs, write_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.measuring import evaluate_run
+from rbue.lab.runs.probabilities import read_probs, write_probs
 from rbue.lab.runs.temperatures import at_a_bound, calibrate_run, lacks_calibration
 from rbue.lab.runs.training import train_run
 from rbue.lab.training import recipe_for

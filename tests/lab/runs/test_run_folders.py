@@ -14,8 +14,9 @@ from rbue import files
 from rbue.errors import InvalidInput, RbueError
 from rbue.lab import data
 from rbue.lab.methods import parse
-from rbue.lab.runs import folders, training
-from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, probs_of, read_probs, trained_again, write_probs
+from rbue.lab.runs import folders, probabilities, training
+from rbue.lab.runs.folders import RunConfig, RunFolder, find_runs, trained_again
+from rbue.lab.runs.probabilities import probs_of, read_probs, write_probs
 from rbue.lab.runs.training import missing_networks, train_run, training_images
 from rbue.lab.training import Recipe, recipe_for
 from rbue.locks import InUse
@@ -175,10 +176,10 @@ def test_probabilities_that_are_checked_are_those_that_are_given(tmp_path, monke
     checksum = files.checksum
 
     def replaced_meanwhile(content):
-        path.write_bytes(folders.probs_bytes(probs[:, ::-1]))
+        path.write_bytes(probabilities.probs_bytes(probs[:, ::-1]))
         return checksum(content)
 
-    monkeypatch.setattr(folders, "checksum", replaced_meanwhile)
+    monkeypatch.setattr(probabilities, "checksum", replaced_meanwhile)
     assert probs_of(path, result).tolist() == [[0.25, 0.75]]
     assert probs_of(path, result) is None
 

@@ -15,10 +15,11 @@ from rbue import metrics, random_stream
 from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.runs import measuring
-from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, read_probs, write_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.measuring import diversity, evaluate_run, measure, predict_images, predict_images_at
 from rbue.lab.runs.networks import NoWeights, fresh_network, load_networks
 from rbue.lab.runs.passes import Passes
+from rbue.lab.runs.probabilities import belong_to, read_probs, write_probs
 from rbue.lab.runs.training import train_run, train_runs
 from rbue.lab.training import recipe_for
 from rbue.prediction import of_samples

@@ -19,10 +19,11 @@ from rbue.errors import InvalidInput, RbueError, RbueWarning
 from rbue.lab import data
 from rbue.lab.corruptions import CORRUPTIONS, corrupt, frost, sets
 from rbue.lab.paper.results import shift_is_done, shift_rows
-from rbue.lab.runs.folders import RunConfig, RunFolder, belong_to, probs_of, read_probs
+from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.runs.measuring import evaluate_run, predict_images
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.passes import Passes
+from rbue.lab.runs.probabilities import belong_to, probs_of, read_probs
 from rbue.lab.runs.training import train_run
 from rbue.lab.shift import (
     Setting,

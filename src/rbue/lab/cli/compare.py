@@ -260,8 +260,9 @@ def read_marks(records: Sequence[Record], methods: int) -> Marks:
 def held_out_marks(found: Mapping[str, Sequence[Row]], config: RunConfig, methods: int) -> Marks:
     """The same of the results of each method on the images that were held out."""
     from rbue.lab.report.chance import resample, verdict
-    from rbue.lab.runs.folders import RunFolder, probs_of
+    from rbue.lab.runs.folders import RunFolder
     from rbue.lab.runs.measuring import images_of
+    from rbue.lab.runs.probabilities import probs_of
 
     answers = {}
     for method, results in found.items():

@@ -76,8 +76,8 @@ def serve(
     try:
         from rbue.serving import OnnxEngine, Settings
         from rbue.serving import serve as run_server
-    except ImportError as error:
-        raise RbueError(f"rbue serve needs {error.name}; pip install 'rbue[serve]'.") from error
+    except ModuleNotFoundError as error:
+        raise RbueError(str(error)) from error
     pixels = fractions(mean, "--mean", "0.49,0.48,0.45"), fractions(std, "--std", "0.25,0.24,0.26")
     engine: Engine
     with working(f"loading {what}"):

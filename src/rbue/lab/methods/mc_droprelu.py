@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rbue.activations import DropActivation, DropReLU
+from rbue.activations.base import Activation
 from rbue.lab.methods.base import RandomSites, register
 
 
@@ -21,16 +22,16 @@ class MCDropReLU(RandomSites):
     mask: str = "element"
     of: str = ""
 
-    def activation(self) -> DropReLU:
+    def activation(self) -> Activation:
         """``x`` in place of ``max(x, 0)`` with probability ``1 - q``."""
         return DropReLU(self.q, self.mask)
 
 
-@register("mc-dropactivation")
+@register("mc-dropactivation", shown=1)
 @dataclass(frozen=True)
 class MCDropActivation(MCDropReLU):
     """As mc-droprelu, for networks with GELU, SiLU and the like: any activation is kept with probability ``q``."""
 
-    def activation(self) -> DropActivation:  # type: ignore[override]
+    def activation(self) -> Activation:
         """``x`` in place of ``f(x)`` with probability ``1 - q``."""
         return DropActivation(self.q, self.mask)

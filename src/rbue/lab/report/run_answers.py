@@ -19,10 +19,11 @@ from rbue.errors import RbueError
 from rbue.lab import data
 from rbue.lab.report.page import Bar, Block, Card, Cards
 from rbue.lab.report.run_records import Record
-from rbue.lab.runs.folders import belong_to, outdated, read_probs
+from rbue.lab.runs.folders import outdated
 from rbue.lab.runs.measuring import predict_images
 from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.passes import Passes
+from rbue.lab.runs.probabilities import belong_to, read_probs
 
 
 class NoImages(RbueError):

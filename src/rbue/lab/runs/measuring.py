@@ -26,18 +26,10 @@ from rbue.lab import data
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.augmented import augmented, parse_augment
-from rbue.lab.runs.folders import (
-    RunConfig,
-    RunFolder,
-    belong_to,
-    has_weights,
-    outdated,
-    probs_of,
-    training_seconds,
-    write_probs,
-)
+from rbue.lab.runs.folders import RunConfig, RunFolder, has_weights, outdated, training_seconds
 from rbue.lab.runs.networks import NoWeights, explaining_memory, load_networks
 from rbue.lab.runs.passes import Passes
+from rbue.lab.runs.probabilities import belong_to, probs_of, write_probs
 from rbue.lab.runs.training import refuse_other_images, warn_of_changed_code
 from rbue.lab.training import Normalise
 from rbue.locks import InUse

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from rbue import random_stream
 from rbue.decisions.conformal import LAC
 from rbue.errors import InvalidInput
-from rbue.lab.runs.folders import RunFolder, outdated, probs_of
+from rbue.lab.runs.folders import RunFolder, outdated
 from rbue.lab.runs.loading import TrainedRun, load_run
 from rbue.lab.runs.measuring import images_of, predict_images
 from rbue.lab.runs.passes import Passes, best_draws
+from rbue.lab.runs.probabilities import probs_of
 from rbue.prediction import Prediction
 from rbue.sampling.adaptive import Adaptive
 from rbue.serving import Answers, Conformal, Engine, Inputs, Sampling

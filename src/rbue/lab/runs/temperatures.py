@@ -17,18 +17,12 @@ from torch import Tensor
 from rbue import metrics
 from rbue.calibration import Temperature, cross_fitted
 from rbue.errors import RbueError, RbueWarning
+from rbue.files import checksum_of
 from rbue.lab import data
 from rbue.lab.environment import facts
-from rbue.lab.runs.folders import (
-    RunConfig,
-    RunFolder,
-    belong_to,
-    checksum_of,
-    read_probs,
-    trained_again,
-    training_seconds,
-)
+from rbue.lab.runs.folders import RunConfig, RunFolder, trained_again, training_seconds
 from rbue.lab.runs.measuring import BINS, other_images, scores
+from rbue.lab.runs.probabilities import belong_to, read_probs
 
 FILE = "calibration"
 FOLDS, FOLD_SEED = 2, 0

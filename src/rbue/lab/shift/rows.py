@@ -23,21 +23,11 @@ from rbue.errors import RbueError, warn
 from rbue.files import checksum
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.environment import facts
-from rbue.lab.runs.folders import (
-    RunConfig,
-    RunFolder,
-    belong_to,
-    other_stream,
-    outdated,
-    probs_bytes,
-    probs_of,
-    trained_again,
-    training_seconds,
-    write_probs,
-)
+from rbue.lab.runs.folders import RunConfig, RunFolder, other_stream, outdated, trained_again, training_seconds
 from rbue.lab.runs.forms import EACH, NEEDED, misfit
 from rbue.lab.runs.measuring import SPLITS
 from rbue.lab.runs.passes import Passes
+from rbue.lab.runs.probabilities import belong_to, probs_bytes, probs_of, write_probs
 
 Row = dict[str, Any]
 
