@@ -54,7 +54,7 @@ class PassPlan:
         telling: whether the samples it was made with were different. If not, as before a last layer of zeros is
             trained, the next time may tell more.
         random: whether they met a random site.
-        made_of: a number for the state of the network that it was made with.
+        made_of: a hash of the network that it was made with.
     """
 
     share: bool

@@ -122,12 +122,15 @@ class StackedPasses:
             self.runner.leave_compiled_code()
 
     def _made(self, x: Batch, earlier: PassPlan | None, **how: Any) -> PassPlan:
-        """A plan of the network as it is. What its passes count says nothing about whether it is outdated."""
-        _, before_and_counts = _state(self.runner.network)
+        """A plan of the network as it is.
+
+        Where its passes change what it holds, as one that counts them does, only the kinds tell that it is outdated.
+        """
+        _, before = _state(self.runner.network)
         with self.runner.trying_out():
             plan = make_plan(self.runner, x, earlier, **how)
-        after, after_and_counts = _state(self.runner.network)
-        return replace(plan, made_of=after_and_counts if after_and_counts == before_and_counts else after)
+        kinds, held = _state(self.runner.network)
+        return replace(plan, made_of=held if held == before else kinds)
 
     @property
     def shares(self) -> bool:
@@ -256,10 +259,10 @@ def _form(network: nn.Module) -> int:
 
 
 def _state(network: nn.Module) -> tuple[int, int]:
-    """Two numbers that change with what else a plan says nothing about: kinds of attributes; besides, what they hold.
+    """Two hashes, to notice that a plan is outdated: of the names and kinds of attributes; of what they hold, too.
 
-    That is numbers, functions, settings in an object or a dict, and how often parameters were written to: before a
-    first step of training, weights of zero hide what a block does.
+    They hold numbers, functions, settings in an object or a dict, and parameters, of which it is counted how often they
+    were written to: before a first step of training, weights of zero hide what a block does.
     """
     kinds: list[Any] = []
     contents: list[Any] = []
