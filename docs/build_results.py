@@ -23,7 +23,7 @@ from tutorial_pictures import webp
 from rbue.files import read_json, write_bytes
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.paper.claims import judge_all
-from rbue.lab.paper.experiments import DIVERSE, METHODS, POSITIONS, SIX
+from rbue.lab.paper.experiments import DIVERSE, METHODS, POSITIONS, SIX, SWEEP
 from rbue.lab.paper.judging import is_shortened
 from rbue.lab.paper.results import Measured
 from rbue.lab.paper.settings import last_settings
@@ -45,7 +45,9 @@ OTHERS = {
     )
 }
 """What the paper has besides, as far as it was measured."""
-PLACES = Study("tiny-imagenet", "resnet18", ("single", *POSITIONS))
+SWEPT = Study("cifar10", "resnet18", (*SWEEP, "single"))
+PLACES = {f"places-{data}": Study(data, "resnet18", ("single", *POSITIONS)) for data in ("cifar10", "tiny-imagenet")}
+"""Random ReLUs with every ``q``, and at one place only."""
 LABELS = label_next.comparison(label_next.measured())
 
 SHORT = {
@@ -70,7 +72,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         "timed": _timed_training(),
         "reruns": MAIN.reruns(),
         "reruns-shift": MAIN.differences_on_corrupted(),
-        "places": PLACES.comparison(),
+        **{name: study.comparison() for name, study in PLACES.items()},
     }
     return {
         README: {"results": [*MAIN.short(SHORT), *one_training.headline(MAIN)]},
@@ -97,7 +99,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
             "training": scaling_page.training(),
             "failing": scaling_page.failing(),
         },
-        CHOOSING_Q: {"q-cifar10": MAIN.by_q(), "q-cifar100": OTHERS["cifar100-resnet18"].by_q(), "q-tuned": _tuned()},
+        CHOOSING_Q: {"q-cifar10": SWEPT.by_q(), "q-cifar100": OTHERS["cifar100-resnet18"].by_q(), "q-tuned": _tuned()},
     }
 
 
@@ -209,7 +211,7 @@ def draw() -> None:
         "by-corruption": one_training.by_corruption(MAIN),
         "outside": against_outside(MAIN),
         "scaling": scaling_page.picture(),
-        "choosing-q": against_q({"CIFAR-10": MAIN, "CIFAR-100": OTHERS["cifar100-resnet18"]}),
+        "choosing-q": against_q({"CIFAR-10": SWEPT, "CIFAR-100": OTHERS["cifar100-resnet18"]}),
         "shift-ece": severity_figures.severity_boxes(corrupted(SIX, "ece"), "ECE"),
         "shift-accuracy": severity_figures.severity_boxes(corrupted(SIX, "accuracy"), "accuracy", percent=True),
         "shift-medians": severity_figures.severity_medians(corrupted(METHODS, "ece"), "ECE"),

@@ -88,15 +88,15 @@ def against_q(studies: dict[str, Study]) -> Figure:
         ordered = sorted(found, key=lambda method: kept_with(method) or 0)
         for axes, what, first in zip(line, ("accuracy, %", "negative log-likelihood"), (True, False), strict=True):
             values = [100 * found[m][1]["accuracy"] if first else found[m][1]["nll"] for m in ordered]
-            places = [kept_with(method) for method in ordered]
+            places = range(len(ordered))  # evenly: 0.99 and 1 would lie upon each other
             colour = METHOD_COLOURS["mc-droprelu"]
             axes.plot(places, values, color=colour, marker="o", ms=5, lw=1.2)
             axes.scatter(places[-1:], values[-1:], s=40, color=METHOD_COLOURS["single"], zorder=3)
-            for method in ordered:
+            for place, method in zip(places, ordered, strict=True):
                 others = [pair[0 if first else 1] for pair in again(study, method)]
-                axes.scatter([kept_with(method)] * len(others), others, s=16, color=colour, alpha=0.3, lw=0)
+                axes.scatter([place] * len(others), others, s=16, color=colour, alpha=0.3, lw=0)
             dress(axes, title=title, x="q (1 is the plain network)", y=what, grid="y")
-            axes.set_xticks(places, [f"{one:g}" for one in places])
+            axes.set_xticks(places, [f"{kept_with(method):g}" for method in ordered])
     return figure
 
 

@@ -205,7 +205,8 @@ class Study:
         """MC-DropReLU from many random ReLUs to none: clean, after a temperature, and corrupted where that is there."""
         found = {method: one for method, one in self.measured().items() if kept_with(method) is not None}
         sets = {method: _corrupted_sets(config) for method, (config, _) in found.items()}
-        common = set.intersection(*(set(one) for one in sets.values()))
+        corrupted = [set(one) for one in sets.values() if one]
+        common = set.intersection(*corrupted) if corrupted else set()
         noise = {one for one in common if one[0].endswith("_noise")}
         heads = ["`q`", "accuracy, %", "ECE", "NLL", "NLL with temperature", "disagreement of two samples"]
         heads += ["corrupted: ECE", "NLL, noise", "NLL, others"] if common else []
@@ -218,11 +219,10 @@ class Study:
                 *(f"{value:.3f}" for value in (result["ece"], result["nll"], scaled["nll"])),
                 "–" if result["mean_dis"] is None else f"{100 * result['mean_dis']:.1f} %",
             ]
-            if common:
-                ours = sets[method]
+            if ours := sets[method]:
                 cells += [f"{_mean(ours, common, 'ece'):.3f}"]
-                cells += [f"{_mean(ours, some, 'nll'):.2f}" for some in (noise, common - noise)]
-            rows.append(cells)
+                cells += [f"{_mean(ours, kinds, 'nll'):.2f}" for kinds in (noise, common - noise)]
+            rows.append(cells + ["–"] * (len(heads) - len(cells)))
         return table(heads, rows)
 
     def samples_on_corrupted(self) -> str:
