@@ -56,6 +56,8 @@ def test_a_saved_file_with_its_network(command, served, saved):
         (("net.safetensors", "--model", "own_net:nothing"), "no 'nothing'"),
         (("net.onnx",), "there is no file"),
         (("net.onnx", "--samples", 5), "leave out --samples"),
+        (("net.onnx", "--batching", "never"), "batching"),
+        (("net.onnx", "--held-out", "net.pt2"), "--conformal"),
         (("net.pt2",), "cannot be served"),
         (("net.safetensors", "--model", "own_net:make", "--conformal", 0.9), "--held-out"),
         (("net.safetensors", "--model", "own_net:make", "--conformal", 0.9, "--held-out", "net.pt2"), "no .npz file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,6 +79,21 @@ def serve(
         from rbue.serving import serve as run_server
     except ModuleNotFoundError as error:
         raise RbueError(str(error)) from error
+    if conformal is None and held_out is not None:
+        raise InvalidInput("--held-out is for --conformal; give a coverage such as --conformal 0.9.")
+    settings = Settings(
+        token=token,
+        seed=seed,
+        batching=batching,
+        max_batch=max_batch,
+        max_wait=max_wait_ms / 1000,
+        queue=queue,
+        timeout=timeout,
+        max_bytes=_millions(max_mb, "--max-mb"),
+        max_pixels=_millions(max_megapixels, "--max-megapixels"),
+        max_images=max_images,
+        max_samples=max_samples,
+    )
     pixels = fractions(mean, "--mean", "0.49,0.48,0.45"), fractions(std, "--std", "0.25,0.24,0.26")
     engine: Engine
     with working(f"loading {what}"):
@@ -99,24 +115,8 @@ def serve(
             _refuse(ctx, ("model", "mean", "std", "outputs"), "a run has its own")
             engine = RunEngine(find_run(what, runs).path, device_named(device), samples, draws, threads)
         sets = None if conformal is None else _conformal(engine, conformal, held_out, seed)
-    if conformal is None and held_out is not None:
-        raise InvalidInput("--held-out is for --conformal; give a coverage such as --conformal 0.9.")
-    settings = Settings(
-        token=token,
-        seed=seed,
-        batching=batching,
-        max_batch=max_batch,
-        max_wait=max_wait_ms / 1000,
-        queue=queue,
-        timeout=timeout,
-        max_bytes=_millions(max_mb, "--max-mb"),
-        max_pixels=_millions(max_megapixels, "--max-megapixels"),
-        max_images=max_images,
-        max_samples=max_samples,
-        conformal=sets,
-    )
     say(f"{engine.title}: {engine.inputs.words}, {len(engine.classes)} classes, {engine.samples} samples")
-    run_server(engine, settings, host, port)
+    run_server(engine, replace(settings, conformal=sets), host, port)
 
 
 def _millions(value: float, option: str) -> int:
