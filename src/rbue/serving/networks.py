@@ -108,11 +108,11 @@ class NetworkEngine(Engine):
         outputs: str = "logits",
     ) -> None:
         self._network, self._threads, self._draws, self._outputs = network, threads, draws, outputs
-        _refuse_other_inputs(conversion_of(innermost(network)))
-        if outputs not in ("logits", "binary"):
-            raise InvalidInput(f"outputs is {outputs!r}; the server is for 'logits' and 'binary'.")
         inner = innermost(network)
         conversion = conversion_of(inner)
+        _refuse_other_inputs(conversion)
+        if outputs not in ("logits", "binary"):
+            raise InvalidInput(f"outputs is {outputs!r}; the server is for 'logits' and 'binary'.")
         tensors = [one for one in inner.parameters() if one.is_floating_point()]
         self._device = tensors[0].device if tensors else torch.device("cpu")
         self._type = tensors[0].dtype if tensors else torch.float32

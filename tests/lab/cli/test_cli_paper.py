@@ -163,6 +163,7 @@ def test_mistakes_get_one_sentence(fails):
     assert "not 'fast'" in fails("paper", "run", "nowhere", "--engine", "fast", code=2)
     words = ("paper", "run", "table1-cifar10", "--engine", "captured", "--workers", 2)
     assert "--workers is for --engine processes" in fails(*words, code=2)
+    assert "--models names no network; it takes" in fails("paper", "claims", "--models", ",", code=2)
     assert "no network 'vgg16'" in fails("paper", "run", "table1-cifar10", "--models", "vgg16", code=2)
     assert "did you mean 'single'?" in fails("paper", "run", "table1-cifar10", "--methods", "singel", code=2)
     assert "none of these experiments has mc-droprelu:0.7" in fails(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -240,7 +239,7 @@ def predict(
     # One that cannot be read keeps its place, black, so that the answers about the others do not depend on it.
     black = np.zeros(known.images.shape[1:], np.uint8)
     pixels = np.stack([black if found is None else found for found in read.values()])
-    unlabelled = replace(known, images=pixels, labels=np.zeros(len(read), dtype=np.int64))
+    unlabelled = known.unlabelled(pixels)
     with working(f"predicting with {config.method}"):
         networks = load_networks(config, root, place)
         prediction = predict_images(config, networks, unlabelled, passes, place)

@@ -94,7 +94,9 @@ def check_methods(experiments: tuple[Experiment, ...], settings: Settings) -> No
 def _known_models(text: str) -> tuple[str, ...]:
     from rbue.lab.paper.experiments import MODELS
 
-    names = tuple(name for name in text.replace(",", " ").split())
+    names = tuple(text.replace(",", " ").split())
+    if not names:
+        raise InvalidInput(f"--models names no network; it takes {', '.join(MODELS)}.")
     for name in names:
         if name not in MODELS:
             raise InvalidInput(f"the paper has no network {name!r}; --models takes {', '.join(MODELS)}.")

@@ -103,6 +103,10 @@ class ImageSet:
         files = tuple(self.files[place] for place in indices) if self.files else ()
         return replace(self, images=images, labels=labels, split=split, held_out=held_out, files=files)
 
+    def unlabelled(self, images: Bytes) -> ImageSet:
+        """Other images of the same kind, whose labels mean nothing."""
+        return replace(self, images=images, labels=np.zeros(len(images), np.int64))
+
     def record(self) -> dict[str, Any]:
         """What to write beside a result: everything about the set but the pixels, ready for JSON."""
         return {

@@ -135,9 +135,9 @@ def resized(images: Bytes, size: tuple[int, int]) -> Bytes:
 
 
 def short_name(name: str) -> str:
-    """A set as a heading: of a folder its last part.
+    """A set as a heading: of a folder its own name, since the way to it means nothing elsewhere.
 
-    >>> short_name("svhn"), short_name("folder:photos/textures")
-    ('svhn', 'textures')
+    >>> short_name("svhn"), short_name("folder:photos/textures"), short_name("folder:textures:32")
+    ('svhn', 'textures', 'textures:32')
     """
-    return name if not name.startswith(registry.FOLDER_PREFIX) else Path(name).name
+    return Path(name.removeprefix(registry.FOLDER_PREFIX)).name

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rbue.errors import RbueError, warn
+from rbue.lab.data.outside import short_name
+from rbue.lab.data.registry import FOLDER_PREFIX
 from rbue.lab.report.figure_style import METHOD_COLOURS, method_name
 from rbue.lab.report.tables import counted
 from rbue.lab.runs.folders import RunConfig, RunFolder, outdated
@@ -134,7 +136,7 @@ def _group(shared: RunConfig, records: Sequence[Record]) -> RunGroup:
         words += [_drawn(record)] * (len({_drawn(one) for one in alike}) > 1)
         methods.setdefault(f"{method} ({', '.join(words)})" if words else method, []).append(record)
     return RunGroup(
-        f"{shared.model} on {_short(shared.data)}", recipe, dict(sorted(methods.items(), key=_in_paper_order))
+        f"{shared.model} on {_titled(shared.data)}", recipe, dict(sorted(methods.items(), key=_in_paper_order))
     )
 
 
@@ -170,9 +172,8 @@ def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     return [record for record in records if any(record is one for one in kept.values())], copies
 
 
-def _short(data: str) -> str:
-    """The name of a data set; of a folder its own name, since the way to it means nothing elsewhere."""
-    return f"folder {Path(data[7:]).name}" if data.startswith("folder:") else data
+def _titled(data: str) -> str:
+    return f"folder {short_name(data)}" if data.startswith(FOLDER_PREFIX) else data
 
 
 def _in_paper_order(entry: tuple[str, list[Record]]) -> tuple[int, str]:

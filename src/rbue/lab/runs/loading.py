@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class TrainedRun:
         """
         passes = Passes(samples, seed, draws=draws or best_draws(self.config), augment=augment)
         pixels = self._pixels(images)
-        unlabelled = replace(self._like, images=pixels, labels=np.zeros(len(pixels), dtype=np.int64))
+        unlabelled = self._like.unlabelled(pixels)
         return predict_images(self.config, self.networks, unlabelled, passes, self.device)
 
     def _pixels(self, images: Any) -> Bytes:

@@ -23,6 +23,7 @@ from rbue.augment import Augmentation
 from rbue.call_sites import evaluating
 from rbue.errors import InvalidInput, RbueError, did_you_mean, warn
 from rbue.lab import data
+from rbue.lab.data.registry import FOLDER_PREFIX
 from rbue.lab.environment import facts
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.augmented import augmented, parse_augment
@@ -301,7 +302,7 @@ def _probs(folder: RunFolder, split: str) -> Path:
 def _outdated(config: RunConfig, root: Path, result: dict[str, Any], split: str) -> str:
     """Why a measurement is not the one that would be made now, in words; empty if it is."""
     words = outdated(config, root, result)
-    if not words and config.data.startswith("folder:") and other_images(result, images_of(config, split)):
+    if not words and config.data.startswith(FOLDER_PREFIX) and other_images(result, images_of(config, split)):
         return f"on other {split} images than {config.data} holds now"
     return words
 
@@ -398,7 +399,7 @@ def _from_members(
     found, share = [], passes.share(config)
     for member in members:
         folder = RunFolder.of(member, root)
-        answers = _stored_answers(member, root, images, share)
+        answers = stored_answers(member, root, images, share)
         if answers is None:
             if not has_weights(member, root):
                 raise NoWeights(
@@ -407,7 +408,7 @@ def _from_members(
                     f"kept in this folder to measure it again for {config.method}."
                 )
             _measured(member, root, device, share, "test", rank)
-            answers = _stored_answers(member, root, images, share)
+            answers = stored_answers(member, root, images, share)
             if answers is None:
                 raise RbueError(f"{folder.path} was measured otherwise meanwhile; give the same command again.")
         found.append(answers)
@@ -422,18 +423,21 @@ def _makes_passes(member: RunConfig, passes: Passes) -> bool:
     return passes.limit(member) != 1
 
 
-def _stored_answers(member: RunConfig, root: Path, images: data.ImageSet, passes: Passes) -> NDArray[np.float32] | None:
+def stored_answers(
+    member: RunConfig, root: Path, images: data.ImageSet, passes: Passes, split: str = "test"
+) -> NDArray[np.float32] | None:
     """The probabilities stored in a folder if they are those of its last measurement, on these images.
 
     Random and augmented passes have to be the ones asked for; one pass of a plain network is what it is.
     """
     folder = RunFolder.of(member, root)
-    if not folder.probs.exists():
+    probs = _probs(folder, split)
+    if not probs.exists():
         return None
-    results = folder.entries("results")
+    results = folder.entries(SPLITS[split])
     key, last = list(results.items())[-1] if results else ("", {})
     other_passes = key != passes.key if _makes_passes(member, passes) else "augment" in last
     if other_passes or outdated(member, root, last) or other_images(last, images):
         return None
-    found = probs_of(folder.probs, last)
+    found = probs_of(probs, last)
     return found if found is not None and found.shape == (len(images), len(images.classes)) else None

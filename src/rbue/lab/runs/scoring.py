@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
@@ -313,7 +313,7 @@ def _predicted(
         if image.pixels is not None:
             pixels[place] = image.pixels
     numbers = np.arange(first, first + len(some))
-    unlabelled = replace(like, images=pixels, labels=np.zeros(len(some), np.int64))
+    unlabelled = like.unlabelled(pixels)
     prediction = predict_images(scoring.config, networks, unlabelled, scoring.passes, scoring.device, numbers=numbers)
     labels = prediction.label.tolist()
     found = {

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from rbue import random_stream
 from rbue.decisions.conformal import LAC
 from rbue.errors import InvalidInput
-from rbue.lab.runs.folders import RunFolder, outdated
+from rbue.lab.runs.folders import RunFolder
 from rbue.lab.runs.loading import TrainedRun, load_run
-from rbue.lab.runs.measuring import images_of, predict_images
+from rbue.lab.runs.measuring import images_of, predict_images, stored_answers
 from rbue.lab.runs.passes import Passes, best_draws
-from rbue.lab.runs.probabilities import probs_of
 from rbue.prediction import Prediction
 from rbue.sampling.adaptive import Adaptive
 from rbue.serving import Answers, Conformal, Engine, Inputs, Sampling
@@ -62,7 +61,7 @@ class RunEngine(Engine):
         self, x: Numbers, index: NDArray[np.int64] | None, sampling: Sampling, rule: Adaptive | None = None
     ) -> Prediction:
         run = self.run
-        images = replace(run._like, images=x, labels=np.zeros(len(x), np.int64))
+        images = run._like.unlabelled(x)
         passes = Passes(sampling.samples, sampling.seed, rule, self._passes.draws)
         return predict_images(
             run.config, run.networks, images, passes, run.device, return_samples=sampling.keep, numbers=index
@@ -87,22 +86,11 @@ class RunEngine(Engine):
                 "file with probs and labels."
             )
         held_out = images_of(config, "validation")
-        probs = self._stored(seed, held_out.record()["sha256"])
+        root, passes = RunFolder(self.run.path).root, replace(self._passes, seed=seed)
+        probs = stored_answers(config, root, held_out, passes, "validation")
         if probs is None:
-            probs = self._prediction(held_out.images, None, Sampling(self.samples, seed)).probs.cpu()
+            probs = self._prediction(held_out.images, None, Sampling(self.samples, seed)).probs.cpu().numpy()
         return fitted(probs, held_out.labels, coverage)
-
-    def _stored(self, seed: int, checksums: object) -> torch.Tensor | None:
-        folder, config = RunFolder(self.run.path), self.run.config
-        known = folder.entries("validation")
-        key = replace(self._passes, seed=seed).key
-        if not known or list(known)[-1] != key or not folder.validation_probs.exists():
-            return None
-        entry = known[key]
-        if outdated(config, folder.root, entry) or entry["data"]["sha256"] != checksums:
-            return None
-        probs = probs_of(folder.validation_probs, entry)
-        return None if probs is None else torch.from_numpy(probs)
 
 
 def fitted(probs: object, labels: object, coverage: float) -> Conformal:

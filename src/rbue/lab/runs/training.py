@@ -13,6 +13,7 @@ import torch
 from rbue.call_sites import innermost
 from rbue.errors import InvalidInput, RbueError, warn
 from rbue.lab import data, models
+from rbue.lab.data.registry import FOLDER_PREFIX
 from rbue.lab.environment import facts
 from rbue.lab.own_code import note_named, source_checksum
 from rbue.lab.processes import Rank, data_parallel, is_first, joined, own_device, tasks_at_once
@@ -115,7 +116,7 @@ def missing_networks(configs: Sequence[RunConfig], root: Path) -> list[RunConfig
 
 def refuse_other_images(config: RunConfig, root: Path) -> None:
     """Raise if a folder of images has changed since networks were trained on it; other data sets cannot."""
-    if not config.data.startswith("folder:"):
+    if not config.data.startswith(FOLDER_PREFIX):
         return
     for member in config.trainings():
         folder = RunFolder.of(member, root)
@@ -233,7 +234,7 @@ def _job(
         folder.state,
         report=note if is_first() else None,
         rank=rank,
-        made_from={"data": _in_short(images)} if config.data.startswith("folder:") else {},
+        made_from={"data": _in_short(images)} if config.data.startswith(FOLDER_PREFIX) else {},
     )
 
 
