@@ -11,6 +11,7 @@ from scipy.optimize import minimize_scalar
 from rbue import metrics
 from rbue.calibration import Temperature, cross_fit, cross_fitted
 from rbue.errors import InvalidInput, RbueWarning
+from rbue.prediction import Prediction
 
 
 def overconfident(images=2000, classes=5, factor=3.0, seed=0, dtype=torch.float64):
@@ -330,3 +331,12 @@ LABELS = torch.tensor([0, 1])
 def test_bad_inputs(call, said):
     with pytest.raises(InvalidInput, match=re.escape(said)):
         call()
+
+
+def test_a_prediction_is_fitted_as_no_temperature_has_changed_it():
+    logits, labels = overconfident(images=60)
+    probs = logits.softmax(1)
+    plain = Prediction(probs, probs, probs.argmax(1), probs[:, 0], samples_used=torch.full((60,), 5), seed=0)
+    for one in (plain, plain.scaled(3.0)):
+        assert Temperature.fit(one, labels) == Temperature.fit(probs, labels)
+        assert torch.equal(cross_fitted(one, labels).probs, cross_fitted(probs, labels).probs)

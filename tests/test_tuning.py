@@ -109,7 +109,7 @@ def test_any_candidate_can_be_used_and_all_of_it_undone(network, validation):
     assert all(value.equal(state[name]) for name, value in network.state_dict().items())
 
 
-def test_every_candidate_answers_by_augmented_passes(network, validation):
+def test_every_candidate_answers_by_augmented_passes(network, validation, tmp_path):
     augment, (x, y) = [Flip(), Shift(1)], validation
     plain = rbue.tune(network, validation, where="last", q=0.9, samples=4)
     plain.revert()
@@ -118,6 +118,12 @@ def test_every_candidate_answers_by_augmented_passes(network, validation):
         drawn = rbue.predict(tuned.use(one), x, samples=4, seed=5, augment=augment, temperature=False)
         assert float(metrics.nll(drawn.probs, y)) == pytest.approx(one.nll, abs=1e-5)
         assert abs(one.nll - other.nll) > 1e-3  # these pictures are not the same mirrored
+    with pytest.warns(rbue.RbueWarning, match="was fitted to augmented passes, and these are not"):
+        rbue.predict(network, x, samples=4)
+    rbue.save(network, tmp_path / "net.safetensors")
+    rbue.load(tmp_path / "net.safetensors", network)
+    with pytest.raises(rbue.RbueError, match=r"augmented passes, which a file .*set_temperature"):
+        rbue.export(network, tmp_path / "net.pt2", example=x)
     with pytest.raises(rbue.RbueError, match="augment"):
         rbue.tune(tuned.revert(), validation, augment="flip")
     assert not rbue.conversion(network)

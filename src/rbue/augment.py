@@ -4,7 +4,8 @@ An augmentation is a function ``augment(x, uniform) -> x`` of the rows of a pass
 and type. It changes each row by numbers of its own: ``uniform(n)`` has ``n`` of them for each row, ``(rows, n)``, in
 ``(0, 1)``. They come from the random stream, so sample ``k`` of image ``i`` sees the same picture whatever the batch
 size, the device and the number of samples. Balanced samples have them in mirrored pairs, ``u`` and ``1 - u``: of two
-samples one is flipped, and they are shifted to opposite sides. Of several inputs the first is augmented.
+samples one is flipped, and they are shifted to opposite sides. Of several inputs the first is augmented. Those of this
+module move pixels, and are for networks that answer for an image as a whole.
 
 Several are given as a list and are applied in turn, each with numbers of its own.
 """
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbue import random_stream
-from rbue.errors import InvalidInput, whole_number
+from rbue.errors import InvalidInput, warn, whole_number
 from rbue.kernels import site_keys
 
 __all__ = ["Augment", "Crop", "Flip", "Shift"]
@@ -143,6 +144,29 @@ class Augmentation:
                 )
         self.balanced = draws == "balanced"
         self.state = random_stream.augmented_state(random_stream.seed_state(seed, device))
+
+    def warn_of_unmoved(self, images: Tensor, others: Sequence[Tensor]) -> None:
+        """Say so if another input looks as if it belonged to the pixels of the images, such as a mask or a depth."""
+        step = self._moving()
+        if step is not None and any(x.dim() > 2 and x.shape[-2:] == images.shape[-2:] for x in others):
+            warn(
+                f"{step!r} moves the pixels of the first input alone; another one has the same height and width and "
+                "keeps its own."
+            )
+
+    def refuse_maps(self, images: Tensor, out: Tensor) -> None:
+        """Raise if pixels are moved and the network answers for each of them: means would mix places."""
+        step = self._moving()
+        if step is None or images.dim() != 4 or out.dim() < 3 or out.shape[2:].numel() == 1:
+            return
+        if out.dim() > 3 or out.shape[-2:] == images.shape[-2:]:
+            raise InvalidInput(
+                f"{step!r} moves the pixels of an image, and the network answers for each of them, with "
+                f"{tuple(out.shape[1:])} an image; leave it out, or augment by what changes colours alone."
+            )
+
+    def _moving(self) -> Augment | None:
+        return next((step for step in self.steps if isinstance(step, (Flip, Shift, Crop))), None)
 
     def __call__(self, x: Tensor, samples: Tensor, images: Tensor) -> Tensor:
         """The rows ``x`` as these samples of these images see them; one sample number may stand for all."""

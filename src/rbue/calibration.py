@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from rbue.errors import InvalidInput, warn, whole_number
 from rbue.metrics import _checks
+
+if TYPE_CHECKING:
+    from rbue.prediction import Prediction
 
 __all__ = ["CrossFitted", "Temperature", "cross_fit", "cross_fitted"]
 
@@ -52,7 +55,9 @@ class Temperature:
             raise InvalidInput(f"value is {self.value}; give a finite temperature above 0.")
 
     @classmethod
-    def fit(cls, values: Tensor, labels: Tensor, inputs: Inputs = "probs", prior: float = 0.0) -> Temperature:
+    def fit(
+        cls, values: Tensor | Prediction, labels: Tensor, inputs: Inputs = "probs", prior: float = 0.0
+    ) -> Temperature:
         """Find the temperature with the least mean negative log-likelihood on held-out data.
 
         ``NLL(β) = mean[ln Σ_c exp(β z_c) - β z_y]`` is convex in ``β = 1/T``, so its derivative
@@ -66,7 +71,8 @@ class Temperature:
         temperature; they are left out, with a warning.
 
         Args:
-            values: Probabilities or logits, ``(B, C)`` or ``(B, C, ...)``.
+            values: Probabilities or logits, ``(B, C)`` or ``(B, C, ...)``, or a ``Prediction``, whose probabilities are
+                taken as they were before any temperature.
             labels: Class numbers, ``(B,)`` or ``(B, ...)``.
             inputs: Whether ``values`` are "probs" or "logits".
             prior: How many images with any label to add, each as sure as the given ones are on average. A half keeps a
@@ -75,6 +81,7 @@ class Temperature:
         """
         if isinstance(prior, bool) or not isinstance(prior, Real) or not 0 <= prior < math.inf:
             raise InvalidInput(f"prior is {prior!r}; give a number of images, at least 0.")
+        values = _unscaled(values)
         scores = _log_scores(values, inputs).detach()
         labels = _checks.labels_of(labels, values, inputs)
         possible = ~scores.gather(1, labels[:, None]).squeeze(1).isneginf()
@@ -159,11 +166,11 @@ class CrossFitted:
     fold: Tensor
 
 
-def cross_fit(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -> Tensor:
+def cross_fit(probs: Tensor | Prediction, labels: Tensor, folds: int = 2, seed: int = 0) -> Tensor:
     """Calibrate every image with a temperature fitted on the other folds, when there is no held-out set.
 
     Args:
-        probs: Class probabilities ``(B, C)`` or ``(B, C, ...)``.
+        probs: Class probabilities ``(B, C)`` or ``(B, C, ...)``, or a ``Prediction``, as :meth:`Temperature.fit` takes.
         labels: Class numbers ``(B,)`` or ``(B, ...)``.
         folds: Into how many parts the images are dealt at random; from 2 to ``B``.
         seed: Decides which image goes to which fold.
@@ -179,7 +186,9 @@ def cross_fit(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0) -> T
     return cross_fitted(probs, labels, folds, seed).probs
 
 
-def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0, prior: float = 0.0) -> CrossFitted:
+def cross_fitted(
+    probs: Tensor | Prediction, labels: Tensor, folds: int = 2, seed: int = 0, prior: float = 0.0
+) -> CrossFitted:
     """``cross_fit`` with the temperatures and the folds beside the probabilities.
 
     Image ``i`` of fold ``k`` becomes ``softmax(ln p_i / T_k)``, where ``T_k`` has the least NLL on the images of all
@@ -187,7 +196,7 @@ def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0, p
     ``probs`` can make: give float64 to rule them out.
 
     Args:
-        probs: Class probabilities ``(B, C)`` or ``(B, C, ...)``.
+        probs: Class probabilities ``(B, C)`` or ``(B, C, ...)``, or a ``Prediction``, as :meth:`Temperature.fit` takes.
         labels: Class numbers ``(B,)`` or ``(B, ...)``.
         folds: Into how many parts the images are dealt at random; from 2 to ``B``.
         seed: Decides which image goes to which fold.
@@ -199,6 +208,7 @@ def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0, p
         >>> len(found.temperatures), found.fold.bincount().tolist()
         (2, [20, 20])
     """
+    probs = _unscaled(probs)
     _checks.probabilities_and_labels(probs, labels)
     images = probs.shape[0]
     if images < 2:
@@ -213,6 +223,14 @@ def cross_fitted(probs: Tensor, labels: Tensor, folds: int = 2, seed: int = 0, p
         calibrated[inside] = temperature(probs[inside])
         temperatures.append(temperature.value)
     return CrossFitted(calibrated, tuple(temperatures), fold)
+
+
+def _unscaled(values: Tensor | Prediction) -> Tensor:
+    """Those of a prediction as no temperature has changed them."""
+    if isinstance(values, Tensor) or not hasattr(values, "unscaled_probs"):  # the checks refuse other things
+        return values  # type: ignore[return-value]
+    found: Tensor = values.probs if values.unscaled_probs is None else values.unscaled_probs
+    return found
 
 
 def _log_scores(values: Tensor, inputs: str) -> Tensor:

@@ -94,6 +94,7 @@ def save(model: nn.Module, file: str | Path, classes: Sequence[str] | None = Non
         "inputs": conversion.inputs,
         "example": example,
         "temperature": conversion.temperature,
+        "temperature_augmented": conversion.temperature_augmented,
         "classes": names,
         "same": same,
     }
@@ -147,6 +148,7 @@ def load(file: str | Path, model: nn.Module, activation: Randomness | None = Non
     conversion = install(network, activation, sites, chosen)
     conversion.others, conversion.inputs, conversion.example = others, note.get("inputs", 1), kept
     conversion.temperature, conversion.classes = temperature, None if classes is None else tuple(classes)
+    conversion.temperature_augmented = bool(note.get("temperature_augmented"))
     if note.get("stream") != random_stream.VERSION:
         warn(
             f"{file} was saved with version {note.get('stream')} of the random stream and this is version "

@@ -105,6 +105,7 @@ class Tuned:
     _activation: Callable[[float], Randomness] = field(repr=False)
     _example: tuple[tuple, dict[str, Any]] = field(repr=False)
     _plain_statistics: dict[str, Tensor] = field(repr=False)
+    _augmented: bool = field(repr=False)
 
     def use(self, candidate: Candidate) -> nn.Module:
         """Convert the network as another of the candidates says, and return it."""
@@ -112,7 +113,7 @@ class Tuned:
         where = candidate.where if candidate.sites else _PLAIN_SITE
         _convert(self.network, self._activation(candidate.q), where, Batch(*self._example))
         innermost(self.network).load_state_dict(candidate.statistics, strict=False)
-        set_temperature(self.network, candidate.temperature)
+        set_temperature(self.network, candidate.temperature, self._augmented)
         return self.network
 
     def revert(self) -> nn.Module:
@@ -225,7 +226,7 @@ def tune(
         with _as_written(network), _progress(progress, len(placements) * len(falling)) as advance:
             tried = [search.plain()]
             # One image more or less is chance, where 0.2 points are less than one.
-            loss = max(max_accuracy_loss, 1.5 / len(search.labels)) if max_accuracy_loss else 0.0
+            loss = max(max_accuracy_loss, 1.5 / search.labels.numel()) if max_accuracy_loss else 0.0
             lowest = tried[0].accuracy - loss
             for placement in placements:
                 best = math.inf
@@ -239,7 +240,7 @@ def tune(
     finally:
         search.restore()  # also where a candidate fails
     chosen = _simplest_of_the_best([one for one in tried if one.allowed])
-    tuned = Tuned(model, chosen, tuple(tried), make, example.arguments, search.plain_statistics)
+    tuned = Tuned(model, chosen, tuple(tried), make, example.arguments, search.plain_statistics, augment is not None)
     tuned.use(chosen)
     if chosen.accuracy == 1:
         warn(

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -213,6 +214,22 @@ def test_predictions_samples_and_arrays_are_the_same():
         APS().fit(mean.numpy().astype(object), labels)
 
 
+def test_sets_refuse_another_temperature_than_they_were_fitted_at():
+    rng = np.random.default_rng(0)
+    samples = torch.from_numpy(rng.dirichlet(np.ones(3), (5, 40)))
+    labels, mean = torch.from_numpy(rng.integers(0, 3, 40)), samples.mean(0)
+    plain = Prediction(mean, mean, mean.long(), mean[:, 0], samples_used=torch.full((40,), 5), seed=0)
+    scaled = plain.scaled(2.0)
+    for by_class in (False, True):
+        sets = APS().fit(scaled, labels, coverage=0.5, by_class=by_class)
+        assert torch.equal(sets(scaled), sets(scaled.probs))
+        for other in (plain, samples, samples.numpy()):
+            with pytest.raises(InvalidInput, match="has the temperature 1, and these sets were fitted at 2"):
+                sets(other)
+    with pytest.raises(InvalidInput, match="has the temperature 2, and these sets were fitted at 1"):
+        LAC().fit(samples, labels, coverage=0.5)(scaled)
+
+
 def test_regression_gives_what_its_numbers_give():
     mean, variance, targets = torch.randn(40), torch.rand(40) + 0.1, torch.randn(40)
     count = torch.full((40,), 5)
@@ -229,6 +246,8 @@ def test_regression_gives_what_its_numbers_give():
     prediction = Regression(quantiles, quantiles, samples_used=count, seed=0, outputs="quantiles")
     thresholds = [QuantileResiduals().fit(one, targets).threshold for one in (prediction, quantiles, quantiles[:, ::2])]
     assert len(set(thresholds)) == 1
+    with pytest.raises(InvalidInput, match="prediction is of outputs='values'; give a Regression of"):
+        QuantileResiduals().fit(replace(prediction, outputs="values"), targets)
     assert Residuals().fit(mean[:, None], targets[:, None]).threshold == Residuals().fit(mean, targets).threshold
 
 

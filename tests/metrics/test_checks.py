@@ -75,7 +75,7 @@ def test_every_metric_of_probabilities_looks_at_them(call):
         (torch.tensor([0, 1]).to_sparse(), "layout torch.sparse_coo"),
         (torch.tensor([0, 1, 1]), "(3,)"),
         (torch.tensor([[0], [1]]), "(2, 1)"),
-        (torch.tensor([[0, 1], [1, 0]]), "needs (2,); of one-hot labels give labels.argmax(1)."),
+        (torch.tensor([[0, 1], [1, 0]]), "needs (2,); of one-hot labels give labels.argmax(1), and several"),
         (torch.tensor([0, 2]), "holds 2"),
         (torch.tensor([-1, 0]), "holds -1"),
         (torch.zeros(2, dtype=torch.long, device="meta"), "labels on meta"),

@@ -110,7 +110,8 @@ def bad():
         (metrics.sample_crps, (one.expand(2, 3) * float("nan"), one), "samples holds 6 NaN"),
         (metrics.gaussian_crps, (one, -one, one), "std holds -1"),
         (metrics.sample_crps, (one[None], one), "holds 1 sample, and the fair score compares pairs"),
-        (metrics.sample_crps, (torch.ones(4, 2), one), r"samples has shape \(4, 2\) for 3 targets"),
+        (metrics.sample_crps, (torch.ones(4, 2), one), r"samples has shape \(4, 2\) for targets of \(3,\)"),
+        (metrics.sample_crps, (torch.ones(5, 4, 3), torch.ones(3, 4)), r"targets of \(3, 4\); give \(S, B, ...\)"),
         (metrics.interval_coverage, (one, torch.tensor([1.0, 0, 1]), one), "lower is 1 where upper is 0"),
         (
             metrics.quantile_calibration_error,

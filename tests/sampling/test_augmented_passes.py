@@ -8,6 +8,7 @@ from torch import nn
 import numpy_stream
 import rbue
 from rbue.augment import Augmentation, Crop, Flip, Shift
+from rbue.errors import InvalidInput
 from rbue.torch_internals import TorchDispatchMode, tree_leaves
 
 EVERY = [Flip(), Shift(2), Crop(0.7)]
@@ -160,10 +161,25 @@ def test_of_several_inputs_the_first_is_augmented():
 
     x, mask = images(), torch.ones(6, 1, 8, 8)
     net = rbue.convert(Masked(*network()), rbue.DropReLU(0.8), example={"pixels": x, "mask": mask})
-    found = rbue.predict(net, {"pixels": x, "mask": mask}, samples=4, augment=EVERY, return_samples=True)
+    with pytest.warns(rbue.RbueWarning, match="pixels of the first input alone"):
+        found = rbue.predict(net, {"pixels": x, "mask": mask}, samples=4, augment=EVERY, return_samples=True)
     plain = rbue.convert(network(), rbue.DropReLU(0.8), example=x)
     expected = rbue.predict(plain, x, samples=4, augment=EVERY, return_samples=True)
     torch.testing.assert_close(found.samples, expected.samples)
+
+
+@pytest.mark.parametrize("outputs", ["logits", "multilabel", "values"])
+def test_maps_are_not_averaged_over_moved_pixels(outputs):
+    x = images()
+    last = [nn.Conv2d(4, 1, 1), nn.Flatten(1, 2)] if outputs == "multilabel" else [nn.Conv2d(4, 2, 1)]
+    net = rbue.convert(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), *last), rbue.DropReLU(0.8), example=x)
+
+    def brighter(x, uniform):
+        return x + uniform(1)[:, :, None, None]
+
+    assert rbue.predict(net, x, samples=2, outputs=outputs, augment=brighter).samples_used.eq(2).all()
+    with pytest.raises(InvalidInput, match=r"Shift\(pixels=1.*answers for each of them"):
+        rbue.predict(net, x, samples=2, outputs=outputs, augment=[brighter, Shift(1)])
 
 
 def test_an_augmentation_that_fails_is_not_tried_again():

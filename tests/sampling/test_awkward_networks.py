@@ -282,11 +282,12 @@ def test_rows_that_are_in_order_may_be_sorted_all_the_same(descending):
 @pytest.mark.parametrize(
     ("make", "shape"), [(SequenceFirst, (8, 12, 6)), (RelativeToTheLast, (5, 6)), (InChunks, (5, 6)), (Summed, (5, 6))]
 )
-def test_what_depends_on_the_batch_is_said(make, shape, memory):
+def test_what_depends_on_the_batch_is_said_and_the_batch_stays_whole(make, shape, memory):
     x = torch.randn(shape)
     net = converted(make, x, activation=rbue.RReLU())
     with pytest.warns(RbueWarning, match=COMPANY):
-        rbue.predict(net, x, samples=3, memory=memory)
+        got = rbue.predict(net, x, samples=3, memory=memory, return_samples=True, draws="independent").samples
+    torch.testing.assert_close(got, drawn_one_by_one(net, x, 3), rtol=1e-4, atol=1e-6)
 
 
 def test_a_warning_is_of_the_line_that_asked_for_the_prediction():

@@ -177,6 +177,28 @@ def test_the_classifier_is_the_linear_layer_called_last(kind, shape):
     check(found, logits, features if features.dim() == 3 else features.mean(2))
 
 
+class AuxiliaryLast(TwoLayers):
+    """A head of as many classes that is called after the classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.aux = nn.Linear(6, self.head.out_features)
+
+    def forward(self, x):
+        return {"logits": self.head(F.relu(self.first(x))), "aux": self.aux(x)}
+
+
+def test_a_head_called_after_the_classifier_is_not_taken_for_it():
+    torch.manual_seed(0)
+    net, x = AuxiliaryLast(), torch.randn(5, 6)
+    rbue.convert(net, rbue.DropReLU(0.8), example=x)
+    alone = rbue.convert(nn.Sequential(net.first, nn.ReLU(), net.head), rbue.DropReLU(0.8), example=x)
+    for memory in (None, 1):
+        found, expected = (rbue.predict(one, x, samples=400, keep=BOTH, memory=memory) for one in (net, alone))
+        torch.testing.assert_close(found.features, expected.features, atol=0.1, rtol=0.1)  # sites of other names
+        assert found.features.shape == (5, 8)
+
+
 def test_features_of_probabilities_and_of_one_logit():
     torch.manual_seed(0)
     x = torch.randn(4, 6)

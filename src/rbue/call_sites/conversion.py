@@ -61,6 +61,7 @@ class Conversion:
         self.example: Any = None  # what the sites were found with, tensors without their content
         self.others: dict[str, int] = {}  # activations of other kinds that the example met, by name
         self.temperature = 1.0
+        self.temperature_augmented = False  # whether it was fitted to augmented passes
         self.classes: tuple[str, ...] | None = None
 
     def summary(self, network: nn.Module) -> ConversionSummary:
@@ -410,12 +411,13 @@ def mode(model: nn.Module, name: str) -> Iterator[nn.Module]:
         conversion.mode = before
 
 
-def set_temperature(model: nn.Module, temperature: float | Temperature) -> None:
+def set_temperature(model: nn.Module, temperature: float | Temperature, augmented: bool = False) -> None:
     """Keep a temperature with a converted network: :func:`rbue.predict` scales its mean probabilities by it.
 
     Copies and saved files have it too. Converting again forgets it, because it was fitted to other samples; 1 takes it
     away. Fit it with :meth:`rbue.calibration.Temperature.fit` to ``predict(..., temperature=False).probs`` of images
-    that the network was not trained on.
+    that the network was not trained on. ``augmented`` says that those passes were augmented; :func:`rbue.predict` then
+    warns where its own are not.
 
     >>> from rbue import DropReLU, predict
     >>> net = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), DropReLU(q=0.9))
@@ -425,7 +427,8 @@ def set_temperature(model: nn.Module, temperature: float | Temperature) -> None:
     """
     if not isinstance(temperature, Temperature):
         temperature = Temperature(temperature)
-    conversion_of(tracing.innermost(model)).temperature = float(temperature.value)
+    conversion = conversion_of(tracing.innermost(model))
+    conversion.temperature, conversion.temperature_augmented = float(temperature.value), augmented
 
 
 def conversion_of(network: nn.Module) -> Conversion:

@@ -56,6 +56,13 @@ def probabilities(prediction: Any) -> Tensor:
     return _checks.probabilities(probs, "prediction").double()
 
 
+def temperature_of(prediction: Any) -> float | None:
+    """What probabilities were scaled by: 1 for samples, None where that is not known."""
+    if isinstance(prediction, Prediction):
+        return prediction.temperature
+    return 1.0 if prediction.ndim == 3 else None
+
+
 def samples_of(prediction: Any, least: int = 1) -> Tensor:
     """Samples ``(S, B, C)`` as they are."""
     samples = prediction.samples if isinstance(prediction, Prediction) else prediction

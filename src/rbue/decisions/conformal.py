@@ -69,6 +69,7 @@ class ConformalSets:
         images: How many images it was fitted on, ``()``, or those of each class ``(C,)``.
         classes: The number of classes.
         seed: Of the random numbers, if the score is randomised.
+        temperature: What the prediction it was fitted on was scaled by; None if that is not known.
     """
 
     score: LAC
@@ -77,6 +78,7 @@ class ConformalSets:
     images: Tensor
     classes: int
     seed: int = 0
+    temperature: float | None = None
 
     def __call__(self, prediction: Any, *, first: int = 0, never_empty: bool = False) -> Tensor:
         """The sets ``{y: s(x, y) ≤ q}`` as booleans ``(B, C)``.
@@ -90,6 +92,12 @@ class ConformalSets:
         probs = _inputs.probabilities(prediction)
         if probs.shape[1] != self.classes:
             raise InvalidInput(f"prediction has {probs.shape[1]} classes; these sets were fitted on {self.classes}.")
+        given, fitted = _inputs.temperature_of(prediction), self.temperature
+        if given is not None and fitted is not None and not math.isclose(given, fitted, rel_tol=1e-6):
+            raise InvalidInput(
+                f"prediction has the temperature {given:.4g}, and these sets were fitted at {fitted:.4g}, so they "
+                "would not cover; fit them anew, or predict with that temperature. Samples are never scaled."
+            )
         whole_number(first, "first", least=0)
         found = self.score.scores(probs, _uniforms(len(probs), self.seed, "new", first))
         sets = found <= self.thresholds.to(found.device)
@@ -144,10 +152,10 @@ class LAC:
             raise InvalidInput(f'too_few is {too_few!r}; give "error" or "whole".')
         uniforms = _uniforms(len(probs), whole_number(seed, "seed", least=0), "held out")
         own = self.scores(probs, uniforms).gather(1, labels[:, None]).squeeze(1)
-        classes = probs.shape[1]
+        classes, scaled = probs.shape[1], _inputs.temperature_of(prediction)
         if not by_class:
             found = _threshold(own, coverage, too_few)
-            return ConformalSets(self, found, float(coverage), torch.tensor(len(own)), classes, seed)
+            return ConformalSets(self, found, float(coverage), torch.tensor(len(own)), classes, seed, scaled)
         images = labels.bincount(minlength=classes)
         if too_few == "error" and int(images.min()) < _needed(exact):
             rare = int(images.argmin())
@@ -156,7 +164,7 @@ class LAC:
                 f'{_needed(exact)} of each class, or too_few="whole" to have such a class in every set.'
             )
         found = torch.stack([_threshold(own[labels == one], coverage, too_few) for one in range(classes)])
-        return ConformalSets(self, found, float(coverage), images, classes, seed)
+        return ConformalSets(self, found, float(coverage), images, classes, seed, scaled)
 
 
 @dataclass(frozen=True)
@@ -346,6 +354,8 @@ class QuantileResiduals(Residuals):
 
     def parts(self, prediction: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Lower end, upper end and the width that the threshold multiplies, each ``(B,)`` in float64."""
+        if isinstance(prediction, Regression) and prediction.outputs != "quantiles":
+            raise InvalidInput(f"prediction is of outputs={prediction.outputs!r}; give {self._needs}.")
         mean = prediction.mean if isinstance(prediction, Regression) else prediction
         values = _inputs.tensor(mean, "prediction")
         if values.ndim != 2 or values.shape[1] < 2:

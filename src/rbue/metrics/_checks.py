@@ -46,21 +46,22 @@ def sample_probabilities(samples: Tensor, *, least: int = 1, name: str = "sample
 def labels_of(labels: Tensor, outputs: Tensor, name: str = "probs") -> Tensor:
     """Check integer class ``labels`` against ``(B, C, ...)`` outputs and return them as ``(N,)`` int64."""
     _tensor(labels, "labels")
-    if labels.dtype not in _INTEGERS:
-        raise InvalidInput(f"labels has dtype {labels.dtype}; give integers, e.g. labels.long().")
     expected = (outputs.shape[0], *outputs.shape[2:])
     if tuple(labels.shape) != expected:
-        one_hot = labels.shape == outputs.shape
+        more = "; of one-hot labels give labels.argmax(1), and several labels an image are outputs='multilabel'"
         raise InvalidInput(
             f"labels has shape {tuple(labels.shape)}; {name} with {tuple(outputs.shape)} needs {expected}"
-            f"{'; of one-hot labels give labels.argmax(1)' * one_hot}."
+            f"{more * (labels.shape == outputs.shape)}."
         )
+    if labels.dtype not in _INTEGERS:
+        raise InvalidInput(f"labels has dtype {labels.dtype}; give integers, e.g. labels.long().")
     _same_device(outputs, labels, name, "labels")
     classes, labels = outputs.shape[1], labels.long()
     low, high = (int(bound) for bound in torch.aminmax(labels))
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
-        raise InvalidInput(f"labels holds {wrong}; for {classes} classes give 0 to {classes - 1}.")
+        left = f"; leave pixels without a class out: {name}.movedim(1, -1)[labels != {wrong}]" * (outputs.ndim > 2)
+        raise InvalidInput(f"labels holds {wrong}; for {classes} classes give 0 to {classes - 1}{left}.")
     return labels.reshape(-1)
 
 

@@ -131,10 +131,13 @@ def crps_of_samples(samples: Tensor, targets: Tensor, fair: bool) -> Tensor:
     Sorted, ``Σ_{i<j} |x_i - x_j| = Σ_i (2i - S + 1) x_(i)`` with ``i`` from 0: no ``(S, S)`` matrix is needed.
     """
     _checks.finite_rows(samples, "samples")
+    shape = targets.shape
     (targets,) = _checks.numbers({"targets": targets})
     count = samples.shape[0]
-    if samples.shape[1:].numel() != targets.numel() or samples.ndim < 2:
-        raise InvalidInput(f"samples has shape {tuple(samples.shape)} for {targets.numel()} targets; give (S, B, ...).")
+    if samples.ndim < 2 or [size for size in samples.shape[1:] if size > 1] != [size for size in shape if size > 1]:
+        raise InvalidInput(
+            f"samples has shape {tuple(samples.shape)} for targets of {tuple(shape)}; give (S, B, ...) for (B, ...)."
+        )
     if fair and count < 2:
         raise InvalidInput("samples holds 1 sample, and the fair score compares pairs; give more, or fair=False.")
     rows = samples.double().reshape(count, -1)

@@ -65,7 +65,10 @@ class Keeping:
             for network in networks if self.features else ():
                 noted = _Noted(self, network, read)
                 for layer in noted.layers:
-                    hooks.enter_context(layer.register_forward_pre_hook(noted.note, with_kwargs=True))
+                    if self.layer:
+                        hooks.enter_context(layer.register_forward_pre_hook(noted.note, with_kwargs=True))
+                    else:
+                        hooks.enter_context(layer.register_forward_hook(noted.note_linear, with_kwargs=True))
                 hooks.enter_context(network.register_forward_hook(noted.join))
             yield
 
@@ -73,14 +76,17 @@ class Keeping:
 class _Noted:
     """What the classifier of one network is given in the running pass.
 
-    The classifier is the ``nn.Linear`` that is called last, if it gives as many numbers as there are classes. The order
-    of modules does not tell: other heads may stand behind it.
+    The classifier is the ``nn.Linear`` whose output are the scores, which the first pass shows. Where they are none's,
+    as under a cap of the logits, it is the one that is called last, if it gives as many numbers as there are classes.
+    The order of modules does not tell: other heads may stand behind it.
     """
 
     def __init__(self, keeping: Keeping, network: nn.Module, read: Reader) -> None:
         self.keeping, self.network, self.read = keeping, network, read
         self.thread = threading.get_ident()
         self.last: tuple[nn.Module, Tensor | None] | None = None
+        self.classifier: nn.Module | None = None
+        self.calls: list[tuple[nn.Module, Tensor | None, Tensor]] = []  # before it is known
         if not keeping.layer:
             self.layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
             return
@@ -99,12 +105,30 @@ class _Noted:
             # A module other than a linear one may change its input in place; of a map only the mean is to be held.
             self.last = module, x if x is None or isinstance(module, nn.Linear) else _an_image(x, last=False).clone()
 
+    def note_linear(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Tensor) -> None:
+        """The input of a linear layer, and its output while the classifier is not known."""
+        if threading.get_ident() == self.thread and self.classifier in (None, module):
+            self.last = module, first_tensor((args, kwargs))
+            if self.classifier is None:
+                self.calls.append((*self.last, out))
+
+    def _find_classifier(self, scores: Tensor) -> None:
+        """The linear layer whose output are the scores, or the last one."""
+        calls, self.calls = self.calls, []
+        for module, x, out in reversed(calls):
+            if out.numel() == scores.numel() and torch.equal(out.reshape(scores.shape), scores):
+                self.classifier, self.last = module, (module, x)
+                return
+        self.classifier = calls[-1][0] if calls else None
+
     def join(self, module: nn.Module, args: tuple, output: Any) -> Tensor | None:
         """Scores and features of the rows of a pass."""
         if threading.get_ident() != self.thread:
             return None
-        last, self.last = self.last, None
         scores = one_class(self.read(output), rows=1)
+        if not self.keeping.layer and self.classifier is None:
+            self._find_classifier(scores)
+        last, self.last = self.last, None
         layer, x = last or (None, None)
         linear = isinstance(layer, nn.Linear)
         if not self.keeping.layer and (not linear or layer.out_features != scores.shape[1]):  # type: ignore[union-attr]

@@ -122,6 +122,8 @@ class PassRunner:
                 f"the network returned {out.shape[0]} rows for {stack * batch} inputs; rbue needs one row for each, "
                 f"and counts them by the first tensor given, {tuple(rows.first.shape)}; give a list of images stacked."
             )
+        if augment is not None:
+            augment.refuse_maps(rows.first, out)
         return out.unflatten(0, (stack, batch))
 
 

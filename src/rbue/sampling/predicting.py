@@ -156,6 +156,11 @@ def predict(
     if conversion.mode != "random":  # someone compares with the plain network, and would compare samples with samples
         warn(f"predict draws samples inside rbue.mode(net, {conversion.mode!r}) too; for that mode call net(x) there.")
     scale = _temperature(temperature, conversion.temperature, task)
+    if temperature is True and conversion.temperature_augmented and augment is None and task.of_classes:
+        warn(
+            f"the temperature {scale:.4g} of this network was fitted to augmented passes, and these are not: give "
+            "predict the same augment=, or temperature=False."
+        )
     whole = one_call(x, network, conversion.inputs)
     batches = batches_of(x if whole is None else whole, network, conversion.inputs)
     # What augmentations add to the spread does not cancel within a cycle of the activation.

@@ -102,6 +102,8 @@ class StackedPasses:
     ) -> None:
         x = as_batch(x)
         self.augment = None if augment is None else Augmentation(augment, seed, x.device, draws)
+        if self.augment is not None:
+            self.augment.warn_of_unmoved(x.first, x.rows[1:])
         self.runner = PassRunner(model, seed, x.device, draws, read)
         if as_written:
             self.runner.leave_compiled_code()
@@ -160,7 +162,7 @@ class StackedPasses:
                 work += piece.one_by_one()
                 continue
             cost = self._cost(piece.size, piece.samples)
-            single = piece.size * piece.samples == 1
+            single = piece.samples == 1 and (piece.size == 1 or self.plan.batch_dependent)
             if cost > self.budget and not single:
                 work += reversed(self._split(piece))
                 continue
@@ -230,11 +232,14 @@ class StackedPasses:
         self.plan = self._made(x, self.plan, sharing=False)
 
     def _split(self, piece: Piece) -> list[Piece]:
-        """Smaller pieces of work: fewer images, or fewer samples of one, in as few pieces as the budget allows."""
-        if piece.size > 1:
+        """Smaller pieces of work: fewer images, or fewer samples of one, in as few pieces as the budget allows.
+
+        The batch of a network whose answers depend on it stays whole: in parts it would have others.
+        """
+        if piece.size > 1 and not self.plan.batch_dependent:
             return piece.with_fewer_images(max(1, int(self.budget // self._cost(1, piece.samples))))
-        start, shared = piece.stack.start, self._cost(1, 0)
-        most = max(1, int((self.budget - shared) // (self._cost(1, 1) - shared)))
+        start, shared = piece.stack.start, self._cost(piece.size, 0)
+        most = max(1, int((self.budget - shared) // (self._cost(piece.size, 1) - shared)))
         parts = even_parts(piece.samples, min(most, piece.samples - 1))
         return [piece.with_samples(start + part.start, start + part.stop) for part in parts]
 
