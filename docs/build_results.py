@@ -46,8 +46,9 @@ OTHERS = {
 }
 """What the paper has besides, as far as it was measured."""
 SWEPT = Study("cifar10", "resnet18", (*SWEEP, "single"))
+EVERY = Study("cifar10", "resnet18", tuple(dict.fromkeys((*METHODS, *SWEEP, *POSITIONS))))
 PLACES = {f"places-{data}": Study(data, "resnet18", ("single", *POSITIONS)) for data in ("cifar10", "tiny-imagenet")}
-"""Random ReLUs with every ``q``, and at one place only."""
+"""Random ReLUs with every ``q``, these beside the ten rows, and random ReLUs at one place only."""
 LABELS = label_next.comparison(label_next.measured())
 
 SHORT = {
@@ -66,7 +67,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         "comparison": _comparison(),
         "samples": MAIN.by_samples(),
         "shift": [*_corrupted_images(), "", *MAIN.shifted()],
-        "scaled": MAIN.scaled(),
+        "scaled": EVERY.scaled(),
         "claims": _claims(),
         "spent": _spent(),
         "timed": _timed_training(),

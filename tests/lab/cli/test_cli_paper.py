@@ -96,9 +96,9 @@ def test_figures_without_runs(command, as_json):
 
 def test_report_of_nothing(command):
     result = command("paper", "report")
-    assert "nothing of this has been measured in runs yet" in result.stderr
+    assert "nothing of this has been measured in runs with these settings yet; `rbue paper run" in result.stderr
     assert "0 of 21 experiments complete (full)" in result.stdout
-    assert "Nothing has been measured yet" in Path("paper-report/report.html").read_text()
+    assert "Nothing has been measured with these settings yet" in Path("paper-report/report.html").read_text()
 
 
 def test_claims(command, as_json):

@@ -107,8 +107,8 @@ def test_a_page_of_what_was_damaged(shifted, command, fails, no_figures, monkeyp
     other = ("--corruptions", "fog", *FEW[2:], "--sample-seed", 3)  # the page is about what was just measured
     command("shift", shifted["mc-droprelu:0.9"], *other, "--page", "page.html")
     assert "means over 1 corruption (fog)" in Path("page.html").read_text()
-    unmeasured = command("shift", shifted["single"], *FEW, "--page", "other.html")
-    assert "no page: there is nothing to report yet" in unmeasured.stderr
+    unmeasured = fails("shift", shifted["single"], *FEW, "--page", "other.html", code=2)
+    assert "measure them first: rbue evaluate RUN" in unmeasured
     assert not Path("other.html").exists()
     assert "end its name in .html" in fails("shift", shifted["single"], "--page", "page.pdf", code=2)
     below = "page.html/other.html"

@@ -308,7 +308,7 @@ def test_no_results_at_all(tmp_path):
     assert not set(IDS) & set(Outline(text).ids)
     assert all(f"<code>rbue paper run {name} --runs {tmp_path}</code>" in text for name in IDS)
     assert "data-missing" not in text
-    assert "Nothing has been measured yet; <code>rbue paper run</code> does it." in text
+    assert "Nothing has been measured with these settings yet; <code>rbue paper run</code> does it." in text
     assert 'id="origin"' not in text
 
 

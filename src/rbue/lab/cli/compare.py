@@ -338,3 +338,5 @@ def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:
     note = "; ".join(note for note, applies in notes.items() if applies)
     methods_table(title, headings, methods, headings[:1:-1], note=note)
     say(marks.verdict)
+    if "chance" in marks.verdict:
+        remark("chance: that of the test images alone; another training would move the numbers too")

@@ -153,13 +153,13 @@ def plan(
         "missing": [row.state for row in rows],
         here: [duration(row.seconds) for row in rows],
         "on a GPU": [duration(one) for one in recorded],
-        "for": [_few(row.experiments) for row in rows],
+        "used by": [_few(row.experiments) for row in rows],
     }
     if extent.quick:
         del columns["on a GPU"]
     title = f"Plan ({settings.scale.name}), in the order of work"
     numbers = ("seed", here, "on a GPU")
-    table(title, tuple(columns), zip(*columns.values(), strict=True), right=numbers, less_important=("for", here))
+    table(title, tuple(columns), zip(*columns.values(), strict=True), right=numbers, less_important=("used by", here))
     if draw:
         say(f"and data for {', '.join(draw)}")
     _tell_absent({row.data for row in rows if row.missing})
@@ -270,7 +270,9 @@ def report(
         print_json({"scale": settings.scale.name, **states, "files": files})
         return
     if not any(one.has_something for one in gathered):
-        remark(f"nothing of this has been measured in {runs} yet; `rbue paper run` does it.")
+        command = f"rbue paper run {' '.join(one.experiment.id for one in gathered) if ids else '--all'}"
+        command += " --quick" * settings.quick + gathered[0].options
+        remark(f"nothing of this has been measured in {runs} with these settings yet; `{command}` does it.")
     else:
         for one in gathered:
             if not one.is_complete:

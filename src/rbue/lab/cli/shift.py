@@ -108,6 +108,8 @@ def shift(
         check_writable(page)
     setting = Setting(samples, sample_seed, Adaptive() if adaptive else None, draws, augment)
     found = find_all(where, runs)
+    if page is not None and not any(RunFolder.of(config, root).read("results") for config, root in found):
+        raise InvalidInput("--page has clean images beside the damaged ones; measure them first: rbue evaluate RUN.")
     by_root = {root: [config for config, its_root in found if its_root == root] for _, root in found}
     how: dict[str, Any] = {"severities": levels, "cache": cache, "split": split}
     how |= {"samples": samples, "seed": sample_seed, "adaptive": setting.adaptive, "draws": draws, "augment": augment}

@@ -63,7 +63,7 @@ def page_files(settings: Settings, root: Path) -> Renderer:
 def _lead(gathered: Sequence[ExperimentData], settings: Settings) -> str:
     complete = sum(one.is_complete for one in gathered)
     if not any(one.has_something for one in gathered):
-        return "Nothing has been measured yet; `rbue paper run` does it."
+        return "Nothing has been measured with these settings yet; `rbue paper run` does it."
     only = "" if settings.models is None else f" for {', '.join(settings.models)} alone"
     return f"{complete} of {len(gathered)} tables and figures are complete{only}."
 

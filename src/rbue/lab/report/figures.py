@@ -133,10 +133,33 @@ def _stars(figure: Figure, axes: Axes, points: Sequence[PlanePoint]) -> None:
         linewidths=0.6,
         zorder=3,
     )
-    for point in points:
-        place = (point.accuracy, point.ece)
-        axes.annotate(f"{point.q:g}", place, xytext=(6, 5), textcoords="offset points", color=INK, fontsize=SMALL)
+    for point, (across, up) in zip(points, _beside([(point.accuracy, point.ece) for point in points]), strict=True):
+        axes.annotate(
+            f"{point.q:g}",
+            (point.accuracy, point.ece),
+            xytext=(7 * across, 8 * up),
+            textcoords="offset points",
+            ha="left" if across > 0 else "right",
+            va="center",
+            color=INK,
+            fontsize=SMALL,
+        )
     colour_bar(figure, drawn, "q of MC-DropReLU", ax=axes)
+
+
+def _beside(places: Sequence[tuple[float, float]]) -> list[tuple[int, int]]:
+    """On which side of each point, ``(right, up)``, its label is furthest from other points and from labels so far."""
+    scaled = np.asarray(places, dtype=float)
+    scaled = (scaled - scaled.min(0)) / np.maximum(np.ptp(scaled, axis=0), 1e-12)
+    sides, labels = np.array([(1, 1), (-1, 1), (1, -1), (-1, -1)]), np.empty((0, 2))
+    found = []
+    for number, place in enumerate(scaled):
+        others = np.concatenate([np.delete(scaled, number, axis=0), labels])
+        spots = place + 0.05 * sides
+        room = np.linalg.norm(spots[:, None] - others, axis=2).min(axis=1, initial=1.0)
+        found.append(sides[room.argmax()])
+        labels = np.concatenate([labels, spots[[room.argmax()]]])
+    return [(int(across), int(up)) for across, up in found]
 
 
 def reliability_diagram(
