@@ -339,4 +339,6 @@ def test_a_prediction_is_fitted_as_no_temperature_has_changed_it():
     plain = Prediction(probs, probs, probs.argmax(1), probs[:, 0], samples_used=torch.full((60,), 5), seed=0)
     for one in (plain, plain.scaled(3.0)):
         assert Temperature.fit(one, labels) == Temperature.fit(probs, labels)
+        with pytest.raises(InvalidInput, match="has probabilities; leave out inputs="):
+            Temperature.fit(one, labels, inputs="logits")
         assert torch.equal(cross_fitted(one, labels).probs, cross_fitted(probs, labels).probs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,12 +13,21 @@ from torch import Tensor
 from rbue.errors import InvalidInput, warn, whole_number
 from rbue.metrics import _checks
 
-if TYPE_CHECKING:
-    from rbue.prediction import Prediction
-
 __all__ = ["CrossFitted", "Temperature", "cross_fit", "cross_fitted"]
 
 Inputs = Literal["probs", "logits"]
+
+
+class Predicted(Protocol):
+    """Probabilities with those that no temperature has changed, as a ``Prediction`` has."""
+
+    @property
+    def probs(self) -> Tensor:
+        """As they are."""
+
+    @property
+    def unscaled_probs(self) -> Tensor | None:
+        """As they were; None if they are."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Temperature:
 
     @classmethod
     def fit(
-        cls, values: Tensor | Prediction, labels: Tensor, inputs: Inputs = "probs", prior: float = 0.0
+        cls, values: Tensor | Predicted, labels: Tensor, inputs: Inputs = "probs", prior: float = 0.0
     ) -> Temperature:
         """Find the temperature with the least mean negative log-likelihood on held-out data.
 
@@ -81,6 +90,8 @@ class Temperature:
         """
         if isinstance(prior, bool) or not isinstance(prior, Real) or not 0 <= prior < math.inf:
             raise InvalidInput(f"prior is {prior!r}; give a number of images, at least 0.")
+        if inputs != "probs" and hasattr(values, "unscaled_probs"):
+            raise InvalidInput(f"values is a {type(values).__name__}, which has probabilities; leave out inputs=.")
         values = _unscaled(values)
         scores = _log_scores(values, inputs).detach()
         labels = _checks.labels_of(labels, values, inputs)
@@ -166,7 +177,7 @@ class CrossFitted:
     fold: Tensor
 
 
-def cross_fit(probs: Tensor | Prediction, labels: Tensor, folds: int = 2, seed: int = 0) -> Tensor:
+def cross_fit(probs: Tensor | Predicted, labels: Tensor, folds: int = 2, seed: int = 0) -> Tensor:
     """Calibrate every image with a temperature fitted on the other folds, when there is no held-out set.
 
     Args:
@@ -187,7 +198,7 @@ def cross_fit(probs: Tensor | Prediction, labels: Tensor, folds: int = 2, seed: 
 
 
 def cross_fitted(
-    probs: Tensor | Prediction, labels: Tensor, folds: int = 2, seed: int = 0, prior: float = 0.0
+    probs: Tensor | Predicted, labels: Tensor, folds: int = 2, seed: int = 0, prior: float = 0.0
 ) -> CrossFitted:
     """``cross_fit`` with the temperatures and the folds beside the probabilities.
 
@@ -225,12 +236,11 @@ def cross_fitted(
     return CrossFitted(calibrated, tuple(temperatures), fold)
 
 
-def _unscaled(values: Tensor | Prediction) -> Tensor:
+def _unscaled(values: Tensor | Predicted) -> Tensor:
     """Those of a prediction as no temperature has changed them."""
     if isinstance(values, Tensor) or not hasattr(values, "unscaled_probs"):  # the checks refuse other things
         return values  # type: ignore[return-value]
-    found: Tensor = values.probs if values.unscaled_probs is None else values.unscaled_probs
-    return found
+    return values.probs if values.unscaled_probs is None else values.unscaled_probs
 
 
 def _log_scores(values: Tensor, inputs: str) -> Tensor:

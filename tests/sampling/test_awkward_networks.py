@@ -290,6 +290,30 @@ def test_what_depends_on_the_batch_is_said_and_the_batch_stays_whole(make, shape
     torch.testing.assert_close(got, drawn_one_by_one(net, x, 3), rtol=1e-4, atol=1e-6)
 
 
+class SomeTakeABranch(Layers):
+    """What only the images shows that lie far out, of which the first ones are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = nn.Linear(32, 32)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        far = (x[:, 0] > 2).nonzero()[:, 0]
+        return self.last(h.index_add(0, far, torch.relu(self.more(h[far]))) if len(far) else h)
+
+
+@pytest.mark.parametrize("where", [20, 400])
+def test_the_same_call_gives_the_same_where_the_batch_is_found_to_matter_late(where):
+    x = torch.randn(500, 6).clamp(max=1.9)
+    x[where:, 0] += 1.5
+    net = converted(SomeTakeABranch, x[:4])
+    how = {"samples": 6, "memory": 1 << 16, "return_samples": True, "draws": "independent"}
+    with pytest.warns(RbueWarning, match=COMPANY):
+        first, second = (rbue.predict(net, x, **how).samples for _ in range(2))
+    assert torch.equal(first, second)
+
+
 def test_a_warning_is_of_the_line_that_asked_for_the_prediction():
     """Python shows one a line: at a line of rbue's there would be one for all networks."""
     x = torch.randn(4, 6)

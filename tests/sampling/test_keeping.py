@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rbue
 from rbue.errors import InvalidInput
-from rbue.sampling.keeping import Keeping, KeptSums
+from rbue.sampling.keeping import Keeping, KeptSums, _Noted
+from rbue.sampling.passes import PassRunner
 from rbue.sampling.tasks import task_of
 
 BOTH = ("logits", "features")
@@ -197,6 +198,48 @@ def test_a_head_called_after_the_classifier_is_not_taken_for_it():
         found, expected = (rbue.predict(one, x, samples=400, keep=BOTH, memory=memory) for one in (net, alone))
         torch.testing.assert_close(found.features, expected.features, atol=0.1, rtol=0.1)  # sites of other names
         assert found.features.shape == (5, 8)
+
+
+def test_features_take_no_pass_more_and_hold_no_other_layers_tensors(monkeypatch):
+    passes, held = [], []
+    run, find = PassRunner._stacked, _Noted._classifier
+
+    def counted(runner, *args, **how):
+        passes.append(1)
+        return run(runner, *args, **how)
+
+    def seen(noted, scores):
+        held.append(len(list(filter(None, noted.calls))))
+        return find(noted, scores)
+
+    monkeypatch.setattr(PassRunner, "_stacked", counted)
+    monkeypatch.setattr(_Noted, "_classifier", seen)
+    for keep in ((), "features"):
+        layers = [nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)]
+        net = rbue.convert(nn.Sequential(*layers), rbue.DropReLU(0.8), example=torch.randn(2, 6))
+        passes.append(0)
+        rbue.predict(net, torch.randn(2, 6), samples=5, keep=keep)
+    middle = len(passes) - passes[::-1].index(0)
+    assert sum(passes[:middle]) == sum(passes[middle:])
+    assert set(held) == {1}
+
+
+class HeadByInput(TwoLayers):
+    """Two heads, of which the images choose one."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = F.relu(self.first(x))
+        return self.head(h) if x.mean() > 0 else self.other(h)
+
+
+def test_batches_may_go_through_different_heads():
+    net = rbue.convert(HeadByInput(), rbue.DropReLU(0.8), example=torch.rand(4, 6))
+    found = rbue.predict(net, [torch.rand(4, 6), -torch.rand(4, 6)], samples=5, keep="features")
+    assert found.features.shape == (8, 8)
 
 
 def test_features_of_probabilities_and_of_one_logit():

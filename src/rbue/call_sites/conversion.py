@@ -39,6 +39,9 @@ MODES = ("random", "mean", "plain")
 class Conversion:
     """What a converted network carries: the activation, its sites, and how to run with them."""
 
+    temperature_augmented = False
+    """Whether the temperature was fitted to augmented passes."""
+
     def __init__(
         self, activation: Randomness, sites: SiteTable, chosen: frozenset | None, paths: list[str], seed: int
     ) -> None:
@@ -61,8 +64,15 @@ class Conversion:
         self.example: Any = None  # what the sites were found with, tensors without their content
         self.others: dict[str, int] = {}  # activations of other kinds that the example met, by name
         self.temperature = 1.0
-        self.temperature_augmented = False  # whether it was fitted to augmented passes
         self.classes: tuple[str, ...] | None = None
+
+    def refuse_augmented(self, what: str) -> None:
+        """Raise if the temperature is for augmented passes, which something does not make."""
+        if self.temperature_augmented:
+            raise InvalidInput(
+                f"the temperature {self.temperature:.4g} of this network was fitted to augmented passes, which {what} "
+                "does not make; tune without augment=, or take it away with rbue.set_temperature(network, 1)."
+            )
 
     def summary(self, network: nn.Module) -> ConversionSummary:
         """What it is, for people."""

@@ -100,11 +100,7 @@ def export(
     task = _task(outputs)
     network = innermost(model)
     conversion = conversion_of(network)
-    if conversion.temperature_augmented:
-        raise InvalidInput(
-            f"the temperature {conversion.temperature:.4g} of this network was fitted to augmented passes, which a "
-            "file does not make; tune without augment=, or take it away with rbue.set_temperature(network, 1)."
-        )
+    conversion.refuse_augmented("a file")
     if example is None:
         raise InvalidInput("rbue.export traces the network and needs a batch for it; give example=x.")
     if chosen == "onnx":

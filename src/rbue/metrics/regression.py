@@ -131,7 +131,7 @@ def crps_of_samples(samples: Tensor, targets: Tensor, fair: bool) -> Tensor:
     Sorted, ``Σ_{i<j} |x_i - x_j| = Σ_i (2i - S + 1) x_(i)`` with ``i`` from 0: no ``(S, S)`` matrix is needed.
     """
     _checks.finite_rows(samples, "samples")
-    shape = targets.shape
+    shape = getattr(targets, "shape", ())
     (targets,) = _checks.numbers({"targets": targets})
     count = samples.shape[0]
     if samples.ndim < 2 or [size for size in samples.shape[1:] if size > 1] != [size for size in shape if size > 1]:

@@ -8,6 +8,7 @@ apart where samples are added up. Only the thread that asked sees it.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -76,17 +77,16 @@ class Keeping:
 class _Noted:
     """What the classifier of one network is given in the running pass.
 
-    The classifier is the ``nn.Linear`` whose output are the scores, which the first pass shows. Where they are none's,
-    as under a cap of the logits, it is the one that is called last, if it gives as many numbers as there are classes.
-    The order of modules does not tell: other heads may stand behind it.
+    The classifier is the ``nn.Linear`` whose output are the scores. Where they are none's, as under a cap of the
+    logits, it is the one that is called last, if it gives as many numbers as there are classes. The order of modules
+    does not tell: other heads may stand behind it.
     """
 
     def __init__(self, keeping: Keeping, network: nn.Module, read: Reader) -> None:
         self.keeping, self.network, self.read = keeping, network, read
         self.thread = threading.get_ident()
         self.last: tuple[nn.Module, Tensor | None] | None = None
-        self.classifier: nn.Module | None = None
-        self.calls: list[tuple[nn.Module, Tensor | None, Tensor]] = []  # before it is known
+        self.calls: list[tuple[nn.Module, Tensor | None, weakref.ref[Tensor]] | None] = []
         if not keeping.layer:
             self.layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
             return
@@ -105,31 +105,35 @@ class _Noted:
             # A module other than a linear one may change its input in place; of a map only the mean is to be held.
             self.last = module, x if x is None or isinstance(module, nn.Linear) else _an_image(x, last=False).clone()
 
-    def note_linear(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Tensor) -> None:
-        """The input of a linear layer, and its output while the classifier is not known."""
-        if threading.get_ident() == self.thread and self.classifier in (None, module):
+    def note_linear(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """The input of a linear layer, of earlier ones as long as something holds their output."""
+        if threading.get_ident() == self.thread:
             self.last = module, first_tensor((args, kwargs))
-            if self.classifier is None:
-                self.calls.append((*self.last, out))
+            if isinstance(out, Tensor):
+                number = len(self.calls)
+                self.calls.append((*self.last, weakref.ref(out, lambda _: self._forget(number))))
 
-    def _find_classifier(self, scores: Tensor) -> None:
-        """The linear layer whose output are the scores, or the last one."""
-        calls, self.calls = self.calls, []
-        for module, x, out in reversed(calls):
-            if out.numel() == scores.numel() and torch.equal(out.reshape(scores.shape), scores):
-                self.classifier, self.last = module, (module, x)
-                return
-        self.classifier = calls[-1][0] if calls else None
+    def _forget(self, number: int) -> None:
+        if number < len(self.calls):
+            self.calls[number] = None
+
+    def _classifier(self, scores: Tensor) -> tuple[nn.Module, Tensor | None] | None:
+        """The linear layer whose output are the scores, with its input, or the one that was called last."""
+        last, calls = self.last, list(filter(None, self.calls))
+        self.last, self.calls = None, []
+        place = scores.untyped_storage().data_ptr()
+        for layer, x, output in reversed(calls):
+            out = output()
+            if out is not None and out.untyped_storage().data_ptr() == place and layer.out_features == scores.shape[1]:
+                return layer, x
+        return last
 
     def join(self, module: nn.Module, args: tuple, output: Any) -> Tensor | None:
         """Scores and features of the rows of a pass."""
         if threading.get_ident() != self.thread:
             return None
         scores = one_class(self.read(output), rows=1)
-        if not self.keeping.layer and self.classifier is None:
-            self._find_classifier(scores)
-        last, self.last = self.last, None
-        layer, x = last or (None, None)
+        layer, x = self._classifier(scores) or (None, None)
         linear = isinstance(layer, nn.Linear)
         if not self.keeping.layer and (not linear or layer.out_features != scores.shape[1]):  # type: ignore[union-attr]
             raise InvalidInput(

@@ -88,6 +88,7 @@ def predict(
     The network runs in evaluation mode (BatchNorm uses its running statistics) with its ReLUs random; afterwards
     every module has the training flag it had before. Sample ``k`` of image ``i`` is the same whatever the batch
     size and the memory budget. Memory has a budget, whatever ``samples`` is, unless ``return_samples`` asks for them.
+    Nor has it one where an image's samples depend on its batch, which is not divided.
 
     Args:
         model: a network made random by :func:`rbue.convert`.
@@ -129,9 +130,9 @@ def predict(
             Adaptive stopping looks at the mean before.
         keep: what else to keep, as means over samples: ``"logits"`` for ``prediction.logits`` ``(B, C)``, ``energy``
             and ``max_logit`` ``(B,)``; ``"features"`` for ``prediction.features`` ``(B, D)``, the input of the
-            classifier, which is the ``nn.Linear`` called last; ``"features:NAME"`` for that of another module, of which
-            maps are averaged over their pixels. Memory does not grow with ``samples``. For one class an input. With
-            features a compiled network runs as it is written.
+            classifier (the ``nn.Linear`` that makes the scores, or else the last one); ``"features:NAME"`` for that of
+            another module, of which maps are averaged over their pixels. Memory does not grow with ``samples``. For one
+            class an input. With features a compiled network runs as it is written.
 
     Returns:
         A :class:`Prediction` for classes, a :class:`MultiLabel` for labels, a :class:`Regression` for numbers.

@@ -152,19 +152,23 @@ class StackedPasses:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
         x = as_batch(x)
         work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
+        whole = cut = begun = False
         first, self.first = self.first, None
         if first is not None and first.out is not None and torch.equal(samples, first.samples):
             assert torch.equal(images, first.images)
             yield work.pop().batch, slice(0, len(samples)), first.out
         while work:
+            if self.plan.batch_dependent and not whole and not begun:
+                work, whole, cut = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))], True, False
             piece = work.pop()
             if not self.plan.stack and piece.samples > 1:
                 work += piece.one_by_one()
                 continue
             cost = self._cost(piece.size, piece.samples)
-            single = piece.samples == 1 and (piece.size == 1 or self.plan.batch_dependent)
+            single = piece.samples == 1 and (piece.size == 1 or whole)
             if cost > self.budget and not single:
-                work += reversed(self._split(piece))
+                cut |= piece.size > 1 and not whole
+                work += reversed(self._split(piece, whole))
                 continue
             if piece.size == 1 and not self.plan.alone:
                 work.append(piece)
@@ -194,13 +198,18 @@ class StackedPasses:
                     work.append(piece)
                     continue
                 if single:
+                    if piece.size > 1:
+                        error.add_note("rbue: answers depend on the batch, so it is not divided; give smaller ones.")
                     raise
             if out is None:  # here the error, and with it what the failed pass held, is gone
                 self.budget = min(self.budget, cost) / 2
                 release_cached(x.device)
                 work.append(piece)
             else:
+                begun = True
                 yield batch, stack, out[:, : batch.stop - batch.start]
+        if cut and self.plan.batch_dependent:  # noticed too late: the next call is to give the same
+            self.plan = replace(self.plan, batch_dependent=False)
         self._keep_plan()  # not before: what images that the network fails for have shown is no plan for others
 
     def _keep_plan(self) -> None:
@@ -231,12 +240,12 @@ class StackedPasses:
         """Stack whole passes from now on, if that is right, which passes that shared rows need not have shown."""
         self.plan = self._made(x, self.plan, sharing=False)
 
-    def _split(self, piece: Piece) -> list[Piece]:
+    def _split(self, piece: Piece, whole: bool) -> list[Piece]:
         """Smaller pieces of work: fewer images, or fewer samples of one, in as few pieces as the budget allows.
 
-        The batch of a network whose answers depend on it stays whole: in parts it would have others.
+        The ``whole`` batch is kept of a network whose answers depend on it: in parts it would have others.
         """
-        if piece.size > 1 and not self.plan.batch_dependent:
+        if piece.size > 1 and not whole:
             return piece.with_fewer_images(max(1, int(self.budget // self._cost(1, piece.samples))))
         start, shared = piece.stack.start, self._cost(piece.size, 0)
         most = max(1, int((self.budget - shared) // (self._cost(piece.size, 1) - shared)))

@@ -111,6 +111,7 @@ class NetworkEngine(Engine):
         inner = innermost(network)
         conversion = conversion_of(inner)
         _refuse_other_inputs(conversion)
+        conversion.refuse_augmented("the server")
         if outputs not in ("logits", "binary"):
             raise InvalidInput(f"outputs is {outputs!r}; the server is for 'logits' and 'binary'.")
         tensors = [one for one in inner.parameters() if one.is_floating_point()]
