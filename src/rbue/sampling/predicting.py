@@ -88,7 +88,7 @@ def predict(
     The network runs in evaluation mode (BatchNorm uses its running statistics) with its ReLUs random; afterwards
     every module has the training flag it had before. Sample ``k`` of image ``i`` is the same whatever the batch
     size and the memory budget. Memory has a budget, whatever ``samples`` is, unless ``return_samples`` asks for them.
-    Nor has it one where an image's samples depend on its batch, which is not divided.
+    A batch whose images change each other's samples is not divided, whatever the budget.
 
     Args:
         model: a network made random by :func:`rbue.convert`.
