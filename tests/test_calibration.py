@@ -342,3 +342,22 @@ def test_a_prediction_is_fitted_as_no_temperature_has_changed_it():
         with pytest.raises(InvalidInput, match="has probabilities; leave out inputs="):
             Temperature.fit(one, labels, inputs="logits")
         assert torch.equal(cross_fitted(one, labels).probs, cross_fitted(probs, labels).probs)
+
+
+def test_what_is_in_one_group_is_in_one_fold():
+    torch.manual_seed(0)
+    probs, labels = (3 * torch.randn(60, 3)).softmax(1), torch.randint(3, (60,))
+    labels[::2] = probs[::2].argmax(1)
+    groups = torch.arange(60) // 5 * 7
+    found = cross_fitted(probs, labels, folds=4, groups=groups)
+    assert [len(found.fold[groups == one].unique()) for one in groups.unique()] == [1] * 12
+    assert found.fold[::5].bincount().tolist() == [3] * 4
+    for k, value in enumerate(found.temperatures):
+        assert value == Temperature.fit(probs[found.fold != k], labels[found.fold != k]).value
+    with pytest.raises(InvalidInput, match=r"folds is 13; .* at most 12"):
+        cross_fitted(probs, labels, folds=13, groups=groups)
+    for bad in (groups[:3], groups.tolist()):
+        with pytest.raises(InvalidInput, match="groups must be a tensor with one number for each of 60 images"):
+            cross_fitted(probs, labels, groups=bad)
+    with pytest.raises(InvalidInput, match="that is 1 group; give at least 2"):
+        cross_fitted(probs, labels, groups=groups * 0)

@@ -187,7 +187,7 @@ def test_one_image_is_no_loss_of_accuracy(loss, wrong, allowed, network, validat
     def accuracy(probs, labels):
         return torch.tensor(0.9 - next(wrong) / 200)
 
-    monkeypatch.setattr(tuning.metrics, "accuracy", accuracy)
+    monkeypatch.setattr(rbue.metrics, "accuracy", accuracy)
     monkeypatch.setattr(tuning, "SampleProgress", None)  # nobody asked for it
     found = rbue.tune(network, (x, y), where=["last"], q=[0.98, 0.95], samples=2, max_accuracy_loss=loss)
     assert [one.allowed for one in found.tried] == allowed[: len(found.tried)]
@@ -284,6 +284,70 @@ def test_maps_are_tuned_by_image():
     assert x.equal(given)
     assert tuned.best.losses.shape == (20,)
     assert tuned.best.losses.mean() == pytest.approx(tuned.best.scaled_nll, rel=1e-4)
+
+
+def test_labels_to_ignore_count_nowhere():
+    """Whole images of them neither: each other one is scaled by what fits the others."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    x, labels = 3 * torch.randn(12, 1, 6, 6), torch.randint(3, (12, 6, 6))
+    with torch.no_grad():
+        labels = labels.where(torch.rand(labels.shape) < 0.5, network(x).argmax(1))
+    labels[torch.rand(labels.shape) < torch.linspace(0, 0.9, 12)[:, None, None]] = 255
+    labels[5] = 255
+    settings = {"where": "all", "q": 0.9, "samples": 2, "max_accuracy_loss": 1}
+    with pytest.raises(rbue.InvalidInput, match=r"labels holds 255; .* ignore_index= leaves one number out"):
+        rbue.tune(network, (x, labels), **settings)
+    with pytest.raises(rbue.InvalidInput, match="11 images with other labels than 255 for folds=12"):
+        rbue.tune(network, (x, labels), folds=12, ignore_index=255, **settings)
+    plain, random = rbue.tune(network, (x, labels), folds=11, ignore_index=255, **settings).tried
+    with torch.no_grad():
+        rbue.revert(network)
+        probs = network(x).softmax(1).movedim(1, -1)
+    known = labels != 255
+    for score in ("accuracy", "nll", "ece"):
+        expected = getattr(rbue.metrics, score)(probs[known], labels[known])
+        assert getattr(plain, score) == pytest.approx(float(expected), rel=1e-4)
+    losses = []
+    for image in known.any((1, 2)).nonzero():
+        others = known.clone()
+        others[image] = False
+        temperature = Temperature.fit(probs[others], labels[others], prior=0.5)
+        own = labels[image][known[image]]
+        losses.append(rbue.metrics.nll(temperature(probs[image][known[image]]), own) * len(own))
+    assert plain.scaled_nll == pytest.approx(float(sum(losses) / known.sum()), rel=1e-4)
+    torch.testing.assert_close(plain.losses, torch.stack(losses).double() * 11 / known.sum(), rtol=1e-4, atol=1e-5)
+    assert random.losses.mean() == pytest.approx(random.scaled_nll, rel=1e-4)
+
+
+@pytest.mark.parametrize("wrong", ["255", 2.5, True, [255], torch.tensor(255)], ids=str)
+def test_what_is_ignored_is_a_class_number(trained, validation, wrong):
+    with pytest.raises(rbue.InvalidInput, match="ignore_index must be a class number, not"):
+        rbue.tune(trained, validation, ignore_index=wrong)
+
+
+def test_classes_to_ignore_are_images_left_out(trained, validation):
+    x, labels = validation
+    some = labels != 3
+    settings = {"where": "last", "q": 0.9, "samples": 2}
+    ignored = rbue.tune(copy.deepcopy(trained), validation, ignore_index=3, **settings)
+    absent = rbue.tune(copy.deepcopy(trained), (x[some], labels[some]), unlabelled=x, **settings)
+    for one, other in zip(ignored.tried, absent.tried, strict=True):
+        assert one.losses.shape == other.losses.shape == (int(some.sum()),)
+        assert one.nll == pytest.approx(other.nll, rel=0.05)  # the draws are others, as are the numbers of the images
+
+
+def test_what_a_map_may_lose_is_counted_in_pixels():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    x = torch.randn(6, 1, 8, 8)
+    with torch.no_grad():
+        labels = network(x).argmax(1)
+    with pytest.warns(rbue.RbueWarning, match="all 6 validation images are right"):
+        tried = rbue.tune(network, (x, labels), where="all", q=[0.98, 0.9], samples=2).tried
+    lost = [tried[0].accuracy - one.accuracy for one in tried]
+    assert any(0.01 < one < 1.5 / 6 for one in lost)  # less than an image and a half, and many pixels
+    assert [one.allowed for one in tried] == [one <= max(0.002, 1.5 / labels.numel()) for one in lost]
 
 
 def test_what_was_found_can_be_copied_and_stored(tuned, validation):

@@ -90,9 +90,7 @@ class Temperature:
         """
         if isinstance(prior, bool) or not isinstance(prior, Real) or not 0 <= prior < math.inf:
             raise InvalidInput(f"prior is {prior!r}; give a number of images, at least 0.")
-        if inputs != "probs" and hasattr(values, "unscaled_probs"):
-            raise InvalidInput(f"values is a {type(values).__name__}, which has probabilities; leave out inputs=.")
-        values = _unscaled(values)
+        values = _unscaled(values, inputs)
         scores = _log_scores(values, inputs).detach()
         labels = _checks.labels_of(labels, values, inputs)
         possible = ~scores.gather(1, labels[:, None]).squeeze(1).isneginf()
@@ -198,7 +196,12 @@ def cross_fit(probs: Tensor | Predicted, labels: Tensor, folds: int = 2, seed: i
 
 
 def cross_fitted(
-    probs: Tensor | Predicted, labels: Tensor, folds: int = 2, seed: int = 0, prior: float = 0.0
+    probs: Tensor | Predicted,
+    labels: Tensor,
+    folds: int = 2,
+    seed: int = 0,
+    prior: float = 0.0,
+    groups: Tensor | None = None,
 ) -> CrossFitted:
     """``cross_fit`` with the temperatures and the folds beside the probabilities.
 
@@ -209,9 +212,10 @@ def cross_fitted(
     Args:
         probs: Class probabilities ``(B, C)`` or ``(B, C, ...)``, or a ``Prediction``, as :meth:`Temperature.fit` takes.
         labels: Class numbers ``(B,)`` or ``(B, ...)``.
-        folds: Into how many parts the images are dealt at random; from 2 to ``B``.
+        folds: Into how many parts the images are dealt at random; from 2 to ``B``, or to the number of groups.
         seed: Decides which image goes to which fold.
         prior: That of :meth:`Temperature.fit`.
+        groups: ``(B,)`` numbers; what has the same one goes to the same fold, such as the pixels of an image.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1]]).repeat(40, 1)
@@ -221,12 +225,19 @@ def cross_fitted(
     """
     probs = _unscaled(probs)
     _checks.probabilities_and_labels(probs, labels)
-    images = probs.shape[0]
+    images, what, numbers = probs.shape[0], "image", None
+    if groups is not None:
+        if not isinstance(groups, Tensor) or groups.shape != (images,):
+            given = tuple(groups.shape) if isinstance(groups, Tensor) else type(groups).__name__
+            raise InvalidInput(f"groups must be a tensor with one number for each of {images} images, not {given}.")
+        found, numbers = groups.to(probs.device).unique(return_inverse=True)
+        images, what = len(found), "group"
     if images < 2:
-        raise InvalidInput(f"probs has shape {tuple(probs.shape)}, that is {images} image; give at least 2.")
+        raise InvalidInput(f"probs has shape {tuple(probs.shape)}, that is {images} {what}; give at least 2.")
     whole_number(folds, "folds", least=2, most=images)
     generator = torch.Generator("cpu").manual_seed(whole_number(seed, "seed", least=0))
     fold = (torch.randperm(images, generator=generator, device="cpu") % folds).to(probs.device)
+    fold = fold if numbers is None else fold[numbers]
     calibrated, temperatures = torch.empty_like(probs), []
     for k in range(folds):
         inside = fold == k
@@ -236,10 +247,12 @@ def cross_fitted(
     return CrossFitted(calibrated, tuple(temperatures), fold)
 
 
-def _unscaled(values: Tensor | Predicted) -> Tensor:
+def _unscaled(values: Tensor | Predicted, inputs: str = "probs") -> Tensor:
     """Those of a prediction as no temperature has changed them."""
     if isinstance(values, Tensor) or not hasattr(values, "unscaled_probs"):  # the checks refuse other things
         return values  # type: ignore[return-value]
+    if inputs != "probs":
+        raise InvalidInput(f"values is a {type(values).__name__}, which has probabilities; leave out inputs=.")
     return values.probs if values.unscaled_probs is None else values.unscaled_probs
 
 

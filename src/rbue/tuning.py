@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,11 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbue import metrics
 from rbue.activations import DropActivation, DropReLU, Randomness
 from rbue.augment import Augment
 from rbue.batchnorm import STATISTICS, layers_that_vary, update_bn
-from rbue.calibration import Temperature, cross_fitted
 from rbue.call_sites import Placement, convert, evaluating, innermost, revert, set_temperature, sites
 from rbue.call_sites.batch import Batch
 from rbue.call_sites.following import CONVERSION
@@ -32,7 +29,8 @@ from rbue.call_sites.inputs import batches_of, beside, labelled_batches, one_cal
 from rbue.call_sites.summary import LIKELY_MEANT
 from rbue.call_sites.table import choose, in_columns
 from rbue.call_sites.tracing import check_activation, find_sites
-from rbue.errors import ConversionError, InvalidInput, RbueWarning, warn, whole_number
+from rbue.errors import ConversionError, InvalidInput, warn, whole_number
+from rbue.held_out import HeldOut
 from rbue.sampling.collect import SampleProgress, refuse_infinite_images
 from rbue.sampling.predicting import predict
 from rbue.sampling.tasks import Task, task_of
@@ -46,10 +44,6 @@ _PLAIN_SITE = "last"
 _EXAMPLE = 32
 """Images that show which sites and layers there are."""
 _LARGEST_BATCH = 256
-_PRIOR = 0.5
-"""Images with any label, added where a temperature is fitted: there may be no mistake among a few hundred images. A
-half is Jeffreys' for a probability. On 40 small networks less guarded worse, and 1 cost a little where there were
-mistakes."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ class Candidate:
         allowed: whether its accuracy is close enough to that of the plain network.
         seconds: what trying it took.
         statistics: the BatchNorm statistics that it needs.
-        losses: what ``scaled_nll`` is the mean of.
+        losses: what ``scaled_nll`` is the mean of, a number an image; one with fewer labels than others counts less.
     """
 
     where: Placement
@@ -152,6 +146,7 @@ def tune(
     max_accuracy_loss: float = 0.002,
     outputs: str | None = None,
     augment: Augment | Sequence[Augment] | None = None,
+    ignore_index: int | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> Tuned:
@@ -181,6 +176,7 @@ def tune(
         outputs: ``"logits"``, the default, ``"probs"`` or ``"binary"``, as in :func:`rbue.predict`.
         augment: what each sample does to its images first, as in :func:`rbue.predict`, which should get the same; the
             plain network then has ``samples`` passes too.
+        ignore_index: a class number that says nothing, such as 255 on the borders of maps; what has it is left out.
         seed: 64-bit seed of the draws.
         progress: show a progress bar; needs rich.
 
@@ -216,17 +212,15 @@ def tune(
         check_activation(make(one))  # says what is wrong with a q, too
     if isinstance(unlabelled, Iterator):  # each candidate reads it
         unlabelled = [beside(one, network) for one in batches_of(unlabelled, network)]
-    images = sum(len(labels) for _, labels in batches)
-    if images < whole_number(folds, "folds", least=2):
-        raise InvalidInput(f"validation has {images} images for folds={folds}; give more, a few hundred if you can.")
+    held_out = HeldOut(torch.cat([labels for _, labels in batches]), folds, ignore_index)
     how = {"samples": whole_number(samples, "samples"), "seed": seed, "outputs": task.name, "augment": augment}
-    search = _Search(network, batches, unlabelled, make, example, folds, task, how)
+    search = _Search(network, [x for x, _ in batches], held_out, unlabelled, make, example, task, how)
     placements, falling = search.distinct(wheres), sorted(set(probabilities), reverse=True)
     try:
         with _as_written(network), _progress(progress, len(placements) * len(falling)) as advance:
             tried = [search.plain()]
             # One image more or less is chance, where 0.2 points are less than one.
-            loss = max(max_accuracy_loss, 1.5 / search.labels.numel()) if max_accuracy_loss else 0.0
+            loss = max(max_accuracy_loss, 1.5 / len(held_out.image)) if max_accuracy_loss else 0.0
             lowest = tried[0].accuracy - loss
             for placement in placements:
                 best = math.inf
@@ -244,7 +238,7 @@ def tune(
     tuned.use(chosen)
     if chosen.accuracy == 1:
         warn(
-            f"all {len(search.labels)} validation images are right, so the temperature {chosen.temperature:.3g} is a "
+            f"all {held_out.images} validation images are right, so the temperature {chosen.temperature:.3g} is a "
             "guess; give images with mistakes among them, or predict with temperature=False."
         )
     return tuned
@@ -255,16 +249,15 @@ class _Search:
     """Candidates of one network on one set of validation images."""
 
     network: nn.Module
-    batches: list[tuple[Batch, Tensor]]
+    batches: list[Batch]
+    held_out: HeldOut
     unlabelled: Any
     make: Callable[[float], Randomness]
     example: Batch
-    folds: int
     task: Task
     how: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self.labels = torch.cat([labels for _, labels in self.batches])
         self.sites = sites(self.network, self.example, self.make(0.9))
         self.estimated_plainly: dict[tuple[str, ...], dict[str, Tensor]] = {}
         stored = self.network.state_dict().items()
@@ -273,7 +266,8 @@ class _Search:
     def plain(self) -> Candidate:
         """The network as it is; an activation that changes it even with ``q = 1`` is refused."""
         start = time.perf_counter()
-        probs = torch.cat([self._plain_probs(x) for x, _ in self.batches])
+        probs = torch.cat([self._plain_probs(x) for x in self.batches])
+        self.held_out.check(probs)
         expected = self._plain_probs(self.example)  # by itself, as a network may be batch-dependent
         _convert(self.network, self.make(1.0), _PLAIN_SITE, self.example)
         if not torch.allclose(self._plain_probs(self.example), expected, rtol=1e-2, atol=1e-3):
@@ -310,7 +304,7 @@ class _Search:
         return predict(self.network, self._inputs(), temperature=False, **self.how).probs
 
     def _inputs(self) -> Iterator[Batch]:
-        return (x for x, _ in self.batches)
+        return iter(self.batches)
 
     def distinct(self, where: Sequence[Placement]) -> list[Placement]:
         """Placements that pick other sites each, few sites first; in a small network, a block may be one site."""
@@ -356,19 +350,9 @@ class _Search:
         start: float,
         statistics: dict[str, Tensor],
     ) -> Candidate:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RbueWarning)  # of candidates that nobody has chosen
-            temperature = Temperature.fit(probs, self.labels, prior=_PRIOR).value
-            scaled = cross_fitted(probs, self.labels, self.folds, prior=_PRIOR).probs
-        accuracy = float(metrics.accuracy(probs, self.labels))
-        scores = [float(score(one, self.labels)) for one in (probs, scaled) for score in (metrics.nll, metrics.ece)]
-        nll, ece, scaled_nll, scaled_ece = scores
-        losses = -scaled.double().gather(1, self.labels[:, None]).clamp(min=1e-30).log().flatten(1).mean(1)
-        seconds = time.perf_counter() - start
-        return Candidate(
-            where, q, count, accuracy, nll, ece, temperature, scaled_nll, scaled_ece, accuracy >= lowest, seconds,
-            statistics, losses,
-        )  # fmt: skip
+        scores = self.held_out.scores(probs)
+        allowed, seconds = scores["accuracy"] >= lowest, time.perf_counter() - start
+        return Candidate(where, q, count, allowed=allowed, seconds=seconds, statistics=statistics, **scores)
 
 
 def _simplest_of_the_best(allowed: list[Candidate]) -> Candidate:

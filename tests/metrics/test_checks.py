@@ -85,6 +85,14 @@ def test_bad_labels(labels, said):
     refuses(said, metrics.ece, PROBS, labels)
 
 
+def test_labels_to_ignore_are_left_out_as_the_error_says():
+    probs = torch.rand(2, 3, 4).softmax(1)
+    labels = torch.tensor([[0, 255, 1, 2], [2, 1, 255, 0]])
+    refuses("leave pixels without a class out: probs.movedim(1, -1)[labels != 255]", metrics.nll, probs, labels)
+    inside = labels != 255
+    assert metrics.nll(probs.movedim(1, -1)[inside], labels[inside]).isfinite()
+
+
 @pytest.mark.parametrize("call", LABELLED)
 def test_every_metric_with_labels_looks_at_them(call):
     refuses("holds 2", call, PROBS, torch.tensor([0, 2]))

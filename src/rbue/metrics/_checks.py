@@ -43,8 +43,11 @@ def sample_probabilities(samples: Tensor, *, least: int = 1, name: str = "sample
     return samples.movedim(2, -1).reshape(samples.shape[0], -1, samples.shape[2])
 
 
-def labels_of(labels: Tensor, outputs: Tensor, name: str = "probs") -> Tensor:
-    """Check integer class ``labels`` against ``(B, C, ...)`` outputs and return them as ``(N,)`` int64."""
+def labels_of(labels: Tensor, outputs: Tensor, name: str = "probs", leave_out: str = "") -> Tensor:
+    """Check integer class ``labels`` against ``(B, C, ...)`` outputs and return them as ``(N,)`` int64.
+
+    ``leave_out`` says what to do about labels that are no class.
+    """
     _tensor(labels, "labels")
     expected = (outputs.shape[0], *outputs.shape[2:])
     if tuple(labels.shape) != expected:
@@ -60,7 +63,9 @@ def labels_of(labels: Tensor, outputs: Tensor, name: str = "probs") -> Tensor:
     low, high = (int(bound) for bound in torch.aminmax(labels))
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
-        left = f"; leave pixels without a class out: {name}.movedim(1, -1)[labels != {wrong}]" * (outputs.ndim > 2)
+        if not leave_out and outputs.ndim > 2:
+            leave_out = f"leave pixels without a class out: {name}.movedim(1, -1)[labels != {wrong}]"
+        left = leave_out and f"; {leave_out}"
         raise InvalidInput(f"labels holds {wrong}; for {classes} classes give 0 to {classes - 1}{left}.")
     return labels.reshape(-1)
 
