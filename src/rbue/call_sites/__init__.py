@@ -1,19 +1,7 @@
 """ReLU call sites: find them in any network, make them random, put them back."""
 
-from rbue.call_sites.conversion import (
-    Conversion,
-    NotFoldable,
-    conversion_of,
-    convert,
-    count_call,
-    drawing,
-    install,
-    mode,
-    revert,
-    seed,
-    set_temperature,
-    uncounted,
-)
+from rbue.call_sites.controls import count_call, drawing, mode, seed, set_temperature, uncounted
+from rbue.call_sites.conversion import Conversion, NotFoldable, conversion_of, convert, install, revert
 from rbue.call_sites.draws import Draw, running
 from rbue.call_sites.summary import ConversionSummary
 from rbue.call_sites.table import Placement, Site, SiteTable
