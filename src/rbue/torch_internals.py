@@ -25,9 +25,13 @@ from torch.utils._pytree import (  # torch.utils.pytree came later than 2.10
     tree_map_only,
     tree_unflatten,
 )
+from torch.utils.weak import (
+    WeakTensorKeyDictionary,  # that of weakref asks whether keys are equal: a tensor, of tensors
+)
 
 __all__ = [
-    "HigherOrderOperator", "TorchDispatchMode", "compiled_network", "computed_once", "forward_mode",
+    "HigherOrderOperator", "TorchDispatchMode", "WeakTensorKeyDictionary", "compiled_network", "computed_once",
+    "forward_mode",
     "function_modes", "graph_break", "in_backward", "is_exporting", "is_exporting_to_onnx", "is_known_equal",
     "is_vmapped", "let_modes_see", "outside_graphs", "plain_eager", "stance_lock", "tree_flatten", "tree_leaves",
     "tree_map_only", "tree_unflatten", "uncompiled", "uncompiled_call", "writing",

@@ -5,6 +5,8 @@ import pytest
 import torch
 from networks import build
 from scipy import stats
+from torch import nn
+from torch.nn import functional as F
 
 import rbue
 from rbue.errors import InvalidInput
@@ -210,3 +212,29 @@ def test_a_progress_bar_jumps_over_samples_that_are_not_needed(monkeypatch):
     monkeypatch.setattr(SampleProgress, "advance", lambda self, drawn: advanced.append(drawn))
     found = rbue.predict(net, x, samples=32, adaptive=rbue.Adaptive(tolerance=0.02, first=4), progress=True)
     assert found.samples_used.sum() < 6 * 32 == sum(advanced)
+
+
+class ByTheBatch(nn.Module):
+    """Scores against the mean of the batch, so that an image's answer depends on what it is in."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        h = F.relu(self.first(x))
+        return self.head(h - h.mean(0))
+
+
+@pytest.mark.filterwarnings("ignore:.*batch:rbue.RbueWarning")
+@pytest.mark.parametrize("memory", [None, 20_000])
+def test_images_of_a_batch_on_which_answers_depend_settle_together(memory):
+    torch.manual_seed(0)
+    net, x = ByTheBatch(), torch.randn(24, 8)
+    rbue.convert(net, rbue.DropReLU(0.8), example=x)
+    settings = {"outputs": "values", "memory": memory}
+    found = rbue.predict(net, x, samples=2000, adaptive=rbue.Adaptive(0.1), **settings)
+    used = int(found.samples_used[0])
+    assert used < 2000
+    assert found.samples_used.eq(used).all()
+    torch.testing.assert_close(found.mean, rbue.predict(net, x, samples=used, **settings).mean)

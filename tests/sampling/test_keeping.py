@@ -194,10 +194,36 @@ def test_a_head_called_after_the_classifier_is_not_taken_for_it():
     net, x = AuxiliaryLast(), torch.randn(5, 6)
     rbue.convert(net, rbue.DropReLU(0.8), example=x)
     alone = rbue.convert(nn.Sequential(net.first, nn.ReLU(), net.head), rbue.DropReLU(0.8), example=x)
-    for memory in (None, 1):
-        found, expected = (rbue.predict(one, x, samples=400, keep=BOTH, memory=memory) for one in (net, alone))
-        torch.testing.assert_close(found.features, expected.features, atol=0.1, rtol=0.1)  # sites of other names
-        assert found.features.shape == (5, 8)
+    found, expected = (rbue.predict(one, x, samples=400, keep=BOTH) for one in (net, alone))
+    torch.testing.assert_close(found.features, expected.features, atol=0.1, rtol=0.1)  # sites of other names
+    assert found.features.shape == (5, 8)
+    at_once, apart = (rbue.predict(net, x, samples=20, keep=BOTH, memory=memory) for memory in (None, 1))
+    torch.testing.assert_close(apart.features, at_once.features)
+
+
+class OfTwo(nn.Linear):
+    """A linear layer that is two, and gives the second one's output in another view."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.down, self.up = nn.Linear(inputs, 4), nn.Linear(4, outputs)
+
+    def forward(self, x):
+        return self.up(self.down(x)).view(-1, self.out_features)
+
+
+def test_of_layers_that_share_an_output_the_outer_one_is_the_classifier():
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), OfTwo(8, 3)), torch.randn(5, 6)
+    rbue.convert(net, rbue.DropReLU(0.8), example=x)
+    assert rbue.predict(net, x, samples=3, keep="features").features.shape == (5, 8)
+
+
+class Remembering(nn.Sequential):
+    """Holds the output of every pass."""
+
+    def forward(self, x):
+        self.outputs = [*getattr(self, "outputs", ()), super().forward(x)]
+        return self.outputs[-1]
 
 
 def test_features_take_no_pass_more_and_hold_no_other_layers_tensors(monkeypatch):
@@ -209,7 +235,7 @@ def test_features_take_no_pass_more_and_hold_no_other_layers_tensors(monkeypatch
         return run(runner, *args, **how)
 
     def seen(noted, scores):
-        held.append(len(list(filter(None, noted.calls))))
+        held.append(len(noted.made))
         return find(noted, scores)
 
     monkeypatch.setattr(PassRunner, "_stacked", counted)
@@ -221,6 +247,8 @@ def test_features_take_no_pass_more_and_hold_no_other_layers_tensors(monkeypatch
         rbue.predict(net, torch.randn(2, 6), samples=5, keep=keep)
     middle = len(passes) - passes[::-1].index(0)
     assert sum(passes[:middle]) == sum(passes[middle:])
+    net = rbue.convert(Remembering(*layers), rbue.DropReLU(0.8), example=torch.randn(2, 6))
+    rbue.predict(net, torch.randn(2, 6), samples=5, keep="features", memory=1)
     assert set(held) == {1}
 
 

@@ -542,6 +542,22 @@ def test_out_of_memory_for_a_single_row_is_reported(monkeypatch, images):
         rbue.predict(network, x, samples=2)
 
 
+def test_out_of_memory_for_a_batch_that_must_stay_whole_says_why(monkeypatch):
+    network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.randn(4, 6)
+    rbue.convert(network, rbue.DropReLU(0.6), example=x)
+    with pytest.warns(RbueWarning, match="depend on the batch"):
+        rbue.predict(network, x, samples=2)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(PassRunner, "run", full)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        rbue.predict(network, x, samples=2)
+    assert "answers depend on the batch, so it is not divided" in caught.value.__notes__[0]
+
+
 def test_samples_that_fail_are_not_tried_again_beside_a_copy():
     """Of the image, which is for a batch of one: it would take twice the memory."""
     network, x = build("residual", batch=1)

@@ -252,6 +252,10 @@ def test_one_logit_an_image_is_served_as_two_classes():
         NetworkEngine(net)
     with pytest.raises(InvalidInput, match="outputs is 'values'; the server is for 'logits' and 'binary'"):
         NetworkEngine(net, outputs="values")
+    rbue.set_temperature(net, 2.0, augmented=True)
+    with pytest.raises(InvalidInput, match="fitted to augmented passes, which the server does not make"):
+        NetworkEngine(net, outputs="binary")
+    rbue.set_temperature(net, 1.0)
     engine = NetworkEngine(net, samples=5, classes=["no", "yes"], outputs="binary")
     answers = engine.predict(torch.ones(1, 6).numpy(), np.zeros(1, np.int64), Sampling(5))
     assert np.array_equal(answers.probs, rbue.predict(net, torch.ones(1, 6), samples=5, outputs="binary").probs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
@@ -151,11 +151,13 @@ def collect(
     draws: str = "independent",
     cycle: Cycle = INDEPENDENT,
     keeping: Keeping | None = None,
+    undivided: Callable[[], bool] = lambda: False,
 ) -> Any:
     """Draw samples of one batch and keep running statistics of them: the prediction that belongs to ``outputs``.
 
     ``draws`` says what kind of samples they are, ``cycle`` how they balance each other. With ``keeping`` the outputs
-    hold what is to be kept (:meth:`~rbue.sampling.keeping.Keeping.beside_scores`).
+    hold what is to be kept (:meth:`~rbue.sampling.keeping.Keeping.beside_scores`). Images of an ``undivided`` batch,
+    which may turn out while it is drawn from, settle together.
     """
     plan = [samples] if adaptive is None else adaptive.rounds(samples)
     task = task_of(outputs)
@@ -167,6 +169,7 @@ def collect(
         drawing.draw(target, active)
         if adaptive is not None and target != plan[-1]:
             settled = adaptive.settled(drawing.statistics, active, len(plan), cycle)
+            settled &= settled.all() | (not undivided())
             if report is not None:
                 report.advance(int(settled.sum()) * (plan[-1] - target))
             active = active[~settled]

@@ -8,7 +8,6 @@ apart where samples are added up. Only the thread that asked sees it.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from rbue.kernels.layout import repeat_rows
 from rbue.prediction import Prediction, Sums, precise_float
 from rbue.sampling.passes import Reader, class_scores
 from rbue.sampling.tasks import Task
+from rbue.torch_internals import WeakTensorKeyDictionary
 
 KEPT = ("logits", "features")
 """What can be kept; ``features:NAME`` are the input of another module than the classifier."""
@@ -86,7 +86,7 @@ class _Noted:
         self.keeping, self.network, self.read = keeping, network, read
         self.thread = threading.get_ident()
         self.last: tuple[nn.Module, Tensor | None] | None = None
-        self.calls: list[tuple[nn.Module, Tensor | None, weakref.ref[Tensor]] | None] = []
+        self.made = WeakTensorKeyDictionary()
         if not keeping.layer:
             self.layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
             return
@@ -110,23 +110,15 @@ class _Noted:
         if threading.get_ident() == self.thread:
             self.last = module, first_tensor((args, kwargs))
             if isinstance(out, Tensor):
-                number = len(self.calls)
-                self.calls.append((*self.last, weakref.ref(out, lambda _: self._forget(number))))
-
-    def _forget(self, number: int) -> None:
-        if number < len(self.calls):
-            self.calls[number] = None
+                self.made[out] = self.last
 
     def _classifier(self, scores: Tensor) -> tuple[nn.Module, Tensor | None] | None:
         """The linear layer whose output are the scores, with its input, or the one that was called last."""
-        last, calls = self.last, list(filter(None, self.calls))
-        self.last, self.calls = None, []
         place = scores.untyped_storage().data_ptr()
-        for layer, x, output in reversed(calls):
-            out = output()
-            if out is not None and out.untyped_storage().data_ptr() == place and layer.out_features == scores.shape[1]:
+        for out, (layer, x) in reversed(list(self.made.items())):
+            if out.untyped_storage().data_ptr() == place and layer.out_features == scores.shape[1]:
                 return layer, x
-        return last
+        return self.last
 
     def join(self, module: nn.Module, args: tuple, output: Any) -> Tensor | None:
         """Scores and features of the rows of a pass."""
@@ -134,6 +126,8 @@ class _Noted:
             return None
         scores = one_class(self.read(output), rows=1)
         layer, x = self._classifier(scores) or (None, None)
+        self.last = None
+        self.made.clear()
         linear = isinstance(layer, nn.Linear)
         if not self.keeping.layer and (not linear or layer.out_features != scores.shape[1]):  # type: ignore[union-attr]
             raise InvalidInput(

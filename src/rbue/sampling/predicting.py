@@ -180,8 +180,9 @@ def predict(
                 refuse_infinite_images(batch, numbers)
             first = torch.arange(target, dtype=torch.int32, device=batch.device), numbers
             with batch_explained(batch, network, conversion.activation):
+                passes = StackedPasses(model, batch, seed, memory, draws, read, augment, first, keeping.features)
                 prediction = collect(
-                    StackedPasses(model, batch, seed, memory, draws, read, augment, first, keeping.features),
+                    passes,
                     batch,
                     numbers,
                     samples,
@@ -193,6 +194,7 @@ def predict(
                     draws=draws,
                     cycle=cycle,
                     keeping=keeping,
+                    undivided=passes.undivided,
                 )
             _check_shape(prediction, parts)
             if outputs is None:

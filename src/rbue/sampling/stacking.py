@@ -144,6 +144,10 @@ class StackedPasses:
         """Whether a pass shares what it can, and fuses calls: not compiled code, which does neither."""
         return self.plan.share and not self.runner.compiled
 
+    def undivided(self) -> bool:
+        """Whether the images of a batch belong together: their answers were seen to depend on it."""
+        return self.plan.batch_dependent
+
     def _cost(self, images: int, samples: int) -> float:
         """Bytes that a pass holds at once, roughly."""
         return self.plan.cost(images, samples) if self.augment is None else self.plan.cost(images * samples, 1)
@@ -151,15 +155,15 @@ class StackedPasses:
     def __call__(self, x: Tensor | Batch, samples: Tensor, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield ``(which images, which samples, outputs (s, b, ...))`` until all are done."""
         x = as_batch(x)
-        work = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))]
-        whole = cut = begun = False
+        everything = Piece(slice(0, len(x)), slice(0, len(samples)), len(x))
+        work, whole, begun = [everything], False, False
         first, self.first = self.first, None
         if first is not None and first.out is not None and torch.equal(samples, first.samples):
             assert torch.equal(images, first.images)
             yield work.pop().batch, slice(0, len(samples)), first.out
         while work:
             if self.plan.batch_dependent and not whole and not begun:
-                work, whole, cut = [Piece(slice(0, len(x)), slice(0, len(samples)), len(x))], True, False
+                work, whole = [everything], True
             piece = work.pop()
             if not self.plan.stack and piece.samples > 1:
                 work += piece.one_by_one()
@@ -167,7 +171,6 @@ class StackedPasses:
             cost = self._cost(piece.size, piece.samples)
             single = piece.samples == 1 and (piece.size == 1 or whole)
             if cost > self.budget and not single:
-                cut |= piece.size > 1 and not whole
                 work += reversed(self._split(piece, whole))
                 continue
             if piece.size == 1 and not self.plan.alone:
@@ -208,7 +211,7 @@ class StackedPasses:
             else:
                 begun = True
                 yield batch, stack, out[:, : batch.stop - batch.start]
-        if cut and self.plan.batch_dependent:  # noticed too late: the next call is to give the same
+        if self.plan.batch_dependent and not whole:  # noticed too late: the next call is to give the same
             self.plan = replace(self.plan, batch_dependent=False)
         self._keep_plan()  # not before: what images that the network fails for have shown is no plan for others
 
