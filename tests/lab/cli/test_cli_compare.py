@@ -121,7 +121,9 @@ def test_only_what_is_better_by_more_than_chance_is_marked(capsys):
 
 def test_an_earlier_measurement_is_compared_again_after_another_one(command, as_json):
     words = ("compare", "--methods", "single,mc-droprelu:0.8", *TINY)
-    first = command(*words, "--samples", 4).stdout
+    shown = command(*words, "--samples", 4)
+    first = shown.stdout
+    assert ("another training would move the numbers too" in shown.stderr) == ("chance" in first.splitlines()[-1])
     (_, row) = as_json(*words, "--samples", 4)["methods"]
     command("evaluate", row["run"], "--samples", 2)
     verdict = first.strip().splitlines()[-2]

@@ -26,7 +26,7 @@ def test_list(command, as_json, monkeypatch):
     shown = command("paper", "list").stdout
     assert all(f"rbue paper run {name}" in shown for name in IDS)
     monkeypatch.setenv("COLUMNS", "80")
-    assert "to do the rest: rbue paper run ID (a wider" in command("paper", "list").stderr
+    assert "to do the rest: `rbue paper run ID` (a wider" in command("paper", "list").stderr
     assert shown.count("not run") == len(IDS)
     content = as_json("paper", "list")["experiments"]
     assert [one["id"] for one in content] == list(IDS)
@@ -96,7 +96,9 @@ def test_figures_without_runs(command, as_json):
 
 def test_report_of_nothing(command):
     result = command("paper", "report")
-    assert "nothing of this has been measured in runs with these settings yet; `rbue paper run" in result.stderr
+    assert "measured in runs with these settings yet; `rbue paper run --all` does it." in result.stderr
+    some = command("paper", "report", "variance", "table1-cifar10", "--quick", "--epochs", 2)
+    assert "`rbue paper run table1-cifar10 variance --quick --epochs 2` does it." in some.stderr
     assert "0 of 21 experiments complete (full)" in result.stdout
     assert "Nothing has been measured with these settings yet" in Path("paper-report/report.html").read_text()
 

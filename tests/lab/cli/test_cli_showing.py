@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from tiny_runs import TINY
 
 import rbue
@@ -360,3 +361,34 @@ def test_a_table_leaves_columns_out_rather_than_breaking_words(monkeypatch, caps
         for heading, cell in zip(headings, row, strict=True):
             assert (cell in shown) == (heading in shown.splitlines()[1]) == (heading not in left_out)
         assert (f"no room for {left_out};" in shown) if left_out else ("no room" not in shown)
+
+
+@pytest.mark.parametrize("say", [output.say, output.remark, output.complain])
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "file"])
+def test_a_terminal_breaks_sentences_between_words_and_nothing_else_does(say, terminal, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    said = "no  data: tiny-imagenet lacks (`rbue data fetch tiny-imagenet`), nor in '/my data/sets' [or] \u753b\u50cf"
+    say(said)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", "".join(capsys.readouterr())).splitlines()
+    text = " ".join(lines).removeprefix("error: ")
+    assert text == said
+    assert (len(lines) > 1) == terminal
+    assert not terminal or all(cell_len(line) <= 24 or line == "(`rbue data fetch tiny-imagenet`)," for line in lines)
+    assert not terminal or any("'/my data/sets'" in line for line in lines)
+
+
+def test_a_pipe_in_color_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    output.remark("word " * 100)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_terminal_gets_a_path_whole(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    path = Path("runs of a long afternoon", "comparison of all methods.html")
+    output.say(path)
+    assert capsys.readouterr().out == f"{path}\n"

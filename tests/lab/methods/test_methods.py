@@ -11,7 +11,7 @@ from torch import nn
 
 from rbue.activations import DropActivation, Dropout, DropReLU, RReLU
 from rbue.call_sites import convert, seed
-from rbue.errors import InvalidInput
+from rbue.errors import ConversionError, InvalidInput
 from rbue.lab import data, methods
 from rbue.lab.methods import base
 from rbue.lab.runs.folders import RunConfig, RunFolder
@@ -164,6 +164,8 @@ def test_activations_that_are_no_relus_are_random():
     assert found.equal(drawn(wanted))
     assert not found.equal(network(function=nn.GELU)(X))
     assert methods.spec_of(methods.parse("mc-dropactivation")) == "mc-dropactivation:0.9"
+    with pytest.raises(ConversionError, match=r"GELU instead; use mc-dropactivation:q, .* or mc-dropout:p, "):
+        methods.parse("mc-droprelu:0.7").prepare(network(function=nn.GELU), X[:1])
 
 
 @pytest.mark.parametrize(

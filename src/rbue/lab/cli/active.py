@@ -100,7 +100,7 @@ def active(
     elif found:
         _show(f"{selection.model} on {selection.data}", found)
         for config, _ in found:
-            say(str(config.folder(selection.runs).path))
+            say(config.folder(selection.runs).path)
     if errors:
         for earlier in errors[:-1]:
             complain(str(earlier))
@@ -222,4 +222,4 @@ def active_report(
         table(
             found.caption, headings, cells, right=headings[2:], less_important=("seeds", "mean accuracy", "acquisition")
         )
-    say(str(output))
+    say(output)

@@ -160,7 +160,7 @@ def compare(
         more = f", augmented by {passes.augment}" if passes.augment else ""
         images = selection.data if split == "test" else f"{selection.data} ({split})"
         _show(f"{selection.model} on {images}, {which}, up to {samples} samples{more}", rows, marks)
-        say(str(output if output is not None else selection.runs))
+        say(output if output is not None else selection.runs)
     if errors:
         for earlier in errors[:-1]:
             complain(str(earlier))

@@ -59,7 +59,8 @@ def demo(
     _show(found)
     for sentence in said:
         say(f"\n{sentence}")
-    say(f"\n{page}")
+    say("")
+    say(page)
 
 
 def _show(found: Findings) -> None:

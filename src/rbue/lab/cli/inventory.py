@@ -274,4 +274,4 @@ def _placed(name: str, place: Path, json: bool) -> None:
     if json:
         print_json({"name": name, "folder": place})
     else:
-        say(str(place))
+        say(place)

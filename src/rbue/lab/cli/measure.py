@@ -112,7 +112,8 @@ def evaluate(
             ("training time", duration(result["training_seconds"])),
         ]
     )
-    say(f"\n{folder}")
+    say("")
+    say(folder)
 
 
 def calibrate(
@@ -156,7 +157,7 @@ def calibrate(
             low, high = entry["bounds"]
             remark(f"note: no temperature from {low:g} to {high:g} is best for {label}; a bound is used.")
     for file in files:
-        say(str(file))
+        say(file)
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
@@ -272,7 +273,7 @@ def predict(
         title = f"{config.method} · {config.model} on {config.data}, {counted(rows[0]['samples'], 'sample')}"
         table(title, ("image", "label", *numbers), cells, right=numbers)
         if output is not None:
-            say(str(output))
+            say(output)
     if unreadable:
         for sentence in unreadable.values():
             complain(sentence)
@@ -294,7 +295,7 @@ def _show_scored(scored: Scored, output: Path, seconds: float, json: bool) -> No
             f"{scored.images - scored.unreadable:,} of {scored.images:,} images predicted, {scored.predicted_now:,} of "
             f"them now, in {duration(seconds)}"
         )
-        say(str(output))
+        say(output)
     if scored.unreadable:
         for sentence in scored.reasons:
             complain(sentence)

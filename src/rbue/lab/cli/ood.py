@@ -88,7 +88,7 @@ def ood(
     for name in dict.fromkeys(run.config.data for run in outcome):
         _show([run for run in outcome if run.config.data == name])
     for run in outcome:
-        say(str(run.folder / "ood.json"))
+        say(run.folder / "ood.json")
 
 
 def _names(text: str) -> list[str]:

@@ -77,23 +77,58 @@ def as_markup(text: str) -> str:
     return escape(visible(text))
 
 
-def say(text: str) -> None:
-    """Print a line as it is, never broken; a path can be copied from it. Line feeds may stand around it."""
+_WHOLE = re.compile(r"( *)((?:`[^`]*`|(?<![^ (])'[^']*'|[^ ])+)")
+"""Blanks, and what is never broken: a word, and what stands in backticks or quotes, since that is copied."""
+
+
+def at_words(text: str, width: int) -> str:
+    """Text with lines that are too long broken at blanks, and begun as far from the margin as the first.
+
+    >>> print(at_words("  no data (`rbue data fetch cifar10` brings it)", 16))
+      no data
+      (`rbue data fetch cifar10`
+      brings it)
+    """
+    lines: list[str] = []
+    margin = text[: len(text) - len(text.lstrip(" "))]
+    for blanks, word in _WHOLE.findall(text):
+        if lines and cell_len(lines[-1] + blanks + word) <= width:
+            lines[-1] += blanks + word
+        else:
+            lines.append(margin + word)
+    return "\n".join(lines)
+
+
+def _print(console: Console, text: str, form: str = "{}", start: str = "") -> None:
+    """Print a line of text in a form of markup, which shows its start already.
+
+    A terminal gets it broken between words, a file or a pipe as it is.
+    """
+    text = visible(text)
+    shown = at_words(text, console.width) if console.file.isatty() else text
+    console.print(form.format(escape(shown.removeprefix(start))), soft_wrap=True)
+
+
+def say(text: str | Path) -> None:
+    """Print a line; a path is never broken, so that it can be copied. Line feeds may stand around a text."""
+    if isinstance(text, Path):
+        stdout().print(as_markup(str(text)), soft_wrap=True)
+        return
     inside = text.strip("\n")
     before, _, after = text.partition(inside) if inside else ("", "", text)
-    stdout().print(f"{before}{as_markup(inside)}{after}", soft_wrap=True)
+    _print(stdout(), inside, f"{before}{{}}{after}")
 
 
 def remark(text: str) -> None:
     """Say something beside the result."""
-    stderr().print(f"[dim]{as_markup(text)}[/dim]", soft_wrap=True)
+    _print(stderr(), text, "[dim]{}[/dim]")
 
 
 def complain(text: str) -> None:
     """Say what went wrong, in whichever process."""
     console = stderr()
     console.quiet = False
-    console.print(f"[bold red]error:[/bold red] {as_markup(text)}", soft_wrap=True)
+    _print(console, f"error: {text}", "[bold red]error:[/bold red]{}", start="error:")
 
 
 def print_json(content: Any) -> None:
@@ -152,10 +187,10 @@ def table(
         shown.add_column(heading, justify=side, overflow="fold", no_wrap=first, width=width)  # type: ignore[arg-type]
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
-    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
+    _print(console, title, "[bold]{}[/bold]")
     console.print(shown)
     if left_out:
-        console.print(f"[dim]{_no_room(left_out)}[/dim]", soft_wrap=True)
+        _print(console, _no_room(left_out), "[dim]{}[/dim]")
 
 
 def _no_room(left_out: Iterable[str]) -> str:
@@ -181,7 +216,7 @@ def methods_table(
         methods: each with its rows, whose cells are markup.
         less_important: headings of columns to leave out where the table is too wide, the first one first.
         left: headings of columns with words.
-        note: stands below, as markup.
+        note: stands below.
         parted: whether a line parts the methods.
     """
     console = stdout()
@@ -206,10 +241,10 @@ def methods_table(
         shown.columns = [column for column in shown.columns if column.header != heading]
         left_out.append(heading.split()[0])
     names.max_width = None
-    console.print(f"[bold]{as_markup(title)}[/bold]", soft_wrap=True)
+    _print(console, title, "[bold]{}[/bold]")
     console.print(shown)
     for line in filter(None, (_no_room(left_out) if left_out else "", note)):
-        console.print(f"[dim]{line}[/dim]", soft_wrap=True)
+        _print(console, line, "[dim]{}[/dim]")
 
 
 def _whole_words(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[int | None] | None:

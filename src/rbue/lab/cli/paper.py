@@ -103,8 +103,8 @@ def list_(ctx: typer.Context, runs: RunsFolder = Path("runs"), json: AsJson = Fa
     if "on a GPU" in columns:
         remark(f"on a GPU: what the rest takes on one {RECORDED_GPU}, reckoned from {RECORDED_SOURCE}")
     if "to do the rest" not in columns:
-        remark(f"to do the rest: rbue paper run ID{gathered[0].options} (a wider terminal shows each command)")
-    remark("networks, methods and notes on what the paper leaves open: rbue paper list --json")
+        remark(f"to do the rest: `rbue paper run ID{gathered[0].options}` (a wider terminal shows each command)")
+    remark("networks, methods and notes on what the paper leaves open: `rbue paper list --json`")
 
 
 @app.command(epilog="Example: rbue paper plan 'table*' --models resnet18 --epochs 30")
@@ -229,7 +229,7 @@ def run(
     else:
         _tell_outcome(outcome, budget)
         _tell_left_out(experiments, settings, runs)
-        say(str(runs))
+        say(runs)
     if outcome.failed:
         for reason, count in _counted(outcome.failed):
             complain(f"{counted(count, 'step')} failed: {reason}.")
@@ -278,7 +278,7 @@ def report(
             if not one.is_complete:
                 remark(f"{one.experiment.id}: {one.state}" + (f"; `{one.command}`" if one.missing else ""))
     say(f"{len(complete)} of {len(gathered)} experiments complete ({settings.scale.name})")
-    say(str(output / HTML))
+    say(output / HTML)
 
 
 @app.command(epilog="Example: rbue paper claims --json")

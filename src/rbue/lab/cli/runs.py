@@ -83,7 +83,8 @@ def show(run: RunName, runs: RunsFolder = Path("runs"), json: AsJson = False) ->
     if json:
         print_json(content)
         return
-    say(f"{folder.path}\n")
+    say(folder.path)
+    say("")
     state = _state(folder)
     facts([("state", _marked(state, _has_weights(folder, state))), *_pairs(content["config"])])
     training = content["training"]
@@ -289,7 +290,7 @@ def report(
         return
     for sentence in made.missing:
         remark(f"missing: {sentence}")
-    say(str(output))
+    say(output)
 
 
 def write_page(records: Sequence[Record], path: Path, device: torch.device, lead: str = "") -> None:

@@ -155,7 +155,7 @@ def shift(
     for of_one_set in _by_data(outcome):
         _show(of_one_set)
     for path in figures:
-        say(str(path))
+        say(path)
 
 
 def _as_measured(run: Measured, setting: Setting) -> Record:
@@ -366,7 +366,7 @@ def corrupt(
     content = io.BytesIO()
     picture.save(content, SUFFIXES[output.suffix.lower()])
     write_bytes(output, content.getvalue())
-    say(str(output))
+    say(output)
 
 
 def numbered_image(name: str, index: int) -> Bytes:

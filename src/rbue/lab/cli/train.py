@@ -55,7 +55,7 @@ def train(
         rows.append([name, outcome, str(entry["epochs"]), *shown, duration(entry["seconds"])])
     numbers = ("epochs", "loss", "train accuracy", "parameters", "time")
     table(f"{config.model} on {config.data}", ("network", "", *numbers), rows, right=numbers)
-    say(str(run))
+    say(run)
 
 
 def trained(config: RunConfig, root: Path, device: torch.device, **how: Any) -> list[tuple[RunConfig, RunFolder, str]]:

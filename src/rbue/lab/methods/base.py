@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from rbue.activations import Randomness
 from rbue.call_sites import convert
-from rbue.errors import InvalidInput, did_you_mean
+from rbue.errors import ConversionError, InvalidInput, did_you_mean
 from rbue.lab.own_code import find_own
 from rbue.random_stream import INDEPENDENT, Cycle
 from rbue.sampling.collect import SampleStream
@@ -198,7 +198,11 @@ class RandomSites(Method):
 
     def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
         """Make the chosen call sites random."""
-        return convert(network, self.activation(), where=self.where, example=example)
+        try:
+            return convert(network, self.activation(), where=self.where, example=example)
+        except ConversionError as error:  # which names what the library calls them
+            named = str(error).replace("rbue.DropActivation(q)", "mc-dropactivation:q")
+            raise ConversionError(named.replace("rbue.Dropout(p)", "mc-dropout:p")) from error
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """Random passes of the network."""
