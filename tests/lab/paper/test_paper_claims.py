@@ -151,6 +151,14 @@ def test_the_most_accurate_rate_may_not_be_the_best_calibrated(rate, word):
     assert judge(BY_ID["plane-ece-not-smallest"], numbers).measured.word == word
 
 
+def test_rates_that_only_the_figure_has_count_where_they_are_measured():
+    """The most accurate of the tables is the best calibrated of them, and q=0.5 is better."""
+    own = ("cifar10", "resnet18", "mc-droprelu:0.95", "ece"), 0.01
+    half = [(("cifar10", "resnet18", "mc-droprelu:0.5", measure), 0.005) for measure in ("accuracy", "ece")]
+    judged = [judge(BY_ID["plane-ece-not-smallest"], Changed(own, *more)).measured.word for more in ([], half)]
+    assert judged == ["false", "true"]
+
+
 def test_a_most_accurate_rate_with_the_smallest_error_may_tie_with_another():
     """Both the q in question and another are the most accurate: which of them comes first must not decide."""
     for calibrated, other in (RATES[:2], RATES[1::-1]):

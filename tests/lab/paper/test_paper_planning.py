@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from rbue.lab.paper.planning import TIMED_STEPS, Estimator, RecordedGpu, Step, j
 from rbue.lab.paper.runner import run_experiments
 from rbue.lab.paper.settings import Settings
 from rbue.lab.runs.folders import RunFolder
+from rbue.lab.training.trainer import read_log
 
 QUICK = Settings(quick=True, models=("vgg13",), methods=("single", "svi", "deep-ensemble:4"))
 
@@ -169,6 +171,15 @@ def test_a_gpu_is_reckoned_from_what_is_in_results(tmp_path):
         assert gpu.factor(full.config("cifar10", "resnet18", method, 0)) == pytest.approx(
             stored["seconds"] / single, rel=0.05
         )
+    folders = [RunFolder(path) for path in (published / "costs" / "cifar10" / "resnet18").iterdir()]
+    timed = {
+        folder.read("config")["method"]: median(one["seconds"] for one in read_log(folder.log))
+        for folder in folders
+        if folder.log.exists()
+    }
+    for method in ("treenet:4", "batch-ensemble:4", "packed-ensemble:4"):
+        factor = gpu.factor(full.config("cifar10", "resnet18", method, 0))
+        assert factor == pytest.approx(timed[method] / timed["single"], rel=0.02)
     small, large = (gpu.speed(full.config(name, "resnet18", "single", 0)) for name in ("cifar10", "tiny-imagenet"))
     assert large.training == pytest.approx(4 * small.training)
     passes = read_json(published / "mc_inference_cuda.json")["seconds"]["rbue DropReLU, all sites"]

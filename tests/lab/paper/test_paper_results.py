@@ -128,8 +128,21 @@ def test_only_the_time_of_networks_trained_alone_decides_about_sentences(measure
     shown = gather(get("table1-cifar10"), TWO, measured)
     assert shown.rows[0].cells["training_seconds"].measured.values == (60,)  # not those of another kind
     assert len(shown.rows[0].cells["accuracy"].measured.values) == 2
-    assert ("With 1 or 2 processes at work" in shown.trained.note()) == (beside == "workers")
+    assert ("more or fewer processes" in shown.trained.note()) == (beside == "workers")
     assert Measured(measured, TWO).value("cifar10", "vgg13", "single", "accuracy") is not None
+
+
+def test_times_of_more_processes_than_singles_are_not_shown_beside_its(measured):
+    def times():
+        return Measured(measured, TWO).summary("cifar10", "vgg13", "deep-ensemble:4", "training_seconds")
+
+    members = [TWO.config("cifar10", "vgg13", "single", seed) for seed in range(8)]
+    folders = [RunFolder.of(one, measured) for one in members]
+    assert times().values == (240, 240)
+    folders[2].write("training", {**folders[2].read("training"), "workers": 3})
+    assert times().values == (240,)
+    folders[5].write("training", {**folders[5].read("training"), "workers": 3})
+    assert times() is None
 
 
 def test_the_paper_stands_beside(measured):

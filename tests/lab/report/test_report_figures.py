@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -190,6 +191,17 @@ def test_plane_has_stars_coloured_by_q_a_square_and_a_circle():
     assert many.get_array().tolist() == [0.5, 0.8, 0.99]
     assert np.allclose(many.get_offsets(), [[one.accuracy, one.ece] for one in stars])
     assert [len(one.get_paths()[0].vertices) for one in (square, many)] == [5, 11]
+
+
+def test_labels_of_stars_that_lie_close_do_not_overlap():
+    close = [(0.943, 0.0256, 0.85), (0.946, 0.0254, 0.9), (0.948, 0.0255, 0.95), (0.9431, 0.0223, 0.8)]
+    stars = [PlanePoint(f"mc-droprelu:{q}", accuracy, ece, q) for accuracy, ece, q in [*close, (0.923, 0.011, 0.5)]]
+    for some in (stars, stars[:1], [stars[0]] * 2):
+        figure = figures.accuracy_ece_plane(some)
+        FigureCanvasAgg(figure).draw()
+        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+        assert len(boxes) == len(some)
+        assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
 
 
 def test_reliability_bars_are_the_accuracies_of_filled_bins():

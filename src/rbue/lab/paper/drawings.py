@@ -175,8 +175,8 @@ _OWN = (
         text="{:.2f} ×".format,
         about="Parameters in those of Single. The paper's is from its captions: four for Deep Ensemble, else one.",
     ),
-    Column("stored_bytes", "stored", "lower", megabytes, about="Files of the trained networks."),
-    Column("prediction_seconds", "prediction", "lower", duration, about="Time of predicting the test images."),
+    Column("stored_bytes", "stored", text=megabytes, about="Files of the trained networks."),
+    Column("prediction_seconds", "prediction", text=duration, about="Time of predicting the test images."),
 )
 COLUMNS = {column.key: column for column in (*MEASURES, *_OWN)}
 COLUMNS |= {key: replace(COLUMNS[key], better=None) for key in NOT_COMPARED}

@@ -39,7 +39,10 @@ TIMED_PIXELS = {"cpu": 8 * 32 * 32}
 """No more of them in a timed batch: fewer images where they are larger."""
 
 METHOD_FACTORS = {"svi": 2.4, "mc-droprelu": 1.3, "mc-rrelu": 1.3}
+METHOD_FACTORS |= {"treenet": 2.6, "batch-ensemble": 2.7, "packed-ensemble": 1.5}
 """Cost of a step of a method in steps of Single, measured on a CPU with small networks."""
+GPU_FACTORS = {"svi": 2.1, "treenet": 2.2, "batch-ensemble": 4.7, "packed-ensemble": 1.7}
+"""The same on a GPU, where random ReLUs cost as much as plain ones (`results/costs`)."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +324,7 @@ _RECORDED_PASSES = 2.683
 class RecordedGpu(Estimator):
     """How long steps would take on one GPU of the kind that `results` comes from; nothing is timed."""
 
-    factors: ClassVar[dict[str, float]] = {"svi": 2.1}  # random ReLUs cost as much as plain ones there
+    factors: ClassVar[dict[str, float]] = GPU_FACTORS
 
     def __init__(self, root: Path) -> None:
         super().__init__(torch.device("cpu"), root)

@@ -84,13 +84,17 @@ class Measured:
     def summary(self, data: str, model: str, method: str, measure: str) -> Summary | None:
         """A clean measurement over its repetitions; None if no repetition has it.
 
-        A training time is that of the repetitions that shared the machine as the first of them did.
+        A training time is that of the repetitions that shared the machine as the first of them did, if that shared it
+        with as many processes as the first of Single, beside which it is read.
         """
         values, runs, first = [], [], None
+        usual = self._processes(self.configs(data, model, "single")[0])
         for config in self.configs(data, model, method):
             found = (self.result(config) or {}).get(measure)
             if isinstance(found, int | float):
                 if measure == "training_seconds":
+                    if usual and self._processes(config) != usual:
+                        continue
                     first = first or self._trained_beside(config)
                     if self._trained_beside(config) != first:
                         continue
@@ -105,14 +109,15 @@ class Measured:
         """The mean of a measurement; ``relative_size`` is in sizes of Single.
 
         A training time counts only where all networks are known to have trained alone, and then by the median epoch:
-        compiling takes a tenth of some trainings, and a third of others.
+        what compiling takes differs by method, and counts for more in a short training.
         """
         if measure == "relative_size":
             own, single = (self.value(data, model, one, "parameters") for one in (method, "single"))
             return None if own is None or single is None else own / single
         if measure == "training_seconds":
             times = [self._seconds_alone(one) for one in self.configs(data, model, method) if self.result(one)]
-            return spread(known)[0] if (known := [one for one in times if one]) and len(known) == len(times) else None
+            known = [one for one in times if one is not None]
+            return spread(known)[0] if known and len(known) == len(times) else None
         found = self.summary(data, model, method, measure)
         return None if found is None else found.mean
 
@@ -122,6 +127,10 @@ class Measured:
             trainings = (RunFolder.of(member, self.root).read("training") or {} for member in config.trainings())
             self._beside[config] = {(one.get("side_by_side"), one.get("workers")) for one in trainings}
         return self._beside[config]
+
+    def _processes(self, config: RunConfig) -> set[int]:
+        """How many processes were at work where its networks were trained; empty where no training is known."""
+        return {processes or 1 for networks, processes in self._trained_beside(config) if networks is not None}
 
     def _seconds_alone(self, config: RunConfig) -> float | None:
         """The time of all epochs, by the median one of each network; None unless each had the machine for itself."""
@@ -244,7 +253,9 @@ class Trained:
             f"{printed()['hardware']}, so no difference is shown. Networks trained side by side (here "
             f"{' or '.join(map(str, self.side_by_side))} at a time) share the time."
         ) + (
-            f" With {' or '.join(map(str, self.workers))} processes at work on the machine, each counts in full."
+            " Of those trained with more or fewer processes at work on the machine than Single the time is left out."
+            if len(self.workers) > 1
+            else f" {self.workers[0]} processes were at work on the machine, and each counts in full."
             if self.workers != (1,)
             else ""
         )

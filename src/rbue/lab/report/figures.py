@@ -147,19 +147,23 @@ def _stars(figure: Figure, axes: Axes, points: Sequence[PlanePoint]) -> None:
     colour_bar(figure, drawn, "q of MC-DropReLU", ax=axes)
 
 
+_LABEL = np.array([0.1, 0.05])
+"""Width and height of a label of a star, as parts of what the stars span."""
+
+
 def _beside(places: Sequence[tuple[float, float]]) -> list[tuple[int, int]]:
     """On which side of each point, ``(right, up)``, its label is furthest from other points and from labels so far."""
-    scaled = np.asarray(places, dtype=float)
-    scaled = (scaled - scaled.min(0)) / np.maximum(np.ptp(scaled, axis=0), 1e-12)
+    points = np.asarray(places, dtype=float)
+    points = (points - points.min(0)) / np.maximum(np.ptp(points, axis=0), 1e-12) / _LABEL
     sides, labels = np.array([(1, 1), (-1, 1), (1, -1), (-1, -1)]), np.empty((0, 2))
     found = []
-    for number, place in enumerate(scaled):
-        others = np.concatenate([np.delete(scaled, number, axis=0), labels])
-        spots = place + 0.05 * sides
-        room = np.linalg.norm(spots[:, None] - others, axis=2).min(axis=1, initial=1.0)
-        found.append(sides[room.argmax()])
-        labels = np.concatenate([labels, spots[[room.argmax()]]])
-    return [(int(across), int(up)) for across, up in found]
+    for number, point in enumerate(points):
+        taken = np.concatenate([np.delete(points, number, axis=0), labels])
+        spots = point + 0.8 * sides
+        best = np.abs(spots[:, None] - taken).max(axis=2).min(axis=1, initial=9.0).argmax()
+        found.append((int(sides[best, 0]), int(sides[best, 1])))
+        labels = np.concatenate([labels, spots[[best]]])
+    return found
 
 
 def reliability_diagram(
