@@ -15,6 +15,7 @@ from pathlib import Path
 
 import label_next
 import one_training
+import related_work
 import scaling_page
 from result_picture import against_outside, against_q, picture
 from result_tables import EARLY, RERUNS, ROOT, RUNS, SAMPLES, SETTINGS, Study, table
@@ -23,7 +24,7 @@ from tutorial_pictures import webp
 from rbue.files import read_json, write_bytes
 from rbue.lab.corruptions import CORRUPTIONS, SEVERITIES
 from rbue.lab.paper.claims import judge_all
-from rbue.lab.paper.experiments import DIVERSE, METHODS, POSITIONS, SIX, SWEEP
+from rbue.lab.paper.experiments import DIVERSE, METHODS, POSITIONS, RELATED, SIX, SWEEP
 from rbue.lab.paper.judging import is_shortened
 from rbue.lab.paper.results import Measured
 from rbue.lab.paper.settings import last_settings
@@ -46,7 +47,7 @@ OTHERS = {
 }
 """What the paper has besides, as far as it was measured."""
 SWEPT = Study("cifar10", "resnet18", (*SWEEP, "single"))
-EVERY = Study("cifar10", "resnet18", tuple(dict.fromkeys((*METHODS, *SWEEP, *POSITIONS))))
+EVERY = Study("cifar10", "resnet18", tuple(dict.fromkeys((*METHODS, *SWEEP, *POSITIONS, *RELATED))))
 PLACES = {f"places-{data}": Study(data, "resnet18", ("single", *POSITIONS)) for data in ("cifar10", "tiny-imagenet")}
 """Random ReLUs with every ``q``, these beside the ten rows, and random ReLUs at one place only."""
 LABELS = label_next.comparison(label_next.measured())
@@ -56,6 +57,7 @@ SHORT = {
     "mc-dropout:0.5": "MC-Dropout, p = 0.5",
     "mc-droprelu:0.9": "**MC-DropReLU, q = 0.9**",
     "mc-droprelu:0.95": "**MC-DropReLU, q = 0.95**",
+    "swag": "SWAG, 23 networks stored",
     "deep-ensemble:4": "Deep Ensemble of 4",
 }
 """The rows of README."""
@@ -65,6 +67,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
     """The generated parts of each page."""
     page = {
         "comparison": _comparison(),
+        "related": related_work.part(),
         "samples": MAIN.by_samples(),
         "shift": [*_corrupted_images(), "", *MAIN.shifted()],
         "scaled": EVERY.scaled(),
@@ -76,7 +79,7 @@ def parts() -> dict[Path, dict[str, Iterable[str]]]:
         **{name: study.comparison() for name, study in PLACES.items()},
     }
     return {
-        README: {"results": [*MAIN.short(SHORT), *one_training.headline(MAIN)]},
+        README: {"results": [*related_work.STUDY.short(SHORT), *one_training.headline(MAIN)]},
         DECISIONS: {"ood": MAIN.detected(), "active": label_next.part(LABELS)},
         PAGE: page | {name: _other(study) for name, study in OTHERS.items()},
         ONE_TRAINING: {
@@ -163,7 +166,7 @@ def _claims() -> list[str]:
 
 def _spent() -> list[str]:
     """The time on GPUs that all of this took, by the clocks of the trainings."""
-    folders = (path for root in (RUNS, RERUNS) for path in root.rglob("training.json"))
+    folders = (path for root in (RUNS, RERUNS, related_work.COSTS) for path in root.rglob("training.json"))
     kept = [one["seconds"] for one in map(read_json, folders) if one["device"] == "cuda"]
     tried = [one["training_seconds"] for one in read_json(ROOT / "results" / "search.json")]
     return [

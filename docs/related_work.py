@@ -1,0 +1,83 @@
+"""What the page "Results" shows of the methods that the paper discusses, beside its own."""
+
+from __future__ import annotations
+
+from itertools import product
+from statistics import median
+
+from result_tables import KEY, ROOT, RUNS, Study, table
+
+from rbue.lab.methods import parse
+from rbue.lab.paper.experiments import METHODS, RELATED
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.training.trainer import read_log
+
+COSTS = ROOT / "results" / "costs"
+"""The same methods trained for a few epochs, one after the other and nothing beside them."""
+STUDY = Study("cifar10", "resnet18", (*METHODS, *RELATED))
+
+
+_COLUMNS = (
+    *(("accuracy", 0.01, 2), ("ece", 1, 3), ("nll", 1, 3), ("scaled", 1, 3), ("mean_dis", 1, 3)),
+    *(("epoch", 1, 2), ("stored_bytes", 1e6, 0), ("prediction_seconds", 1, 1)),
+)
+"""Name, unit and digits."""
+
+
+def part() -> list[str]:
+    """One table: how good each method is after the paper's epochs, and what it costs."""
+    heads = ["method", "accuracy, %", "ECE", "NLL", "NLL with temperature", "Mean-DIS"]
+    heads += ["an epoch, s", "stored, MB", "prediction, s"]
+    found, costs, rows = STUDY.measured(), _costs(), []
+    for method in STUDY.methods:
+        config, result = found.get(method, (STUDY.config(method), {}))
+        scaled = (RunFolder.of(config, RUNS).read("calibration") or {}).get(KEY, {"after": {}})["after"]
+        known = {**result, **costs.get(_kind(method), {}), "scaled": scaled.get("nll")}
+        rows.append([f"`{method}`", *(_cell(known.get(name), *form) for name, *form in _COLUMNS)])
+    return [*table(heads, rows), "", *_cycles(), _last_epoch()]
+
+
+def _cycles() -> list[str]:
+    """How far samples of one cycle of SGLD lie apart, and those of several."""
+    config, result = STUDY.measured()["sgld"]
+    per_cycle = parse(config.method).samples  # type: ignore[attr-defined]
+    same: list[float] = []
+    other: list[float] = []
+    for (i, row), j in product(enumerate(result["dis"]), range(result["samples"])):
+        if i < j:
+            (same if i // per_cycle == j // per_cycle else other).append(100 * row[j])
+    return [
+        f"Two samples of SGLD disagree on {min(same):.1f} to {max(same):.1f} % of the images within a cycle, and on "
+        f"{min(other):.1f} to {max(other):.1f} % between cycles."
+    ]
+
+
+def _last_epoch() -> str:
+    """What the median epoch leaves out."""
+    (path,) = (COSTS / STUDY.data / STUDY.model).glob("laplace-*")
+    last = read_log(RunFolder(path).log)[-1]["seconds"]
+    return f"The last epoch of Laplace, with its fit, took {last:.1f} s."
+
+
+def _costs() -> dict[str, dict[str, float]]:
+    """The time of an epoch, the median one; what is stored, and the time of predicting the test images."""
+    costs = {}
+    for path in sorted((COSTS / STUDY.data / STUDY.model).iterdir()):
+        folder = RunFolder(path)
+        config = RunConfig.from_json(folder.read("config"))
+        result = (folder.read("results") or {}).get(KEY)
+        if result is not None:  # an ensemble's further members have none
+            logs = [read_log(RunFolder.of(member, COSTS).log) for member in config.trainings()]
+            epoch = sum(median(one["seconds"] for one in log) for log in logs)
+            sizes = {name: result[name] for name in ("stored_bytes", "prediction_seconds")}
+            costs[_kind(config.method)] = {"epoch": epoch, **sizes}
+    return costs
+
+
+def _cell(value: float | None, unit: float, digits: int) -> str:
+    return "–" if value is None else f"{value / unit:.{digits}f}"
+
+
+def _kind(method: str) -> str:
+    """A method without its probability, on which no cost depends; an ensemble has its number of members."""
+    return method.partition(":")[0] if method.startswith("mc-") else method
