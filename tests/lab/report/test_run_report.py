@@ -648,15 +648,15 @@ def test_of_two_copies_the_measured_one_is_reported(tmp_path):
 
 def test_the_words_of_a_recipe_name_an_average():
     paper, strong = (RunConfig("cifar10", recipe=recipe_for("cifar10", name)) for name in ("paper", "strong"))
-    assert recipe_words(paper) == "200 epochs, batch 128, rate 0.1"
-    assert recipe_words(strong) == "200 epochs, batch 128, rate 0.1, SWA after 160 epochs, weight decay 0.0005"
+    assert recipe_words(paper) == "200 epochs, batch 128, learning rate 0.1"
+    assert recipe_words(strong) == "200 epochs, batch 128, learning rate 0.1, SWA after 160 epochs, weight decay 0.0005"
 
 
 def test_the_words_of_a_recipe_name_everything_that_is_not_the_data_sets():
     changes = {"augmix": 0.5, "flip": False, "milestones": (0.5, 0.9)}
     run = RunConfig(holdout=100, holdout_seed=2, recipe=recipe_for("digits", **changes, weight_decay=0))
     said = recipe_words(run)
-    assert said.startswith("20 epochs, batch 32, rate 0.05, milestones 0.5 0.9, weight decay 0, augmix 0.5, ")
+    assert said.startswith("20 epochs, batch 32, learning rate 0.05, milestones 0.5 0.9, weight decay 0, augmix 0.5, ")
     assert said.endswith("100 images held out with seed 2")  # flips are off for digits anyway
     assert "no flip" in recipe_words(RunConfig(data="cifar10", recipe=recipe_for("cifar10", flip=False)))
 
@@ -666,9 +666,9 @@ def test_groups_of_one_network_are_told_apart_by_their_recipes(made_runs):
     other = replace(single, config=replace(single.config, recipe=replace(single.config.recipe, augmix=0.5)))
     made = report_on([single, other], answers=False)
     titles = [section.title for section in made.page.sections]
-    assert titles[:2] == ["small_cnn on digits: 1 epoch, batch 128, rate 0.05" + more for more in _MORE]
+    assert titles[:2] == ["small_cnn on digits: 1 epoch, batch 128, learning rate 0.05" + more for more in _MORE]
     recipes = [row["recipe"] for row in made.runs.rows]
-    assert recipes == ["1 epoch, batch 128, rate 0.05" + more for more in _MORE]
+    assert recipes == ["1 epoch, batch 128, learning rate 0.05" + more for more in _MORE]
 
 
 _MORE = (", width 0.25", ", augmix 0.5, width 0.25")

@@ -208,7 +208,7 @@ def _trouble(folder: RunFolder, config: RunConfig) -> str:
 def recipe_words(config: RunConfig) -> str:
     """The recipe of a run in a few words: its length, and whatever differs from that of its data set."""
     recipe = config.recipe
-    parts = [counted(recipe.epochs, "epoch"), f"batch {recipe.batch}", f"rate {recipe.learning_rate:g}"]
+    parts = [counted(recipe.epochs, "epoch"), f"batch {recipe.batch}", f"learning rate {recipe.learning_rate:g}"]
     if recipe.average is not None:
         parts.append(f"{recipe.average.upper()} after {recipe.average_from} epochs")
     parts += recipe_changes(config)

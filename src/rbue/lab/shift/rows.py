@@ -109,8 +109,9 @@ class ShiftStore:
             clean: checksums of the clean images, if they can be others than those that were measured.
             with_probs: whether the probabilities must be here too.
         """
-        outdated = self.outdated(config, setting, clean, with_probs)
-        return {cell: row for cell, row in self._rows(config, setting).items() if cell not in outdated}
+        rows = self._rows(config, setting)
+        outdated = self._otherwise(rows, config, clean, with_probs)
+        return {cell: row for cell, row in rows.items() if cell not in outdated}
 
     def near(self, config: RunConfig, setting: Setting) -> dict[Cell, Row]:
         """The rows of a setting; where there are none, of the one with the most rows, if possible augmented alike."""
@@ -136,11 +137,16 @@ class ShiftStore:
         self, config: RunConfig, setting: Setting, clean: dict[str, str] | None = None, with_probs: bool = False
     ) -> dict[Cell, str]:
         """The rows of one setting that are not what would be measured now, and how they were measured, in words."""
+        return self._otherwise(self._rows(config, setting), config, clean, with_probs)
+
+    def _otherwise(
+        self, rows: dict[Cell, Row], config: RunConfig, clean: dict[str, str] | None, with_probs: bool
+    ) -> dict[Cell, str]:
         seconds = self._training_seconds(config)
         found = {
             cell: self._other_measurement(config, row, clean, seconds)
             or (self._other_probs(cell, row) if with_probs else "")
-            for cell, row in self._rows(config, setting).items()
+            for cell, row in rows.items()
         }
         return {cell: words for cell, words in found.items() if words}
 
