@@ -480,4 +480,4 @@ def test_a_constant_in_the_place_of_a_score_does_not_hide_a_difference(constant)
     assert agree(scores.clone(), scores)
     assert agree(scores + 1e-5 * (scores != constant), scores)
     assert not agree(other, scores)
-    assert agree(other[1:, :1], scores[1:, :1]) == (abs(constant) > 20)  # one image of one sample does not tell
+    assert not agree(other[1:, :1], scores[1:, :1])

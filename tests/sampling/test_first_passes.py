@@ -60,15 +60,15 @@ def passes_of(net, x, **settings):
 )
 @pytest.mark.parametrize("activation", [rbue.DropReLU(0.9), rbue.Dropout(0.2)], ids=["relus", "layers"])
 @pytest.mark.parametrize("name", ORDINARY)
-def test_a_first_prediction_makes_two_passes_more_than_a_later_one(name, activation, images, precision):
-    """Three where rounding could hide what other rows do."""
+def test_a_first_prediction_makes_three_passes_more_than_a_later_one(name, activation, images, precision):
+    """Four where rounding could hide what other rows do."""
     torch.manual_seed(0)
     make, (channels, *sides) = ORDINARY[name]
     part = 4 if precision is torch.bfloat16 else 1  # most CPUs are very slow at it
     x = torch.randn(images, channels, *(side // part for side in sides)).to(precision)
     net = rbue.convert(make().to(precision).eval(), activation, example=x)
     more = passes_of(net, x, samples=4) - passes_of(net, x, samples=4)
-    assert 0 < more <= (2 if precision is torch.float32 else 3)
+    assert 0 < more <= (3 if precision is torch.float32 else 4)
 
 
 @pytest.mark.parametrize("name", ORDINARY)
@@ -78,7 +78,7 @@ def test_images_that_memory_leaves_alone_take_three_passes_more(name):
     make, shape = ORDINARY[name]
     x = torch.randn(3, *shape)
     net = rbue.convert(make().eval(), rbue.DropReLU(0.9), example=x)
-    assert passes_of(net, x, samples=2, memory=1) - passes_of(net, x, samples=2, memory=1) == 2 + 3
+    assert passes_of(net, x, samples=2, memory=1) - passes_of(net, x, samples=2, memory=1) == 3 + 3
 
 
 @pytest.mark.parametrize("settings", [{}, {"adaptive": rbue.Adaptive(first=4)}, {"index": [7]}], ids=str)
@@ -93,8 +93,8 @@ def test_the_first_samples_of_one_image_are_drawn_while_the_plan_is_made(name, w
     assert torch.equal(first.probs, later.probs)
     assert torch.equal(first.variance, later.variance)
     other = copy.deepcopy(net)
-    assert passes_of(other, x, samples=8, **settings) - passes_of(other, x, samples=8, **settings) == 1
-    assert passes_of(copy.deepcopy(net), x, samples=8, memory=1) > 2 + 1  # what does not fit is not tried
+    assert passes_of(other, x, samples=8, **settings) - passes_of(other, x, samples=8, **settings) == 2
+    assert passes_of(copy.deepcopy(net), x, samples=8, memory=1) > 3 + 1  # what does not fit is not tried
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from networks import assert_drawn_as_one_by_one, drawn_one_by_one
@@ -184,14 +185,14 @@ class RoundsByRows(TwoLayers):
 @pytest.mark.parametrize(("precision", "step"), [(torch.float32, 3e-4), (torch.bfloat16, 1e-2)], ids=str)
 @pytest.mark.parametrize("images", [1, 4])
 def test_rounding_that_differs_with_the_rows_is_no_dependence_on_the_batch(precision, step, images):
-    """Where it is more than that of other kernels in single precision, a third pass has the rows of the second."""
+    """Where it is more than that of other kernels in single precision, one more pass has the rows of the shared one."""
     torch.manual_seed(0)
     net, x = RoundsByRows(0, 0, step, 2 * step).to(precision), torch.randn(images, 8).to(precision)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
     calls = []
     net.register_forward_pre_hook(lambda *_: calls.append(None))
     plan = StackedPasses(net, x, seed=0).plan
-    assert (plan.stack, plan.share, plan.batch_dependent, len(calls)) == (True, True, False, 3)
+    assert (plan.stack, plan.share, plan.batch_dependent, len(calls)) == (True, True, False, 4)
 
 
 def test_an_image_alone_may_be_rounded_by_more():
@@ -204,26 +205,50 @@ def test_an_image_alone_may_be_rounded_by_more():
 
 
 class WithNoise(TwoLayers):
-    """Draws random numbers of its own, so no two of its passes are the same."""
+    """Adds random numbers, so no two of its passes are the same."""
 
-    def __init__(self, scale):
+    def __init__(self, scale, draw):
         super().__init__()
-        self.scale = scale
+        self.scale, self.draw = scale, draw
 
     def forward(self, x):
-        return self.head(F.relu(self.first(x))) + torch.randn(len(x), 3) * self.scale
+        return self.head(F.relu(self.first(x))) + self.draw(len(x), 3) * self.scale
+
+
+def by_chance(*shape):
+    """As kernels that add in any order: not of torch's generators."""
+    return torch.from_numpy(np.random.default_rng().standard_normal(shape, dtype=np.float32))
 
 
 @pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+@pytest.mark.parametrize("draw", [by_chance, torch.randn])
+@pytest.mark.parametrize("images", [1, 2, 3])
 @pytest.mark.parametrize("scale", [0.1, 1e-3, 1e-5])
-def test_a_network_with_random_numbers_of_its_own_may_share_passes(scale):
-    """Small ones, as of kernels that add in any order, are not taken for a dependence on the batch."""
+def test_a_network_with_random_numbers_of_its_own_may_share_passes(scale, images, draw):
+    """Small ones of kernels are not taken for a dependence on the batch; those that it draws are, however small."""
     torch.manual_seed(0)
-    net, x = WithNoise(scale), torch.randn(3, 8)
+    net, x = WithNoise(scale, draw), torch.randn(images, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
     plan = StackedPasses(net, x, seed=0).plan
     assert plan.stack
-    assert plan.batch_dependent == (scale == 0.1)
+    assert plan.batch_dependent == (draw is torch.randn or (scale == 0.1 and images > 1))
+
+
+class DrawsForNothing(TwoLayers):
+    """As layers that are skipped by chance in training."""
+
+    def forward(self, x):
+        torch.rand([])
+        return self.head(F.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("images", [1, 4])
+def test_random_numbers_that_change_nothing_are_no_dependence(images):
+    torch.manual_seed(0)
+    net, x = DrawsForNothing(), torch.randn(images, 8)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    plan = StackedPasses(net, x, seed=0).plan
+    assert (plan.stack, plan.share, plan.batch_dependent) == (True, True, False)
 
 
 class RareMasks(nn.Module):
@@ -294,7 +319,69 @@ def test_samples_are_not_mixed_even_a_little():
     torch.manual_seed(0)
     net, x = MixedALittle(), torch.randn(4, 8)
     rbue.convert(net, rbue.DropReLU(0.5), example=x)
-    assert_drawn_as_one_by_one(net, x, 6, atol=1e-6, rtol=0)
+    with pytest.warns(rbue.RbueWarning, match="depend on the batch"):
+        assert_drawn_as_one_by_one(net, x, 6, atol=1e-6, rtol=0)
+
+
+class ByTheGreatest(TwoLayers):
+    def forward(self, x):
+        return self.head(F.relu(self.first(3 * x / x.abs().max())))
+
+
+class ByTheGreatestScore(TwoLayers):
+    def forward(self, x):
+        scores = self.head(F.relu(self.first(x)))
+        return 10 * scores / scores.abs().max()
+
+
+class CutToTheLongest(TwoLayers):
+    """Which bits an element has depends on its place, and that on the longest image."""
+
+    def forward(self, x):
+        lengths = 1 + (6 * x[:, 0].sigmoid()).long()
+        steps = torch.arange(int(lengths.max()))
+        rows = F.relu(self.first(x)[:, :, None] * (1 + steps)) * (steps < lengths[:, None])[:, None]
+        return self.head(rows.sum(2) / lengths[:, None])
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 5])
+@pytest.mark.parametrize("make", [ByTheGreatest, ByTheGreatestScore, CutToTheLongest])
+def test_what_the_greatest_number_of_a_batch_decides_is_seen_whichever_image_has_it(make, images):
+    for seed in range(8):
+        torch.manual_seed(seed)
+        net, x = make(), torch.randn(images, 8)
+        x[:, 0] = torch.linspace(-2, 1.5, images)[torch.randperm(images)]
+        rbue.convert(net, rbue.DropReLU(0.5), example=x)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = rbue.predict(net, x, samples=6, return_samples=True, draws="independent", memory=1).samples
+        torch.testing.assert_close(found, drawn_one_by_one(net, x, 6))
+        assert images == 1 or any("depend on the batch" in str(one.message) for one in said)
+
+
+class WithOffset(TwoLayers):
+    def __init__(self, offset, of_batch):
+        super().__init__()
+        self.offset, self.of_batch = offset, of_batch
+
+    def forward(self, x):
+        values = self.head(F.relu(self.first(x)))
+        return self.offset + (values - values.mean(0) if self.of_batch else values)
+
+
+@pytest.mark.parametrize("offset", [0.0, 290.0, 1013.0, 1e4])
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_an_offset_hides_no_dependence_on_the_batch_and_makes_none(offset, of_batch):
+    """Temperatures in kelvin, pressures in hectopascal."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        net, x = WithOffset(offset, of_batch), torch.randn(6, 8)
+        rbue.convert(net, rbue.DropReLU(0.5), example=x)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            cut, whole = (rbue.predict(net, x, samples=8, outputs="values", memory=m).mean for m in (1, None))
+        torch.testing.assert_close(cut, whole, atol=1e-5, rtol=1e-6)
+        assert [str(one.message)[:46] for one in said] == ["an image's samples depend on the batch it is i"] * of_batch
 
 
 class TimeMajor(TwoLayers):

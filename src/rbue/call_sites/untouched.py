@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,8 +52,7 @@ def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
         for name, buffer in module._buffers.items()
         if buffer is not None and not is_lazy(buffer)
     ]
-    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with random, torch.no_grad(), keeping_attributes(network):
+    with forked_generators(device), torch.no_grad(), keeping_attributes(network):
         try:
             yield
         finally:
@@ -61,6 +60,11 @@ def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
                 if _differ(buffer, content):
                     buffer.copy_(content)
                 module._buffers[name] = buffer
+
+
+def forked_generators(device: torch.device) -> AbstractContextManager[None]:
+    """What is drawn or seeded inside leaves torch's random numbers, of the CPU and a device, as they are."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 @contextmanager

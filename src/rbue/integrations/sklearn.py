@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from rbue.activations import DropReLU, Randomness
 from rbue.call_sites import convert, seed
 from rbue.call_sites.following import CONVERSION
+from rbue.call_sites.untouched import forked_generators
 from rbue.errors import InvalidInput, RbueError, whole_number
 from rbue.sampling import predict
 from rbue.sampling.tasks import mean_and_variance
@@ -64,7 +65,7 @@ class _Estimator(BaseEstimator):
         whole_number(self.samples, "samples")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         device = torch.device(self.device)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+        with forked_generators(device), torch.enable_grad():
             torch.default_generator.manual_seed(self.seed_)
             if device.type == "cuda":
                 with torch.cuda.device(device):

@@ -1,8 +1,8 @@
 """What is found out about a network before many of its passes are run.
 
 Samples may be stacked along the batch, and share what comes before the first random site, only where each comes out as
-it would alone. Most networks show that in two small passes (:func:`_quick_plan`). Whatever looks odd there is looked at
-one question at a time, in a dozen passes (:func:`_thorough_plan`).
+it would alone. Most networks show that in three small passes (:func:`_quick_plan`). Whatever looks odd there is looked
+at one question at a time, in a dozen passes (:func:`_thorough_plan`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from rbue.call_sites import NotFoldable
 from rbue.call_sites.batch import Batch
+from rbue.call_sites.untouched import forked_generators
 from rbue.errors import warn
 from rbue.kernels import kept_tables, native
 from rbue.kernels.triton_support import by_formula
 from rbue.sampling.passes import PassRunner
 from rbue.sampling.shared_prefix import UNSHAREABLE
-from rbue.sampling.watching import HostReads, LargestTensor, LiveRows, Products
+from rbue.sampling.watching import Generators, HostReads, LargestTensor, LiveRows, Products
 from rbue.torch_internals import uncompiled
 
 _LIVE_TENSORS = 4
@@ -33,6 +34,11 @@ _UNSEEN = 1.5
 """How many times the memory that a pass can be seen to hold it takes: libraries work in memory of their own."""
 _SMALL = 1 << 17
 """Bytes of an image of which one more in a first pass costs nothing to speak of."""
+_APART = {1: ([0], [0]), 3: ([1, 1], [2, 0]), 4: ([3, 0], [2, 1])}
+"""Which of so many rows are run apart from the others: two sets without a common image, though of two images the third
+row is the first again, and of three the fourth."""
+_ROUNDING = 64 * torch.finfo(torch.float32).eps
+"""How much of a score, at the most, other kernels for float32 round away; offsets make scores large."""
 _NEVER = 9e3
 """Networks give a class that is impossible a score at least this far from 0: often -1e4, which is -9984 in bfloat16."""
 
@@ -123,44 +129,48 @@ def make_plan(
 def _quick_plan(runner: PassRunner, x: Batch, first: FirstPass | None = None) -> PassPlan | None:
     """The plan of an ordinary network; None if it may not be one.
 
-    Sample 1 of images ``[3, 2, 1]`` is run as it would be by itself, and so are samples 0 and 1 of images
-    ``[0, 1, 2, 3]`` in one pass that shares its prefix: ``(4, ...)`` rows become ``(2 * 4, ...)``. Sample 1 must come
-    out the same, and then
+    Samples 0 and 1 of images ``[0, 1, 2, 3]`` are run in one pass that shares its prefix: ``(4, ...)`` rows become
+    ``(2 * 4, ...)``. Sample 1 of images ``[3, 0]`` is run as it would be by itself, and so is sample 0 of ``[2, 1]``.
+    Both must come out the same, and then
 
     - neighbours, places and the size of a batch do not matter: all of them are others, before and after the first
-      random site, for each image;
+      random site. The greatest number of a batch is in one of two sets that have no image in common, so the other
+      shows it if images are scaled by that number, or cut to the longest;
     - what is shared may be shared.
 
-    Besides, the rows at each random site grow with those of the pass, or they are not rows of images; and no number
-    that depends on random ones is read. Large images are 3. One that comes alone is never with others: ``(1, ...)``
-    rows become ``(3, ...)``, and its sample is the second of three; or of all that are to be run first, which saves a
-    pass and, on a CPU, the preparation of every convolution for three rows.
+    Besides, the rows at each random site grow with those of the pass, or they are not rows of images; no number that
+    depends on random ones is read; and the network draws none of its own. Large images are 3. One that comes alone is
+    never with others: ``(1, ...)`` rows become ``(3, ...)``, of which two are run by themselves; or all that are to be
+    run first, which saves a pass and, on a CPU, the preparation of every convolution for three rows.
 
-    The two passes use other kernels, which round in other ways. Where they differ by more than :func:`agree` takes for
-    nothing, yet by as little as rounding can make of half precision or TF32, a third pass has the shapes of the second,
+    The passes use other kernels, which round in other ways. Where they differ by more than :func:`agree` takes for
+    nothing, yet by as little as rounding can make of half precision or TF32, one more has the shapes of the shared one,
     and image 1 has other neighbours. There the same kernels have to give the same bits.
     """
-    several = len(x) > 1
-    count = (4 if x[:1].nbytes <= _SMALL else 3) if several else 1
+    count = 1 if len(x) == 1 else 4 if len(x) > 2 and x[:1].nbytes <= _SMALL else 3
     images = x[:count] if len(x) >= count else x.repeat(2)[:count]
     places = torch.arange(count, dtype=torch.int32, device=x.device)
     numbers = places if first is None else first.images
-    samples = torch.arange(2 if several else 3, dtype=torch.int32, device=x.device)
-    some = places[1:].flip(0) if several else places
+    samples = torch.arange(3 if count == 1 else 2, dtype=torch.int32, device=x.device)
+    sets = [places[some] for some in _APART[count]]
     few: list[int] = []
     many: list[int] = []
-    reads, live, largest = HostReads(), LiveRows(), LargestTensor()
+    reads, live, largest, generators = HostReads(), LiveRows(), LargestTensor(), Generators(x.device)
     # Triton would compile kernels for rows that no other pass has.
     with by_formula(), nullcontext() if first is None else largest:
-        apart = _output(runner, images[some], samples[1:2], numbers[some], seen=few, reads=reads)
+        (one, other), watching = sets, {"seen": few, "reads": reads}
+        apart = [_output(runner, images[one], samples[1:2], numbers[one], **watching)]
+        apart += [_output(runner, images[other], samples[:1], numbers[other])]
     if first is not None and first.fits(max(largest.nbytes, x.nbytes)):
         samples = first.samples
     together = runner.run(images, samples, numbers, share=True, live=live, seen=many).clone()
-    if reads.found or [len(some) * rows for rows in many] != [len(samples) * count * rows for rows in few]:
+    if [len(one) * rows for rows in many] != [len(samples) * count * rows for rows in few]:
         return None
-    found = together[1:2, some]
-    if not agree(found, apart, slack=0.01, among=together):
-        if not agree(found, apart, among=together):
+    if reads.found or generators.moved:
+        return None
+    found, expected = torch.cat([together[1, one], together[0, other]]), torch.cat([rows[0] for rows in apart])
+    if not agree(found[None], expected[None], slack=0.01, among=together):
+        if not agree(found[None], expected[None], among=together):
             return None
         place = min(1, count - 1)
         others = images[place : place + 1].repeat(count)
@@ -172,7 +182,7 @@ def _quick_plan(runner: PassRunner, x: Batch, first: FirstPass | None = None) ->
     if first is not None and samples is first.samples:
         first.out = together
     telling = bool((together != together[1]).any())
-    return _sharing_plan(live, together, alone=not several, telling=telling, random=bool(few))
+    return _sharing_plan(live, together, alone=count == 1, telling=telling, random=bool(few))
 
 
 def _thorough_plan(runner: PassRunner, x: Batch, sharing: bool) -> PassPlan:
@@ -191,7 +201,8 @@ def _thorough_plan(runner: PassRunner, x: Batch, sharing: bool) -> PassPlan:
         # Whatever a network's code says to rows that multiply on the way, or to being watched, the plain way remains;
         # an error of its own shows again there.
         with suppress(Exception), first():
-            batch_dependent = len(x) > 1 and _depends_on_the_batch(runner, two, numbers)
+            batch_dependent = _draws_of_its_own(runner, two, numbers)
+            batch_dependent |= len(x) > 1 and _depends_on_the_batch(runner, two, numbers)
         with suppress(Exception):
             with first():
                 stacked, stacking = _stack(runner, x[:2], two, numbers)
@@ -211,12 +222,28 @@ def _thorough_plan(runner: PassRunner, x: Batch, sharing: bool) -> PassPlan:
     )
 
 
+def _draws_of_its_own(runner: PassRunner, x: Batch, numbers: Tensor) -> bool:
+    """Whether torch's generators decide a sample too: from the same state the same bits come out, from another others.
+
+    Many networks draw what they use in training alone.
+    """
+    with forked_generators(x.device):
+        generators = Generators(x.device)
+        once = _output(runner, x, numbers[:1], numbers)
+        if not generators.moved:
+            return False
+        later = _output(runner, x, numbers[:1], numbers)
+    with forked_generators(x.device):
+        again = _output(runner, x, numbers[:1], numbers)
+    return torch.equal(again, once) and not torch.equal(later, once)
+
+
 def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool:
     """Whether a sample of one of two images is another one without the other beside it, with another one, or swapped.
 
-    Alone an image may meet other kernels, and rounding may do much. Beside another image they are the same, and it does
-    little; unless the same pass comes out differently, which kernels that add in any order do, or random numbers. A
-    network that sorts its rows may find the two in order, but not both ways round.
+    Alone an image may meet other kernels, and rounding may do much. At its place beside another image they are the
+    same, and it does nothing; unless the same pass comes out differently, which kernels that add in any order do, or
+    random numbers. A network that sorts its rows may find the two in order, but not both ways round.
     """
     beside, again = (_output(runner, x, numbers[:1], numbers) for _ in range(2))
     alone = [_output(runner, x[k : k + 1], numbers[:1], numbers[k : k + 1]) for k in (0, 1)]
@@ -224,12 +251,15 @@ def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool
         return False
     if not agree(torch.cat(alone, 1), beside, slack=10):
         return True
-    others = [_output(runner, x[numbers.flip(0)], numbers[:1], numbers.flip(0)).flip(1)]
+    if not torch.equal(again, beside):
+        return False
+    swapped = _output(runner, x[numbers.flip(0)], numbers[:1], numbers.flip(0)).flip(1)
+    others = []
     for k in (0, 1):
         images = numbers + 8
         images[k] = k
         others.append(_output(runner, x[k : k + 1].repeat(2), numbers[:1], images)[:, k : k + 1])
-    return torch.equal(again, beside) and not agree(torch.cat(others, 1), torch.cat([beside, beside], 1))
+    return not (agree(swapped, beside) and agree(torch.cat(others, 1), beside, slack=0.01))
 
 
 def _sharing_plan(live: LiveRows, out: Tensor, **found: bool) -> PassPlan:
@@ -367,27 +397,42 @@ def shared_work(runner: PassRunner, x: Batch, numbers: Tensor) -> float:
 def agree(found: Tensor, expected: Tensor, slack: float = 1, among: Tensor | None = None) -> bool:
     """Whether two outputs ``(s, b, ...)`` are equal but for the rounding of other kernels.
 
-    A score that is the same everywhere ``among`` the outputs, by default the expected ones, is a constant. It says
-    nothing about how exactly the others are computed.
+    What rounding does is measured by how far scores lie apart ``among`` the outputs, by default the expected ones: all
+    of them may be large, as temperatures in kelvin are, and say no more for that. Half precision, and the kernels of
+    GPUs, round by a part of the score itself. A score that is the same everywhere is a constant, and says nothing.
     """
     if found.shape != expected.shape:
         return False
-    precision = slack * (1e-3 if expected.dtype in (torch.float32, torch.float64) else 3e-2)
     off = (found - expected).abs().masked_fill(found == expected, 0)
     among = expected if among is None else among
     several = among.shape[0] * among.shape[1] > 1
     constant = (among == among[:1, :1]).all(0, keepdim=True).all(1, keepdim=True) & several
-    return float(off.max()) <= precision * _largest_score(found, expected, constant) < math.inf
+    largest = _largest_score(found, expected, constant)
+    if expected.dtype not in (torch.float32, torch.float64):
+        rounding = slack * 3e-2 * largest
+    elif expected.is_cuda:
+        rounding = slack * 1e-3 * largest
+    else:
+        rounding = slack * 1e-3 * _widest_range(among) + max(1, slack) * _ROUNDING * largest
+    return float(off.max()) <= rounding < math.inf
 
 
 def _largest_score(found: Tensor, expected: Tensor, constant: Tensor) -> float:
-    """The largest score expected, as a measure of rounding; not one that stands for "never", such as -1e9 or -inf.
+    """The largest score expected; not one that stands for "never", such as -1e9 or -inf.
 
     Such a one is far from the others, whatever they are, and always exactly the same. Nor one that is ``constant``.
     """
     sizes = expected.abs()
     given = (found == expected) & ((sizes >= _NEVER) | constant)
     return float(sizes.masked_fill(given, 0).max())
+
+
+def _widest_range(scores: Tensor) -> float:
+    """How far the scores ``(s, b, ...)`` of one place lie apart at the most; "never" is left out beside others."""
+    usual = scores.abs() < _NEVER
+    usual |= ~usual.flatten(0, 1).any(0)
+    low, high = (scores.masked_fill(~usual, end).flatten(0, 1) for end in (math.inf, -math.inf))
+    return float((high.amax(0) - low.amin(0)).nan_to_num(0.0, posinf=0.0).max())
 
 
 def warn_of_batch_dependence() -> None:

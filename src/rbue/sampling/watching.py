@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
+import torch
 from torch import Size, Tensor, strided, uint8
 from torch import bool as bool_
 from torch.overrides import TorchFunctionMode
@@ -174,3 +175,20 @@ class Products(TorchDispatchMode):
         out = func(*args, **words)
         self.count += formula(*args, **words, out_val=out)
         return out
+
+
+class Generators:
+    """Torch's random numbers, of the CPU and of a device, as they were when this was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.before = self._states()
+
+    @property
+    def moved(self) -> bool:
+        """Whether any were drawn since."""
+        return not all(map(torch.equal, self.before, self._states()))
+
+    def _states(self) -> list[Tensor]:
+        there = [torch.get_rng_state()]
+        return [*there, torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else there

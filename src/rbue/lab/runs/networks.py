@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rbue.call_sites import evaluating, unchanged
+from rbue.call_sites.untouched import forked_generators
 from rbue.errors import InvalidInput, OutOfMemory, RbueError, reason
 from rbue.lab import data, models
 from rbue.lab.methods import Method
@@ -36,15 +37,10 @@ def fresh_network(config: RunConfig, images: data.ImageSet, device: torch.device
     Raises:
         InvalidInput: the network does not fit the images, or into memory.
     """
-    with _own_random_numbers(device):
+    with forked_generators(device):
         network = _initialised(config, images)
         check_fits(network, config.model, image_shape(images), images, config.recipe.batch)
         return prepared(network, config.parsed, image_shape(images), device)
-
-
-def _own_random_numbers(device: torch.device) -> AbstractContextManager:
-    """What is drawn or seeded inside leaves the caller's numbers as they are."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def _initialised(config: RunConfig, images: data.ImageSet) -> nn.Module:
@@ -147,7 +143,7 @@ def load_networks(config: RunConfig, root: Path, device: torch.device) -> list[n
     images = trained_on(config, root)
     networks = []
     for member, folder in members:
-        with _own_random_numbers(device):
+        with forked_generators(device):
             network = prepared(_initialised(member, images), config.parsed, image_shape(images), device)
         load_weights(folder.path, network)
         networks.append(network)
