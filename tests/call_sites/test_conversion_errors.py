@@ -27,6 +27,18 @@ class CallsScripted(nn.Module):
         return scripted_relu(F.relu(x))
 
 
+@torch.jit.script
+def scripted_sigmoid_if(x: Tensor, many: bool) -> Tensor:
+    if many:
+        return x * torch.sigmoid(x)
+    return x
+
+
+class CallsScriptedBranch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return scripted_sigmoid_if(F.relu(x), False)
+
+
 class HoldsScripted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -126,6 +138,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ["1 is an exported program"],
     ),
     "scripted function": (convert(CallsScripted), ConversionError, ["the scripted function scripted_relu"]),
+    "scripted branch": (convert(CallsScriptedBranch), ConversionError, ["scripted_sigmoid_if", "or set PYTORCH_JIT=0"]),
     "scripted attribute": (convert(HoldsScripted), ConversionError, ["the scripted function activation"]),
     "nested DataParallel": (
         convert(lambda: nn.Sequential(nn.DataParallel(mlp()))),

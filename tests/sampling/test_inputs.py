@@ -1,6 +1,8 @@
 """Inputs of every kind: the samples are those of a plain loop over calls with the same arguments."""
 
+import copy
 from collections import UserDict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from networks import StatementInPlace, build
 from PIL import Image
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -494,7 +497,7 @@ def hugging_face(name):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     small = dict(num_labels=3)
-    if name in ("bert", "distilbert"):
+    if name in ("bert", "deberta", "distilbert"):
         ids = torch.randint(1, 50, (6, 7))
         mask = torch.ones_like(ids)
         mask[4:, 3:] = 0  # a plan is made with images that have no padding
@@ -503,6 +506,11 @@ def hugging_face(name):
             small |= dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
             config = transformers.BertConfig(intermediate_size=32, max_position_embeddings=16, **small)
             network = transformers.BertForSequenceClassification(config)
+        elif name == "deberta":  # sizes are computed by scripted functions
+            small |= dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+            small |= dict(relative_attention=True, pos_att_type=["p2c", "c2p"], max_position_embeddings=16)
+            config = transformers.DebertaV2Config(intermediate_size=32, **small)
+            network = transformers.DebertaV2ForSequenceClassification(config)
         else:
             small |= dict(vocab_size=50, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=16)
             network = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**small))
@@ -522,7 +530,7 @@ def hugging_face(name):
     return network.eval(), x
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert", "vit", "convnext"])
+@pytest.mark.parametrize("name", ["bert", "deberta", "distilbert", "vit", "convnext"])
 def test_hugging_face_classifiers_work_as_they_are(name):
     network, x = hugging_face(name)
     rbue.convert(network, rbue.DropActivation(0.7), example=x)
@@ -540,6 +548,53 @@ def test_hugging_face_classifiers_work_as_they_are(name):
         unmasked, masked = drawn(network, x["input_ids"]), drawn(network, x)
         close(unmasked[:, :4], masked[:, :4])
         assert float((unmasked[:, 4:] - masked[:, 4:]).abs().max()) > 100 * TOLERANCE
+
+
+class Cache:
+    """Keys of earlier steps, to which each call adds its own; below other objects, as in transformers."""
+
+    def __init__(self, keys):
+        self.layers = [SimpleNamespace(keys=keys)]
+
+    def update(self, keys):
+        self.layers[0].keys = torch.cat([self.layers[0].keys, keys], 1)
+        return self.layers[0].keys
+
+
+class OneStep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x, cache):
+        keys = cache.update(F.relu(self.first(x))[:, None])
+        return self.last(keys.softmax(1).square().sum(1))
+
+
+def test_a_cache_is_each_passes_own():
+    torch.manual_seed(0)
+    network, x, cache = OneStep().eval(), torch.randn(1, 6), Cache(torch.randn(1, 4, 8))
+    rbue.convert(network, rbue.DropReLU(0.5), example=(x, cache))
+    rbue.seed(network, 0)
+    with torch.no_grad():
+        expected = torch.stack([network(x, copy.deepcopy(cache)) for _ in range(4)]).softmax(2)
+    for memory in (None, 1):
+        close(drawn(network, {"x": x, "cache": cache}, memory=memory), expected)
+    assert cache.layers[0].keys.shape == (1, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("cache", "sentence"),
+    [
+        (Cache(torch.randn(3, 4, 8)), "x\\['cache'\\] is a Cache with tensors of 3 rows, as many as images"),
+        (Cache(torch.randn(1, 4, 8, requires_grad=True) * 2), "is a Cache that holds tensors and cannot be copied"),
+    ],
+    ids=["rows", "graph"],
+)
+def test_objects_that_cannot_be_cut_or_copied_are_refused(cache, sentence):
+    network = rbue.convert(OneStep().eval(), rbue.DropReLU(0.5))
+    with pytest.raises(rbue.InvalidInput, match=sentence):
+        rbue.predict(network, {"x": torch.randn(3, 6), "cache": cache}, samples=2)
 
 
 class Table:

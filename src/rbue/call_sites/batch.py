@@ -2,8 +2,9 @@
 
 Which tensors have rows: the first tensor of a call has the batch, ``(B, ...)``. Every other tensor with ``B`` rows has
 one for each image, and is cut and repeated with the images. A tensor with one row or without dimensions (a table of
-positions, a temperature) is passed on as it is, and so is whatever is no tensor. Any other number of rows is an error,
-and so is a list with one number or text for each image, or a long tuple: it would not be cut with them.
+positions, a temperature) is passed on as it is, and so is whatever is no tensor; but an object that holds tensors, as a
+cache of keys and values does, is copied for each pass, which may change it. Any other number of rows is an error. So is
+what has a number, a text or a row for each image and would not be cut with them: a list, a long tuple, an object.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Batch:
             first is not None and isinstance(x, Tensor) and x.dim() > 0 and x.size(0) == first.size(0)  # nested, too
             for x in self.leaves
         ]
+        self.held = [[] if isinstance(x, Tensor) else _shapes_in(x) for x in self.leaves]
 
     @property
     def rows(self) -> list[Tensor]:
@@ -106,10 +108,8 @@ class Batch:
 
     def repeat(self, times: int) -> Batch:
         """The images ``times`` times, one after the other, in memory of their own: a network may work in place."""
-        return self._with(
-            repeat_rows(x, times) if has_rows else x.clone() if isinstance(x, Tensor) else x
-            for x, has_rows in zip(self.leaves, self.has_rows, strict=True)
-        )
+        given = enumerate(zip(self.leaves, self.has_rows, strict=True))
+        return self._with(repeat_rows(x, times) if has_rows else self._copied(k) for k, (x, has_rows) in given)
 
     def joined(self, other: Batch) -> Batch:
         """The images of both; their forms have to be equal."""
@@ -118,7 +118,19 @@ class Batch:
 
     def clone(self) -> Batch:
         """The same call with tensors of its own, which keep their strides."""
-        return self._with(x.clone() if isinstance(x, Tensor) else x for x in self.leaves)
+        return self._with(map(self._copied, range(len(self.leaves))))
+
+    def _copied(self, k: int) -> Any:
+        x = self.leaves[k]
+        if isinstance(x, Tensor):
+            return x.clone()
+        try:
+            return copy.deepcopy(x) if self.held[k] else x
+        except Exception as error:
+            raise InvalidInput(
+                f"{self.names[k]} is a {type(x).__name__} that holds tensors and cannot be copied for each pass, which "
+                "may change it; give its tensors."
+            ) from error
 
     @property
     def arguments(self) -> tuple[tuple, dict[str, Any]]:
@@ -173,6 +185,12 @@ class Batch:
                     f"{images} has {len(self)} rows and {name} has {x.shape[0]}; give as many rows as images, the "
                     "images first, or one row for all of them; of a graph, average plain calls of the network."
                 )
+        for name, x, held in zip(self.names, self.leaves, self.held, strict=True):
+            if len(self) > 1 and any(shape[:1] == (len(self),) for shape in held):
+                raise InvalidInput(
+                    f"{name} is a {type(x).__name__} with tensors of {len(self)} rows, as many as images, and only "
+                    "tensors are cut with these; give its tensors, or one image at a time."
+                )
         for name, values in self._lists:
             texts = all(isinstance(one, str) for one in values)
             many = len(values) > _SETTINGS
@@ -191,6 +209,19 @@ def _plain_lists(name: str, value: Any) -> Iterator[tuple[str, list | tuple]]:
             yield from _plain_lists(f"{name}[{key!r}]", one)
     elif isinstance(value, (list, tuple)) and all(isinstance(one, (Real, str)) for one in value):
         yield name, value
+
+
+def _shapes_in(value: Any, depth: int = 5) -> list[torch.Size]:
+    """The shapes of the tensors that an object holds."""
+    if isinstance(value, Tensor):
+        return [value.shape]
+    if depth == 0 or callable(value):  # a module is no input
+        return []
+    if isinstance(value, Mapping):
+        inside: Iterable[Any] = value.values()
+    else:
+        inside = value if isinstance(value, (list, tuple, set)) else getattr(value, "__dict__", {}).values()
+    return [shape for one in inside for shape in _shapes_in(one, depth - 1)]
 
 
 def even_parts(count: int, most: int) -> Iterator[slice]:

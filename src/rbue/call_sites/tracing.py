@@ -157,8 +157,8 @@ def refuse_unseen_parts(network: nn.Module) -> None:
             )
         for label in _scripted_functions(module):
             raise ConversionError(
-                f"{name} calls the scripted function {label}, whose ReLUs cannot be reached; use the Python "
-                "function without torch.jit.script."
+                f"{name} calls the scripted function {label}, whose activations cannot be reached; use the Python "
+                "function without torch.jit.script, or set PYTORCH_JIT=0 before torch is imported."
             )
 
 
@@ -174,14 +174,22 @@ def _is_quantized_relu(module: nn.Module) -> bool:
 
 
 def _scripted_functions(module: nn.Module) -> Iterator[str]:
-    for label, value in vars(module).items():
-        if isinstance(value, torch.jit.ScriptFunction):
-            yield label
+    """The names of scripted functions with an activation; others compute sizes, say, and are left alone."""
     forward = following.plain_class(module).forward
     code, namespace = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
-    for label in code.co_names if code else ():
-        if isinstance(namespace.get(label), torch.jit.ScriptFunction):
+    called = [(label, namespace.get(label)) for label in (code.co_names if code else ())]
+    for label, value in [*vars(module).items(), *called]:
+        if isinstance(value, torch.jit.ScriptFunction) and _has_activation(value):
             yield label
+
+
+def _has_activation(function: torch.jit.ScriptFunction) -> bool:
+    graph = function.inlined_graph
+    return any(graph.findAllNodes(f"aten::{name}", recurse=True) for name in _ATEN_NAMES)
+
+
+_ATEN_NAMES = {form._schema.name.removeprefix("aten::") for form in ATEN_FORMS}
+_ATEN_NAMES |= {function.__name__ for function in OTHER_ACTIVATIONS}
 
 
 def record(network: nn.Module, example: Batch, activation: Randomness) -> tuple[SiteTable, dict[str, int]]:
