@@ -535,3 +535,31 @@ def test_statistics_move_by_what_the_randomness_changes(trained, network, valida
         moved = own[name] + random[name] - plain[name]
         scaled = own[name] * random[name] / plain[name]
         torch.testing.assert_close(value, moved if name.endswith("mean") else scaled, rtol=1e-4, atol=1e-5)
+
+
+class OverPlaces(nn.Module):
+    """Averages over padded places too, where torch's fused layers write 0."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(16, 3)
+
+    def forward(self, x, padded):
+        return self.head(self.encoder(x, src_key_padding_mask=padded).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_torch_fuses_in_evaluation_is_compared_as_it_was_trained():
+    torch.manual_seed(0)
+    network, x = OverPlaces().eval(), torch.randn(32, 8, 16)
+    padded = torch.arange(8) >= torch.randint(2, 9, (32, 1))
+    with torch.no_grad():
+        fused = network(x, padded).softmax(1)
+    labels = torch.randint(0, 3, (32,))
+    tuned = rbue.tune(network, ((x, padded), labels), q=[0.9], where="last", samples=2)
+    assert torch.backends.mha.get_fastpath_enabled()
+    tuned.use(tuned.tried[0])
+    unfused = rbue.predict(tuned.network, (x, padded), samples=1, temperature=False).probs
+    assert float((unfused - fused).abs().max()) > 0.01
+    assert float(rbue.metrics.nll(unfused, labels)) == pytest.approx(tuned.tried[0].nll, abs=1e-5)

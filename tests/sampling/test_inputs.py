@@ -319,6 +319,23 @@ def test_an_input_without_a_batch_is_named(x, example):
         rbue.predict(network, x, samples=2)
 
 
+class Neighbours(nn.Module):
+    def __init__(self, nodes):
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("among", torch.rand(nodes, nodes))
+
+    def forward(self, x, among=None):
+        return self.head((self.among if among is None else among) @ torch.relu(self.layer(x)))
+
+
+@pytest.mark.parametrize("more", [{}, {"among": torch.rand(5, 5)}], ids=["nodes", "nodes and edges"])
+def test_rows_that_the_network_takes_only_together_are_no_images(more):
+    network = rbue.convert(Neighbours(5), rbue.DropReLU(0.5))
+    with pytest.raises(InvalidInput, match=r"Neighbours takes 5 rows together .* average plain calls: torch.stack"):
+        rbue.predict(network, {"x": torch.randn(5, 6), **more}, samples=2)
+
+
 def test_an_error_of_the_networks_own_stays_what_it_is():
     network = rbue.convert(StatementInPlace(), rbue.DropReLU(0.5))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):

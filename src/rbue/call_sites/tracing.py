@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from rbue.activations import DropReLU, Randomness, RandomSlope, SiteCall
 from rbue.activations.calls import ATEN_FORMS, OTHER_ACTIVATIONS, is_tensor_bounded_relu
 from rbue.call_sites import following
 from rbue.call_sites.batch import Batch
+from rbue.call_sites.draws import first_tensor
 from rbue.call_sites.inputs import example_call
 from rbue.call_sites.interception import Scope, SiteMode, current_scope, suspended
 from rbue.call_sites.table import Site, SiteTable
@@ -62,7 +63,7 @@ def find_sites(network: nn.Module, example: Any, activation: Randomness) -> tupl
     refuse_unseen_parts(network)
     call = example_call(example, network)
     with batch_explained(call, network, activation):
-        found, others = record(network, call, activation)
+        found, others, _ = record(network, call, activation)
     if not found:
         raise ConversionError(_no_site_message(network, activation, others))
     return found, others
@@ -70,13 +71,14 @@ def find_sites(network: nn.Module, example: Any, activation: Randomness) -> tupl
 
 @contextmanager
 def batch_explained(call: Batch, network: nn.Module, activation: Randomness) -> Iterator[None]:
-    """Say what does not fit where a network fails: a type, no batch dimension, or a list taken for several inputs."""
+    """Say what does not fit where a network fails: a type, rows that are no images, or a list taken for inputs."""
 
-    def runs(x: Tensor) -> bool:
+    def rows_of(given: Batch) -> int | None:
+        """How many rows come out; None if it fails."""
         with suppress(Exception):
-            record(network, Batch((x,)), activation)
-            return True
-        return False
+            out = first_tensor([record(network, given, activation).output])
+            return 0 if out is None else len(out)
+        return None
 
     try:
         with _types_named(call, network):
@@ -84,12 +86,19 @@ def batch_explained(call: Batch, network: nn.Module, activation: Randomness) -> 
     except (RbueError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        x = call.first if any(call.has_rows) else None
-        if x is not None and len(call.leaves) == 1 and not runs(x[:1]) and runs(x.unsqueeze(0)):
-            raise InvalidInput(
-                f"x has shape {tuple(x.shape)}, which the network takes only as one of a batch; give x.unsqueeze(0), "
-                "or torch.stack(...) of several."
-            ) from error
+        images = len(call) if any(call.has_rows) else 0
+        if images and rows_of(call[:1]) is None:
+            if images > 1 and rows_of(call) == images:
+                name = following.plain_class(network).__name__
+                raise InvalidInput(
+                    f"{name} takes {images} rows together and not one alone, so they are not images, as nodes of a "
+                    "graph are not; average plain calls: torch.stack([net(x) for _ in range(100)])."
+                ) from error
+            if len(call.leaves) == 1 and rows_of(Batch((call.first.unsqueeze(0),))) is not None:
+                raise InvalidInput(
+                    f"x has shape {tuple(call.first.shape)}, which the network takes only as one of a batch; give "
+                    "x.unsqueeze(0), or torch.stack(...) of several."
+                ) from error
         if call.positional > 1:
             error.add_note(
                 f"rbue called {following.plain_class(network).__name__} with {call.positional} arguments, one for each "
@@ -105,7 +114,7 @@ def nothing_met(network: nn.Module, call: Batch, activation: Randomness) -> str:
         return (
             f"{name} ran without meeting a {noun}; rbue.sites(model, x, rbue.DropActivation()) lists its activations."
         )
-    return _no_site_message(network, activation, record(network, call, activation)[1])
+    return _no_site_message(network, activation, record(network, call, activation).others)
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -192,8 +201,16 @@ _ATEN_NAMES = {form._schema.name.removeprefix("aten::") for form in ATEN_FORMS}
 _ATEN_NAMES |= {function.__name__ for function in OTHER_ACTIVATIONS}
 
 
-def record(network: nn.Module, example: Batch, activation: Randomness) -> tuple[SiteTable, dict[str, int]]:
-    """Run the example; return the call sites, and how often other activations were met, by name."""
+class Recorded(NamedTuple):
+    """The call sites of a run, how often other activations were met, by name, and what came out."""
+
+    sites: SiteTable
+    others: dict[str, int]
+    output: Any
+
+
+def record(network: nn.Module, example: Batch, activation: Randomness) -> Recorded:
+    """Run the example and note what it meets."""
     found: list[Site] = []
     others: Counter[str] = Counter()
     bounded: set[str] = set()
@@ -222,7 +239,7 @@ def record(network: nn.Module, example: Batch, activation: Randomness) -> tuple[
         try:
             following.follow(network, recording.token, activation)
             with evaluating(network), unchanged(network, device):
-                example.clone().call(uncompiled_call(network))  # with tensors of its own, which it may work in
+                output = example.clone().call(uncompiled_call(network))  # with tensors of its own, which it may work in
         finally:
             following.unfollow(network, recording.token)
             del network.__dict__[following.RECORDING]
@@ -231,7 +248,7 @@ def record(network: nn.Module, example: Batch, activation: Randomness) -> tuple[
             f"a clamp in {', '.join(sorted(bounded))} has a tensor that is 0 as its lower bound and stays plain, since "
             "only its numbers say that it is a ReLU; write clamp(min=0) to make it random."
         )
-    return SiteTable(found), dict(sorted(others.items()))
+    return Recorded(SiteTable(found), dict(sorted(others.items())), output)
 
 
 class _Recording:

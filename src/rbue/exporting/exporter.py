@@ -189,7 +189,7 @@ def _shares(network: nn.Module, x: Batch, draws: str, task: Task) -> bool:
 
 def _elements(network: nn.Module, x: Batch) -> int:
     """The most elements that one image has at a call site."""
-    found, _ = record(network, x, conversion_of(network).activation)
+    found = record(network, x, conversion_of(network).activation).sites
     return max(math.prod(site.shape) // len(x) for site in found)
 
 
