@@ -481,3 +481,53 @@ def test_a_constant_in_the_place_of_a_score_does_not_hide_a_difference(constant)
     assert agree(scores + 1e-5 * (scores != constant), scores)
     assert not agree(other, scores)
     assert not agree(other[1:, :1], scores[1:, :1])
+
+
+class KeepsRows(nn.Module):
+    """Goes on from what it kept of the call before, begins anew with other rows, and makes a table once."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.step, self.head, self.how, self.made = nn.Linear(14, 8), nn.Linear(8, 3), how, 0
+        self.table = self.state = None
+        self.states = []
+        if how == "buffer":
+            self.register_buffer("kept", torch.empty(0, 8))
+
+    def forward(self, x):
+        if self.table is None:
+            self.table, self.made = torch.ones(7, 1), self.made + 1
+        kept = {"attribute": self.state, "buffer": getattr(self, "kept", None), "list": (self.states or [None])[-1]}
+        state = kept[self.how]
+        if state is None or len(state) != len(x):
+            state = x.new_zeros(len(x), 8)
+        state = torch.relu(self.step(torch.cat([x, state], 1))) * self.table.mean()
+        if self.how == "list":
+            self.states.append(state)
+        else:
+            setattr(self, "state" if self.how == "attribute" else "kept", state)
+        return self.head(state)
+
+
+@pytest.mark.parametrize("images", [1, 4])
+@pytest.mark.parametrize("how", ["attribute", "buffer", "list"])
+def test_what_a_network_keeps_of_a_pass_is_not_there_in_the_next(how, images):
+    torch.manual_seed(0)
+    net, x = KeepsRows(how).eval(), torch.randn(images, 6)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    first, again, cut = (
+        rbue.predict(net, x, samples=6, return_samples=True, draws="independent", memory=memory).samples
+        for memory in (None, None, 1)
+    )
+    assert torch.equal(first, again)
+    torch.testing.assert_close(cut, first)
+    rbue.seed(net, 0)
+    expected = []
+    for _ in range(6):
+        net.state, net.states, net.kept = None, [], torch.empty(0, 8)
+        with torch.no_grad():
+            expected.append(net(x).softmax(1))
+    torch.testing.assert_close(first, torch.stack(expected))
+    made = net.made
+    rbue.predict(net, x, samples=6, memory=1)
+    assert net.made == made  # what is no pass's own stays

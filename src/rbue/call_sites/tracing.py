@@ -193,7 +193,7 @@ def _scripted_functions(module: nn.Module) -> Iterator[str]:
 
 
 def _has_activation(function: torch.jit.ScriptFunction) -> bool:
-    graph = function.inlined_graph
+    graph: Any = function.inlined_graph
     return any(graph.findAllNodes(f"aten::{name}", recurse=True) for name in _ATEN_NAMES)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -68,19 +70,56 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def keeping_attributes(network: nn.Module) -> Iterator[None]:
-    """Attributes in which a pass inside keeps tensors for later ones stay as they were: they may be random ones."""
-    before = [(module, dict(vars(module))) for module in network.modules()]
+def keeping_attributes(network: nn.Module, rows: Collection[int] | None = None) -> Iterator[list[str]]:
+    """Attributes in which a pass inside keeps tensors for later ones stay as they were: they may be random ones.
+
+    With ``rows``, only those with one of these numbers of rows: tables that are made once may stay. Lists and dicts get
+    back what they held, and buffers that were replaced too. The names of what was put back are in the list that is
+    given.
+    """
+    before = [(module, dict(vars(module)), _contents(module)) for module in network.modules()]
+    put_back: list[str] = []
+
+    def is_of_pass(value: Any) -> bool:
+        return any(rows is None or (x.dim() > 0 and x.size(0) in rows) for x in tensors_in(value))
+
     try:
-        yield
+        yield put_back
     finally:
-        for module, had in before:
+        for module, had, contents in before:
             own = vars(module)
-            for name in [name for name, value in own.items() if value is not had.get(name) and tensors_in(value)]:
+            for name in [name for name, value in own.items() if value is not had.get(name) and is_of_pass(value)]:
                 if name in had:
                     own[name] = had[name]
-                elif name not in _OF_MODULES:
+                elif name in _OF_MODULES:
+                    continue
+                else:
                     del own[name]
+                put_back.append(name)
+            for name, content in contents.items():
+                value = own.get(name)
+                if (
+                    value is had[name]
+                    and [*map(id, _items(value))] != [*map(id, _items(content))]
+                    and is_of_pass(value)
+                ):
+                    value.clear()
+                    value.extend(content) if isinstance(value, list) else value.update(content)
+                    put_back.append(name)
+
+
+def _contents(module: nn.Module) -> dict[str, list | dict]:
+    """Copies of what may be changed in place."""
+    own = vars(module).items()
+    return {
+        name: copy.copy(value)
+        for name, value in own
+        if type(value) in (list, dict) and (name not in _OF_MODULES or name == "_buffers")
+    }
+
+
+def _items(value: list | dict) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _differ(buffer: Tensor, content: Tensor) -> bool:

@@ -34,12 +34,13 @@ class PassRunner:
         balanced: whether its draws are.
         read: makes one tensor ``(rows, ...)`` of what the network returns.
         trying: whether passes are only looked at: what they keep in attributes of the network is not for later ones.
+        keeps: whether passes were seen to keep tensors there. Those with the rows of a pass are not for later ones.
     """
 
     def __init__(self, model: nn.Module, seed: int, device: torch.device, draws: str, read: Reader) -> None:
         self.model: Callable[..., Any]
         self.model, self.compiled = _in_this_thread(model)
-        self.read, self.trying = read, False
+        self.read, self.trying, self.keeps = read, False, False
         self.network = innermost(model)
         self.conversion = conversion_of(self.network)
         self.balanced = draws == "balanced"
@@ -60,15 +61,22 @@ class PassRunner:
         nothing to share then, but calls are fused.
         """
         x = as_batch(x)
-        with keeping_attributes(self.network) if self.trying else nullcontext():
-            try:
-                return self._stacked(x, samples, images, share, **options)
-            except Exception:
-                if len(x) * len(samples) > 1:
-                    raise
-                with suppress(Exception):  # a squeeze() takes a batch of one for none; beside a copy it is one
-                    return self._stacked(x.repeat(2), samples, images.repeat(2), share, **options)[:, :1]
+        if not self.trying and not self.keeps:
+            return self._stacked_or_doubled(x, samples, images, share, **options)
+        with keeping_attributes(self.network, None if self.trying else {len(x), len(x) * len(samples)}) as put_back:
+            out = self._stacked_or_doubled(x, samples, images, share, **options)
+        self.keeps |= bool(put_back)
+        return out
+
+    def _stacked_or_doubled(self, x: Batch, samples: Tensor, images: Tensor, share: bool, **options: Any) -> Tensor:
+        try:
+            return self._stacked(x, samples, images, share, **options)
+        except Exception:
+            if len(x) * len(samples) > 1:
                 raise
+            with suppress(Exception):  # a squeeze() takes a batch of one for none; beside a copy it is one
+                return self._stacked(x.repeat(2), samples, images.repeat(2), share, **options)[:, :1]
+            raise
 
     @contextmanager
     def trying_out(self) -> Iterator[None]:

@@ -60,6 +60,7 @@ class PassPlan:
         telling: whether the samples it was made with were different. If not, as before a last layer of zeros is
             trained, the next time may tell more.
         random: whether they met a random site.
+        keeps: whether the network keeps tensors of a pass for later ones.
         made_of: a hash of the network that it was made with.
     """
 
@@ -72,6 +73,7 @@ class PassPlan:
     stack: bool = True
     telling: bool = True
     random: bool = True
+    keeps: bool = False
     made_of: int = 0
 
     def cost(self, images: int, samples: int) -> float:

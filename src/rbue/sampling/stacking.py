@@ -118,6 +118,7 @@ class StackedPasses:
         known: PassPlan | None = self.runner.conversion.plans.get(self.key)
         if known is not None and known.telling and known.made_of in _state(self.runner.network):
             self.plan = known
+            self.runner.keeps = known.keeps
         else:
             self.plan = self._made(x, known, first=self.first)
         if self.shares:
@@ -132,7 +133,7 @@ class StackedPasses:
         with self.runner.trying_out():
             plan = make_plan(self.runner, x, earlier, **how)
         kinds, held = _state(self.runner.network)
-        return replace(plan, made_of=held if held == before else kinds)
+        return replace(plan, keeps=self.runner.keeps, made_of=held if held == before else kinds)
 
     @property
     def shares(self) -> bool:
