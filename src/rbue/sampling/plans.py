@@ -154,15 +154,16 @@ def _quick_plan(runner: PassRunner, x: Batch, first: FirstPass | None = None) ->
     places = torch.arange(count, dtype=torch.int32, device=x.device)
     numbers = places if first is None else first.images
     samples = torch.arange(3 if count == 1 else 2, dtype=torch.int32, device=x.device)
-    sets = [places[some] for some in _APART[count]]
+    one, other = (places[some] for some in _APART[count])
     few: list[int] = []
     many: list[int] = []
     reads, live, largest, generators = HostReads(), LiveRows(), LargestTensor(), Generators(x.device)
     # Triton would compile kernels for rows that no other pass has.
     with by_formula(), nullcontext() if first is None else largest:
-        (one, other), watching = sets, {"seen": few, "reads": reads}
-        apart = [_output(runner, images[one], samples[1:2], numbers[one], **watching)]
-        apart += [_output(runner, images[other], samples[:1], numbers[other])]
+        apart = [
+            _output(runner, images[one], samples[1:2], numbers[one], seen=few, reads=reads),
+            _output(runner, images[other], samples[:1], numbers[other]),
+        ]
     if first is not None and first.fits(max(largest.nbytes, x.nbytes)):
         samples = first.samples
     together = runner.run(images, samples, numbers, share=True, live=live, seen=many).clone()
@@ -170,9 +171,9 @@ def _quick_plan(runner: PassRunner, x: Batch, first: FirstPass | None = None) ->
         return None
     if reads.found or generators.moved:
         return None
-    found, expected = torch.cat([together[1, one], together[0, other]]), torch.cat([rows[0] for rows in apart])
-    if not agree(found[None], expected[None], slack=0.01, among=together):
-        if not agree(found[None], expected[None], among=together):
+    found, expected = torch.cat([together[1:2, one], together[:1, other]], 1), torch.cat(apart, 1)
+    if not agree(found, expected, slack=0.01, among=together):
+        if not agree(found, expected, among=together):
             return None
         place = min(1, count - 1)
         others = images[place : place + 1].repeat(count)
