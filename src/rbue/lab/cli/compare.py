@@ -253,6 +253,8 @@ def read_marks(records: Sequence[Record], methods: int) -> Marks:
     groups = group_records(records)
     if not groups:
         return Marks()
+    if len(groups) > 1:
+        return Marks(verdict="These runs were not all trained and measured on the same images, so nothing is compared.")
     this = compare_answers(groups[0], TestImages())
     return Marks(_best(this.chance, methods), this.verdict)
 
