@@ -150,7 +150,19 @@ def test_evaluate_on_the_images_that_were_held_out(as_json, command, fails):
     assert not (folder / "results.json").exists()
     assert as_json("evaluate", folder, "--samples", 4, "--split", "validation")["result"] == held
     assert np.load(folder / "validation_probs.npy").shape == (200, 10)
+    (row,) = as_json("runs", "list")["runs"]
+    assert (row["state"], row["accuracy"], row["weights"]) == ("measured (held-out)", None, True)
+    assert "measured (held-out)" in command("runs", "list").stdout
+    shown = command("runs", "show", folder).stdout
+    assert "measured (held-out)" in shown
+    _, _, after = shown.partition("held-out images with samples=4,seed=0\n")
+    assert after.split()[:2] == ["accuracy", f"{held['accuracy']:.6g}"]
+    assert as_json("runs", "show", folder)["validation"] == {"samples=4,seed=0": held}
+    said = fails("report", folder, code=1)
+    assert said.endswith(f"{folder.name}: measured on its held-out images only; a report is about test images.")
     test = as_json("evaluate", folder, "--samples", 4)["result"]
+    (row,) = as_json("runs", "list")["runs"]
+    assert (row["state"], row["accuracy"]) == ("measured", test["accuracy"])
     assert test["data"]["split"] == "test"
     assert json.loads((folder / "validation.json").read_text()) == {"samples=4,seed=0": held}
     assert "200 validation images" in command("evaluate", folder, "--samples", 4, "--split", "validation").stdout

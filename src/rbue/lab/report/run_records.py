@@ -258,6 +258,8 @@ def _read(folder: RunFolder) -> Record:
 
 
 def _trouble(folder: RunFolder, config: RunConfig) -> str:
+    if folder.read("validation"):
+        return "measured on its held-out images only; a report is about test images."
     how = f"`rbue evaluate {folder.path.name.rpartition('-')[2]}` does that."
     if config.parsed.networks > 1:
         return f"an ensemble of {config.parsed.networks} networks, not measured; {how}"
