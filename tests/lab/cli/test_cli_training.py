@@ -171,6 +171,16 @@ def test_evaluate_on_the_images_that_were_held_out(as_json, command, fails):
     )
 
 
+def test_diversity_beside_augmented_passes_is_said_to_be_of_plain_ones(trained_once, command, as_json):
+    words = ("evaluate", trained_once, "--samples", 2)
+    plain, shown = as_json(*words)["result"], command(*words, "--augment", "flip").stdout
+    for name, key in (("Mean-JSD", "mean_jsd"), ("Mean-DIS", "mean_dis")):
+        (line,) = [line for line in shown.splitlines() if name in line]
+        assert line.split(maxsplit=1)[1].strip() == f"{plain[key]:.4f}, of plain passes"
+    assert shown.count("plain passes") == 2
+    assert "plain passes" not in command(*words).stdout
+
+
 def test_a_run_without_held_out_images_has_no_validation(trained_once, fails):
     assert "train it with --holdout" in fails("evaluate", trained_once, "--split", "validation", code=2)
 

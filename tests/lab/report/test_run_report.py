@@ -151,6 +151,10 @@ def test_augmented_measurements_are_named_beside_plain_ones(own_runs):
     assert [one.method for one in this.first] == list(this.chance["nll"].methods) == list(this.group.methods)
     table = comparison_table(this.group, chance=this.chance)
     assert values(table, "nll")[flipped].interval
+    about = {column.key: column.about for column in table.columns}
+    assert all(about[key].endswith("; of plain passes, for augmented ones too.") for key in ("mean_jsd", "mean_dis"))
+    assert sum("plain passes" in words for words in about.values()) == 2
+    assert not any("plain passes" in column.about for column in MEASURES)
     runs = report_on(records, pictures=False, answers=False).runs
     assert {(row["method"], row["draws"], row["augment"]) for row in runs.rows} >= {
         ("single", "independent", "flip"),
