@@ -200,6 +200,8 @@ def test_all_methods_are_measured_in_the_same_way(as_json, command):
     assert {row["measurement"] for row in rows} == {"samples=4,seed=0,draws=balanced,augment=flip,shift:1"}
     shown = command(*words, "--augment", "flip, shift:1").stdout
     assert "up to 4 samples, augmented by flip,shift:1" in shown
+    assert "Mean-JSD and Mean-DIS are those of plain passes" in " ".join(shown.split())
+    assert "plain passes" not in command(*words).stdout
     assert "Chance cannot be told" not in shown
     assert "– a method with one sample of an image as it is has no diversity" in shown
     assert [row["draws"] for row in as_json(*words)["methods"]] == ["independent", "balanced"]

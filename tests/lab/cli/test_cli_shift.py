@@ -118,6 +118,17 @@ def test_a_page_of_what_was_damaged(shifted, command, fails, no_figures, monkeyp
     assert "a page is about test images" in fails("shift", shifted["single"], *held_out, code=2)
 
 
+def test_why_there_is_no_clean_row_is_said(shifted, command, no_figures):
+    words = (shifted["mc-droprelu:0.9"], "--corruptions", "fog", "--severities", "1")
+    name = shifted["mc-droprelu:0.9"].name.rpartition("-")[2]
+    result = command("shift", shifted["single"], *words, "--samples", 3)
+    assert " clean " not in result.stdout
+    note = "no clean row for mc-droprelu:0.9: measured with samples=4,seed=0, not samples=3,seed=0; "
+    assert f"note: {note}`rbue evaluate {name} --samples 3` adds it.\n" in result.stderr
+    assert result.stderr.count("no clean row") == 1
+    assert "no clean row" not in command("shift", *words, "--samples", 4).stderr
+
+
 def test_json_has_everything(shifted, as_json, no_figures):
     content = as_json("shift", shifted["mc-droprelu:0.9"], *FEW, "--adaptive", "--sample-seed", 2, "--no-cache")
     (run,) = content["runs"]

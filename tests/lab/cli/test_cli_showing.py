@@ -247,6 +247,8 @@ def test_runs_that_are_none(fails, as_json):
         ("training", "{"),
         ("training", "[]"),
         ("training", "{}"),
+        ("validation", "{"),
+        ("validation", '{"samples=4,seed=0": {}}'),
     ],
 )
 def test_a_damaged_file_hides_only_what_it_holds(trained_once, command, as_json, tmp_path, name, content):

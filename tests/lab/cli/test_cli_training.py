@@ -150,13 +150,35 @@ def test_evaluate_on_the_images_that_were_held_out(as_json, command, fails):
     assert not (folder / "results.json").exists()
     assert as_json("evaluate", folder, "--samples", 4, "--split", "validation")["result"] == held
     assert np.load(folder / "validation_probs.npy").shape == (200, 10)
+    (row,) = as_json("runs", "list")["runs"]
+    assert (row["state"], row["accuracy"], row["weights"]) == ("measured (held-out)", None, True)
+    assert "measured (held-out)" in command("runs", "list").stdout
+    shown = command("runs", "show", folder).stdout
+    assert "measured (held-out)" in shown
+    _, _, after = shown.partition("held-out images with samples=4,seed=0\n")
+    assert after.split()[:2] == ["accuracy", f"{held['accuracy']:.6g}"]
+    assert as_json("runs", "show", folder)["validation"] == {"samples=4,seed=0": held}
+    said = fails("report", folder, code=1)
+    assert said.endswith(f"{folder.name}: measured on its held-out images only; a report is about test images.")
     test = as_json("evaluate", folder, "--samples", 4)["result"]
+    (row,) = as_json("runs", "list")["runs"]
+    assert (row["state"], row["accuracy"]) == ("measured", test["accuracy"])
     assert test["data"]["split"] == "test"
     assert json.loads((folder / "validation.json").read_text()) == {"samples=4,seed=0": held}
     assert "200 validation images" in command("evaluate", folder, "--samples", 4, "--split", "validation").stdout
     assert "split must be test or validation, not 'valid' (did you mean 'validation'?)" in fails(
         "evaluate", folder, "--split", "valid", code=2
     )
+
+
+def test_diversity_beside_augmented_passes_is_said_to_be_of_plain_ones(trained_once, command, as_json):
+    words = ("evaluate", trained_once, "--samples", 2)
+    plain, shown = as_json(*words)["result"], command(*words, "--augment", "flip").stdout
+    for name, key in (("Mean-JSD", "mean_jsd"), ("Mean-DIS", "mean_dis")):
+        (line,) = [line for line in shown.splitlines() if name in line]
+        assert line.split(maxsplit=1)[1].strip() == f"{plain[key]:.4f}, of plain passes"
+    assert shown.count("plain passes") == 2
+    assert "plain passes" not in command(*words).stdout
 
 
 def test_a_run_without_held_out_images_has_no_validation(trained_once, fails):
@@ -351,7 +373,8 @@ def test_an_unknown_engine_is_refused_where_all_is_done_too(trained_once, fails)
 def test_a_folder_without_test_images_is_refused_before_training(fails):
     Path("photos/cat").mkdir(parents=True)
     Image.new("L", (8, 8)).save("photos/cat/1.png")
-    assert "photos gives no test images" in fails("train", "--data", "folder:photos", *TINY, code=1)
+    said = fails("train", "--data", "folder:photos", *TINY, code=1)
+    assert "photos gives no test images: a class needs 5 files to have one" in said
     assert not Path("runs").exists()
 
 

@@ -91,6 +91,31 @@ def test_without_them_every_fifth_image_of_a_class_is_a_test_image(tmp_path):
     assert np.array_equal(test.images[1, ..., 0], _pixels(9, 4, 4))
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_classes_without_test_images_are_named(tmp_path, split):
+    counts = {"a": 10, "b": 1, "c": 4}
+    images = [f"{name}/{number}.png" for name, count in counts.items() for number in range(count)]
+    base = files.image_tree(tmp_path / "flat", {name: _pixels(place, 4, 4) for place, name in enumerate(images)})
+    said = (
+        r"flat has no test images of 'b', 'c', so no measurement says anything about such images: a class needs 5 "
+        r"files to have one; add images, give folder:.*flat:test=0\.5, or make train/ and test/\.$"
+    )
+    with pytest.warns(RbueWarning, match=said):
+        data.load(f"folder:{base}", split)
+    with pytest.warns(
+        RbueWarning, match=r"of 'b', so .*: a class needs 2 files to have one; add images or make train/"
+    ):
+        data.load(f"folder:{base}:test=0.5", split)
+
+
+def test_classes_that_a_test_folder_lacks_are_named(tree):
+    for number in range(3):
+        (tree / "test" / "bee" / f"{number}.png").unlink()
+    (tree / "test" / "bee").rmdir()
+    with pytest.warns(RbueWarning, match=r"mine has no test images of 'bee', so .*: add some to .*test\.$"):
+        data.load(f"folder:{tree}", "test")
+
+
 def test_the_fraction_of_test_images_can_be_set(tmp_path):
     base = files.image_tree(
         tmp_path / "flat", {f"{name}/{number}.png": _pixels(number, 9, 8) for name in "ab" for number in range(1, 9)}
@@ -234,8 +259,14 @@ def test_folders_that_give_nothing_are_named(tree, tmp_path):
         data.load(f"folder:{tmp_path / 'empty'}", "train")
     few = files.image_tree(tmp_path / "few", {"a/1.png": _pixels(0, 4, 4)})
     for split in ("train", "test"):
-        with pytest.raises(data.DataError, match="gives no test images"):
+        with pytest.raises(
+            data.DataError, match=r"gives no test images: a class needs 5 files to have one; add images or"
+        ):
             data.load(f"folder:{few}", split)
+    Image.fromarray(_pixels(1, 4, 4)).save(few / "a" / "2.png")
+    said = r"a class needs 4 files to have one; add images, give folder:.*few:8:test=0\.5, or make train/ and test/\.$"
+    with pytest.raises(data.DataError, match=said):
+        data.load(f"folder:{few}:8:test=0.3", "train")
     alone = files.image_tree(tmp_path / "alone", {"train/a/1.png": _pixels(0, 4, 4)})
     for split in ("train", "test"):
         with pytest.raises(data.DataError, match="alone has no test folder; add"):

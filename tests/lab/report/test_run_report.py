@@ -12,6 +12,7 @@ from tiny_reports import config
 
 from rbue.errors import RbueError, RbueWarning
 from rbue.lab import data
+from rbue.lab.cli.compare import read_marks
 from rbue.lab.report import run_answers
 from rbue.lab.report.figure_style import inline_svg
 from rbue.lab.report.page import Page, Section
@@ -150,6 +151,10 @@ def test_augmented_measurements_are_named_beside_plain_ones(own_runs):
     assert [one.method for one in this.first] == list(this.chance["nll"].methods) == list(this.group.methods)
     table = comparison_table(this.group, chance=this.chance)
     assert values(table, "nll")[flipped].interval
+    about = {column.key: column.about for column in table.columns}
+    assert all(about[key].endswith("; of plain passes, for augmented ones too.") for key in ("mean_jsd", "mean_dis"))
+    assert sum("plain passes" in words for words in about.values()) == 2
+    assert not any("plain passes" in column.about for column in MEASURES)
     runs = report_on(records, pictures=False, answers=False).runs
     assert {(row["method"], row["draws"], row["augment"]) for row in runs.rows} >= {
         ("single", "independent", "flip"),
@@ -220,7 +225,7 @@ def test_without_stored_answers_there_is_a_page_without_intervals(own_runs, monk
 def test_one_method_without_answers_is_named_and_nothing_is_marked(own_runs):
     (folder(own_runs, "deep-ensemble:2").path / "probs.npy").unlink()
     this = compared(own_runs)
-    assert this.verdict.endswith("Without its stored answers `deep-ensemble:2` is not compared.")
+    assert this.verdict.endswith("Without stored answers about these images `deep-ensemble:2` is not compared.")
     table = comparison_table(this.group, chance=this.chance)
     assert values(table, "nll")["deep-ensemble:2"].interval is None
     assert not any(table.is_best(row, column) for row in table.rows for column in table.columns)
@@ -527,6 +532,66 @@ def test_other_test_images_are_not_drawn(own_runs):
     path.with_name("checksums.json").unlink()
     report = report_on(records_of(own_runs), pictures=False)
     assert any("other test images" in one for one in report.missing)
+
+
+def on_other_images(run, name, what="images"):
+    """Make a run one that was trained (``training``) or measured (``results``) on other images."""
+    content = run.read(name)
+    for entry in [content] if name == "training" else content.values():
+        entry["data"]["sha256"][what] = "0" * 64
+    run.write(name, content)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "said"),
+    [
+        ("training", "images", "trained on images 00000000, labels "),
+        ("training", "labels", ", labels 00000000"),
+        ("results", "images", "measured on images 00000000, labels "),
+    ],
+)
+def test_runs_on_other_images_are_compared_apart(own_runs, name, what, said):
+    on_other_images(folder(own_runs, "mc-droprelu:0.9", 1), name, what)
+    first, other = group_records(records_of(own_runs))
+    assert list(first.methods) == ["single", "deep-ensemble:2", "mc-droprelu:0.9"]
+    assert {name: len(some) for name, some in other.methods.items()} == {"mc-droprelu:0.9": 1}
+    assert said in other.images
+    assert other.recipe.endswith(f", {other.images}")
+    assert first.images.startswith(other.images[:11])
+    report = report_on(records_of(own_runs), pictures=False, device=CPU)
+    assert {one.recipe for one in (first, other)} <= {
+        section.title.partition(": ")[2] for section in report.page.sections
+    }
+    (gap,) = [one for one in report.missing if "small_cnn on digits" in one]
+    assert gap.startswith("the runs of small_cnn on digits do not share their images: ")
+
+
+def test_an_ensemble_was_trained_on_the_images_of_its_members(own_runs):
+    on_other_images(folder(own_runs, "single", 1), "training")
+    first, other = group_records(records_of(own_runs))
+    assert (list(first.methods), list(other.methods)) == (["deep-ensemble:2"], ["single", "mc-droprelu:0.9"])
+    assert first.images.startswith("trained on images 00000000, labels ")
+    assert " and images " in first.images
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_that_does_not_note_its_images_is_believed(own_runs, first):
+    on_other_images(folder(own_runs, "mc-droprelu:0.9", 1), "training")
+    older = folder(own_runs, "mc-droprelu:0.9", 0)
+    for name in ("training", "results"):
+        content = older.read(name)
+        for entry in [content] if name == "training" else content.values():
+            del entry["data"]
+        older.write(name, content)
+    records = sorted(records_of(own_runs), key=lambda one: (one.folder.path == older.path) != first)
+    assert [len(group.records) for group in group_records(records)] == [3, 1]
+
+
+def test_a_comparison_on_the_command_line_judges_no_runs_on_different_images(own_runs):
+    on_other_images(folder(own_runs, "single"), "results")
+    marks = read_marks([one for one in records_of(own_runs) if one.results], 3)
+    assert not marks.best
+    assert marks.verdict.startswith("These runs were not all trained and measured on the same images")
 
 
 def take_weights(run):

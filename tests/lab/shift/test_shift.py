@@ -37,7 +37,7 @@ from rbue.lab.shift import (
     summarise,
 )
 from rbue.lab.shift.corrupted_sets import prepared
-from rbue.lab.shift.rows import Cell
+from rbue.lab.shift.rows import Cell, clean_otherwise
 from rbue.lab.training import recipe_for
 from rbue.sampling.adaptive import Adaptive
 
@@ -692,6 +692,10 @@ def test_severity_zero_is_the_clean_result(runs):
     clean = evaluate_run(config, root, CPU, samples=6)
     assert clean_result(config, folder, setting) == clean
     assert clean_result(config, folder, Setting(7)) is None
+    said = f"measured with samples=6,seed=0, not samples=7,seed=0; `rbue evaluate {config.id} --samples 7` adds it"
+    assert (clean_otherwise(config, folder, setting), clean_otherwise(config, folder, Setting(7))) == ("", said)
+    other = clean_otherwise(config, folder, Setting(7, seed=3, draws="balanced", augment="flip"))
+    assert other.endswith(" --samples 7 --sample-seed 3 --draws balanced --augment flip` adds it")
     assert by_severity(rows, "ece", clean) == {
         0: [clean["ece"]],
         1: [row["ece"] for row in rows if row["severity"] == 1],
@@ -706,6 +710,7 @@ def test_severity_zero_is_the_clean_result(runs):
     folder.write("results", {**flipped, "samples=1,seed=0": {"samples": 1}, "samples=9,seed=0": {"samples": 2}})
     assert clean_result(whole, folder, setting) == clean_result(whole, folder, Setting(2)) == {"samples": 2}
     assert clean_result(whole, folder, Setting(1)) == {"samples": 1}
+    assert clean_result(whole, folder, Setting(1, draws="balanced")) == {"samples": 1}  # its members draw nothing
 
 
 def test_rows_near_a_setting_are_those_of_it_or_the_most_that_are_augmented_alike(tmp_path):

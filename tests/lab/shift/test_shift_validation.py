@@ -21,6 +21,7 @@ from rbue.lab.runs.networks import load_networks
 from rbue.lab.runs.passes import Passes
 from rbue.lab.runs.training import train_run
 from rbue.lab.shift import Setting, ShiftStore, clean_result, shift_runs
+from rbue.lab.shift.rows import clean_otherwise
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,8 @@ def test_the_clean_result_is_that_of_the_same_images(runs):
     found = evaluate_run(config, root, CPU, samples=6, split="validation")
     assert clean_result(config, folder, Setting(6)) is None
     assert clean_result(config, folder, Setting(6), "validation") == found
+    assert clean_otherwise(config, folder, Setting(6)) == ""
+    assert clean_otherwise(config, folder, Setting(5), "validation").endswith("--samples 5 --split validation` adds it")
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ def read_marks(records: Sequence[Record], methods: int) -> Marks:
     groups = group_records(records)
     if not groups:
         return Marks()
+    if len(groups) > 1:
+        return Marks(verdict="These runs were not all trained and measured on the same images, so nothing is compared.")
     this = compare_answers(groups[0], TestImages())
     return Marks(_best(this.chance, methods), this.verdict)
 
@@ -329,11 +331,13 @@ def _show(title: str, rows: Sequence[Row], marks: Marks) -> None:
         cells = (marks.cell(row, column, "[bold green]{}*[/]") for column in COLUMNS)
         methods.append((row["method"], [[cell if cell.endswith("[/]") else f"{cell} " for cell in cells]]))
     alone = [row for row in rows if "trouble" not in row and row["mean_jsd"] is None]
-    unchanged = " of an image as it is" if any(row.get("by_seed", [row])[0].get("augment") for row in alone) else ""
+    augmented = [row for row in rows if row.get("by_seed", [row])[0].get("augment")]
+    unchanged = " of an image as it is" if any(row in augmented for row in alone) else ""
     notes = {
         "* better than all others by more than chance": marks.best,
         "± standard deviation over seeds": any("deviations" in row for row in rows),
         f"– a method with one sample{unchanged} has no diversity": alone,
+        "Mean-JSD and Mean-DIS are those of plain passes": any(row not in alone for row in augmented),
     }
     note = "; ".join(note for note, applies in notes.items() if applies)
     methods_table(title, headings, methods, headings[:1:-1], note=note)

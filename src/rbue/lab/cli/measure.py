@@ -95,6 +95,7 @@ def evaluate(
         print_json({"run": folder, "config": config.as_json(), "result": result})
         return
     say(f"{config.method} · {config.model} on {config.data}, {result['data']['count']:,} {split} images\n")
+    plain = ", of plain passes" if result.get("augment") and result["mean_jsd"] is not None else ""
     facts(
         [
             ("accuracy", percent(result["accuracy"])),
@@ -104,8 +105,8 @@ def evaluate(
             ("AURC", number(result["aurc"])),
             ("mean entropy", number(result["entropy"])),
             ("mean mutual information", number(result["mutual_information"])),
-            ("Mean-JSD", number(result["mean_jsd"])),
-            ("Mean-DIS", number(result["mean_dis"])),
+            ("Mean-JSD", number(result["mean_jsd"]) + plain),
+            ("Mean-DIS", number(result["mean_dis"]) + plain),
             ("samples", f"{result['samples']} {result.get('draws', 'independent')} (seed {result['seed']})"),
             *([("augmentations", result["augment"])] if result.get("augment") else []),
             ("parameters", f"{result['parameters']:,}"),

@@ -41,6 +41,8 @@ app = typer.Typer(no_args_is_help=True, help="List, show and remove trained runs
 
 RunName = Annotated[str, typer.Argument(help=RUN_HELP)]
 BROKEN, ASKS, MEASURED, TRAINED = "cannot be read", "asks for other code", "measured", "trained"
+HELD_OUT = "measured (held-out)"
+"""Measured on the images that were held out, and not on test images."""
 
 _SHOWN_APART = ("data", "environment", "by_samples")
 """Parts of a result that are no list of names and values."""
@@ -80,6 +82,8 @@ def show(run: RunName, runs: RunsFolder = Path("runs"), json: AsJson = False) ->
     folder = find_run(run, runs)
     names = ("environment", "training", "results")
     content = {"run": folder.path, "config": folder.config().as_json(), **{name: folder.read(name) for name in names}}
+    if held_out := folder.read("validation"):
+        content["validation"] = held_out
     if json:
         print_json(content)
         return
@@ -92,8 +96,10 @@ def show(run: RunName, runs: RunsFolder = Path("runs"), json: AsJson = False) ->
         say("\ntraining")
         kept = {name: value for name, value in training.items() if name not in ("data", "seconds")}
         facts([("  time", duration(training["seconds"])), *_pairs(kept, "  ")])
-    for key, result in (content["results"] or {}).items():
-        say(f"\nresults with {key}")
+    measured = {f"results with {key}": result for key, result in (content["results"] or {}).items()}
+    measured |= {f"held-out images with {key}": result for key, result in (held_out or {}).items()}
+    for heading, result in measured.items():
+        say(f"\n{heading}")
         facts(_pairs({name: value for name, value in result.items() if name not in _SHOWN_APART}, "  "))
         if result.get("by_samples"):
             say("\n  with fewer samples")
@@ -172,7 +178,7 @@ def _summary(run: RunFolder) -> dict[str, Any]:
         state = ASKS if isinstance(error, NotNamed) else BROKEN
         return {**entry, **unknown, "state": state, "weights": None, "accuracy": None}
     chosen = {"data": config.data, "model": config.model, "method": config.method, "seed": config.seed}
-    broken = [name for name in ("results", "training") if not is_readable(run, name)]
+    broken = [name for name in ("results", "training", "validation") if not is_readable(run, name)]
     if broken:
         return {**entry, **chosen, "state": f"{broken[0]}.json {BROKEN}", "weights": None, "accuracy": None}
     results = list((run.read("results") or {}).values())
@@ -189,12 +195,14 @@ def is_readable(run: RunFolder, name: str) -> bool:
         return False
     if not isinstance(content, dict):
         return False
-    return name != "results" or all(isinstance(one, dict) and "accuracy" in one for one in content.values())
+    return name == "training" or all(isinstance(one, dict) and "accuracy" in one for one in content.values())
 
 
 def _state(run: RunFolder) -> str:
     if run.read("results"):
         return MEASURED
+    if run.read("validation"):
+        return HELD_OUT
     config = run.config()
     if run.read("training") is not None:
         return TRAINED
@@ -209,7 +217,7 @@ def _has_weights(run: RunFolder, state: str) -> bool | None:
     """Whether all networks of a run that had them are here; None while there is nothing to expect."""
     from rbue.lab.runs.folders import has_weights
 
-    return has_weights(run.config(), run.root) if state in (MEASURED, TRAINED) else None
+    return has_weights(run.config(), run.root) if state in (MEASURED, HELD_OUT, TRAINED) else None
 
 
 def _marked(state: str, weights: bool | None, augment: str | None = None) -> str:

@@ -97,6 +97,7 @@ def shift(
     """
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.shift import Setting, clean_result, shift_runs
+    from rbue.lab.shift.rows import clean_otherwise
     from rbue.sampling.adaptive import Adaptive
 
     names, levels = names_in(corruptions), levels_in(severities)
@@ -129,6 +130,8 @@ def shift(
     for (config, root), label in zip(found, labels, strict=True):
         folder = RunFolder.of(config, root)
         clean = clean_result(config, folder, setting, split)
+        if words := clean_otherwise(config, folder, setting, split):
+            remark(f"note: no clean row for {label}: {words}.")
         outcome.append(Measured(label, config, folder, rows[config, root], clean, split))
     for of_one_set in _by_data(outcome):
         _warn_of_different_images(of_one_set)

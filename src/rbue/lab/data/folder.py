@@ -10,12 +10,15 @@ training images, so asking for the test images reads the training images too.
 Files that are no images (:mod:`rbue.lab.data.image_files`) are left out with a warning, names that start with a dot
 without one. An image that cannot be read, or used, is set aside with a warning; more than one in ten of them, and
 more than one, are an error. It keeps its number among the files, so that mending it moves no other image to the test.
-Test images that are among the training images, pixel by pixel, are named in a warning.
+Test images that are among the training images, pixel by pixel, are named in a warning, and so are classes without any.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import sha256
@@ -26,12 +29,12 @@ import numpy as np
 
 from rbue.errors import InvalidInput, did_you_mean, warn
 from rbue.image_decoding import GREY, open_image, pixels_of
-from rbue.lab.data.image_files import ENDINGS, first_names, is_meant_as_image, left_out
+from rbue.lab.data.image_files import ENDINGS, NAMED, first_names, is_meant_as_image, left_out
 from rbue.lab.data.images import Bytes, ImageSet, channel_statistics
 from rbue.lab.data.registry import FOLDER_PREFIX, DataError, check_split
 
 SPLITS = ("train", "test")
-_TEST = "0.2"
+_TEST, _HALF = "0.2", "0.5"
 _MOST_BROKEN = 10  # one in so many
 _SIDES = (8, 1024)
 _NAME = re.compile(r"(?P<path>.+?)(:(?P<side>\d+))?(:test=(?P<test>[^:/]*))?", re.DOTALL)
@@ -71,9 +74,8 @@ def load_folder(name: str, split: str) -> ImageSet:
         if needed not in tree.items:
             raise DataError(f"{base} has no {needed} folder; add {base / needed} with one folder a class inside.")
         if not tree.items[needed]:
-            raise DataError(
-                f"{base} gives no {needed} images: no class has enough files; add images or make train/ and test/."
-            )
+            more = _for_more_test_images(place, tree, range(len(tree.classes)))
+            raise DataError(f"{base} gives no {needed} images: {more}")
     if len(tree.classes) < 2:
         raise DataError(f"{base} has one class only, {tree.classes[0]!r}; add a folder of images for another class.")
     if tree.others:
@@ -82,6 +84,7 @@ def load_folder(name: str, split: str) -> ImageSet:
     images = _decode(tree, split, size, mode)
     training = images if split == "train" else _decode(tree, "train", size, mode)
     _check_broken(tree, split)
+    _warn_of_untested_classes(place, tree)
     if split == "test":
         _warn_of_copies(tree, images, training)
     mean, std = channel_statistics(training)
@@ -261,6 +264,29 @@ def _decode(tree: _Tree, split: str, size: tuple[int, int] | int, mode: str) -> 
         except InvalidInput as error:
             tree.broken[path] = str(error)
     return out[:done]
+
+
+def _warn_of_untested_classes(place: _Place, tree: _Tree) -> None:
+    """Say of which classes no measurement will say anything."""
+    tested = {label for _, label in tree.usable("test")}
+    missing = [label for label in range(len(tree.classes)) if label not in tested]
+    if missing:
+        named = ", ".join(repr(tree.classes[label]) for label in missing[:NAMED])
+        named += f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        more = _for_more_test_images(place, tree, missing)
+        warn(f"{tree.base} has no test images of {named}, so no measurement says anything about such images: {more}")
+
+
+def _for_more_test_images(place: _Place, tree: _Tree, labels: Sequence[int]) -> str:
+    """How classes come to test images."""
+    if all((tree.base / split).is_dir() for split in SPLITS):
+        return f"add some to {tree.base / 'test'}."
+    fraction = Fraction(place.test or _TEST)
+    files = Counter(label for items in tree.items.values() for _, label in items)
+    size = "" if place.side is None else f":{place.side}"
+    half = fraction < Fraction(_HALF) and max(files[label] for label in labels) > 1  # of one file it is none either
+    give = f", give folder:{tree.base}{size}:test={_HALF}," if half else ""
+    return f"a class needs {math.ceil(1 / fraction)} files to have one; add images{give} or make train/ and test/."
 
 
 def _warn_of_copies(tree: _Tree, images: Bytes, training: Bytes) -> None:

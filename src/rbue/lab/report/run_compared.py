@@ -91,8 +91,9 @@ class Compared:
                 "Chance cannot be told from a difference: that takes the stored answers of these runs and their images."
             )
         left_out = [f"`{name}`" for name in self.group.methods if name not in self.answers]
-        more = f" Without its stored answers {left_out[0]} is not compared." if len(left_out) == 1 else ""
-        more = f" {len(left_out)} methods without stored answers are not compared." if len(left_out) > 1 else more
+        lack = "without stored answers about these images"
+        more = f" {lack.capitalize()} {left_out[0]} is not compared." if len(left_out) == 1 else ""
+        more = f" {len(left_out)} methods {lack} are not compared." if len(left_out) > 1 else more
         return verdict(self.chance) + more
 
     @cached_property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -78,10 +79,30 @@ class Record:
         folder = RunFolder(self.folder.path.resolve())
         return folder.root if self.config and RunFolder.of(self.config, folder.root).path == folder.path else None
 
+    @cached_property
+    def trained_on(self) -> str:
+        """Checksums of the images that its networks were trained on, in words; empty if none are noted here."""
+        config, root = self.settings, self.root
+        own = config.trainings() == [config]
+        folders = [self.folder] if own else [RunFolder.of(one, root) for one in config.trainings() if root is not None]
+        found = set()
+        for folder in folders:
+            with suppress(RbueError):  # one that cannot be read is as good as none
+                found.add(_images_in(folder.read("training") or {}))
+        return " and ".join(sorted(found - {""}))
+
+    @property
+    def measured_on(self) -> str:
+        """The same of the images of its last measurement."""
+        return _images_in(self.result)
+
 
 @dataclass(frozen=True)
 class RunGroup:
     """Measured runs of one network on one data set with one recipe; they differ in method and seed.
+
+    They share their images too. Where runs with the same settings were trained or measured on others, ``images`` says
+    on which, and the recipe ends with it.
 
     Where some were measured with augmented passes and others not, ``methods`` names them: ``single (augmented: flip)``.
     So it does where seeds of one method were measured with other numbers of samples or other draws, which no mean over
@@ -91,6 +112,7 @@ class RunGroup:
     title: str
     recipe: str
     methods: dict[str, list[Record]]
+    images: str = ""
 
     @cached_property
     def records(self) -> list[Record]:
@@ -116,15 +138,55 @@ def read_records(folders: Iterable[RunFolder]) -> list[Record]:
 
 
 def group_records(records: Sequence[Record]) -> list[RunGroup]:
-    """Put measured runs together by data, model and recipe, in the order they were found."""
-    found: dict[RunConfig, list[Record]] = {}
+    """Put measured runs together by data, model, recipe and images, in the order they were found.
+
+    A run that does not note its images is taken for one of the first that it can be of.
+    """
+    found: dict[RunConfig, list[list[Record]]] = {}
     for record in records:
         if record.results:
-            found.setdefault(replace(record.settings, method="single", seed=0), []).append(record)
-    return [_group(shared, some) for shared, some in found.items()]
+            parts = found.setdefault(replace(record.settings, method="single", seed=0), [])
+            part = next((part for part in parts if all(_share_images(record, one) for one in part)), None)
+            if part is None:
+                parts.append(part := [])
+            part.append(record)
+    return [_group(shared, part, _images(part, parts)) for shared, parts in found.items() for part in parts]
 
 
-def _group(shared: RunConfig, records: Sequence[Record]) -> RunGroup:
+def _images_in(noted: Mapping[str, Any]) -> str:
+    checksums = dict(noted.get("data") or {}).get("sha256") or {}
+    return ", ".join(f"{name} {checksum[:8]}" for name, checksum in checksums.items())
+
+
+def _share_images(one: Record, other: Record) -> bool:
+    pairs = ((one.trained_on, other.trained_on), (one.measured_on, other.measured_on))
+    return all(a == b or not (a and b) for a, b in pairs)
+
+
+def _images(part: Sequence[Record], parts: Sequence[Sequence[Record]]) -> str:
+    """On which images runs were trained and measured, in words, as far as those of other parts have others."""
+    kinds: tuple[tuple[str, Callable[[Record], str]], ...] = (
+        ("trained", lambda record: record.trained_on),
+        ("measured", lambda record: record.measured_on),
+    )
+    words = []
+    for verb, images in kinds:
+        own = next(filter(None, map(images, part)), "")
+        if own and {images(record) for some in parts for record in some} - {"", own}:
+            words.append(f"{verb} on {own}")
+    return ", ".join(words)
+
+
+def apart(groups: Sequence[RunGroup]) -> list[str]:
+    """One sentence for each network and data set whose runs do not share their images."""
+    return [
+        f"the runs of {title} do not share their images: each section has those that were trained and measured on the "
+        "same, and nothing compares runs of different sections."
+        for title in dict.fromkeys(group.title for group in groups if group.images)
+    ]
+
+
+def _group(shared: RunConfig, records: Sequence[Record], images: str) -> RunGroup:
     recipe, methods = recipe_words(shared), dict[str, list[Record]]()
     augments = {record.result.get("augment", "") for record in records}
     if len(augments) == 1 and any(augments):
@@ -135,9 +197,9 @@ def _group(shared: RunConfig, records: Sequence[Record]) -> RunGroup:
         words = [f"augmented: {augment}"] * (len(augments) > 1 and bool(augment))
         words += [_drawn(record)] * (len({_drawn(one) for one in alike}) > 1)
         methods.setdefault(f"{method} ({', '.join(words)})" if words else method, []).append(record)
-    return RunGroup(
-        f"{shared.model} on {_titled(shared.data)}", recipe, dict(sorted(methods.items(), key=_in_paper_order))
-    )
+    recipe += f", {images}" if images else ""
+    ordered = dict(sorted(methods.items(), key=_in_paper_order))
+    return RunGroup(f"{shared.model} on {_titled(shared.data)}", recipe, ordered, images)
 
 
 def _drawn(record: Record) -> str:
@@ -196,6 +258,8 @@ def _read(folder: RunFolder) -> Record:
 
 
 def _trouble(folder: RunFolder, config: RunConfig) -> str:
+    if folder.read("validation"):
+        return "measured on its held-out images only; a report is about test images."
     how = f"`rbue evaluate {folder.path.name.rpartition('-')[2]}` does that."
     if config.parsed.networks > 1:
         return f"an ensemble of {config.parsed.networks} networks, not measured; {how}"

@@ -11,7 +11,7 @@ from rbue.errors import RbueError
 from rbue.lab.report.page import Block, Heading, Notice, Page, Section, TableBlock, Text
 from rbue.lab.report.run_answers import TestImages
 from rbue.lab.report.run_compared import Compared, Gaps, compare_answers
-from rbue.lab.report.run_records import Record, RunGroup, group_records, missing, without_copies
+from rbue.lab.report.run_records import Record, RunGroup, apart, group_records, missing, without_copies
 from rbue.lab.report.run_sections import SECTIONS, interval_blocks
 from rbue.lab.report.run_tables import PaperValue, comparison_table, no_paper, provenance_table, runs_table, source_of
 from rbue.lab.report.tables import Table, counted
@@ -57,7 +57,8 @@ def report_on(
         RbueError: if none of the runs is measured.
     """
     records, copies = without_copies(records)
-    groups, gaps = group_records(records), Gaps(missing(records) + copies)
+    groups = group_records(records)
+    gaps = Gaps(missing(records) + copies + apart(groups))
     if not groups:
         raise RbueError(_nothing(records, gaps.sentences()))
     images = TestImages()

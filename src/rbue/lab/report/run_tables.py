@@ -41,6 +41,7 @@ MEASURES = (
     Column("training_seconds", "training", "lower", duration, about="Time of training all its networks."),
     Column("samples", "samples", None, whole, about="Random passes, or members, for each image."),
 )
+DIVERSITY = ("mean_jsd", "mean_dis")
 METHOD = Column("method", "method", numeric=False)
 SEEDS = Column("seeds", "seeds", text=whole, about="Trainings with different seeds: mean ± standard deviation.")
 
@@ -71,8 +72,15 @@ def comparison_table(
         if several:
             row["seeds"] = Cell(len(records))
         rows.append(row)
-    columns = (METHOD, *((SEEDS,) if several else ()), *MEASURES)
+    augmented = any(record.result.get("augment") for record in group.records)
+    measures = [_of_plain_passes(one) if augmented and one.key in DIVERSITY else one for one in MEASURES]
+    columns = (METHOD, *((SEEDS,) if several else ()), *measures)
     return Table(columns, rows, f"{group.title}: {group.recipe}")
+
+
+def _of_plain_passes(column: Column) -> Column:
+    """A measure of diversity beside augmented passes, which it is never of (:func:`rbue.lab.runs.evaluate_run`)."""
+    return replace(column, about=f"{column.about.rstrip('.')}; of plain passes, for augmented ones too.")
 
 
 def runs_table(records: Sequence[Record], paper_value: PaperValue = no_paper) -> Table:
@@ -118,7 +126,7 @@ def _mean(records: Sequence[Record], column: Column, paper_value: PaperValue) ->
     config = records[0].settings
     paper = paper_value(config.data, config.model, config.method, column.key) if _is_papers(records[0]) else None
     if not numbers:
-        alone = column.key in ("mean_jsd", "mean_dis") and all(one.result["samples"] == 1 for one in records)
+        alone = column.key in DIVERSITY and all(one.result["samples"] == 1 for one in records)
         return Cell(None, paper=paper, why="a method with one sample has no diversity" if alone else "not measured")
     mean = numbers[0] if len(set(numbers)) == 1 else statistics.fmean(numbers)
     varies = len(numbers) > 1 and column.key not in ("parameters", "samples")

@@ -10,7 +10,7 @@ from which ensembles are combined. Of images that were held out they are ``valid
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -285,16 +285,35 @@ def by_severity(rows: Sequence[Row], measure: str, clean: dict[str, Any] | None 
 
 def clean_result(config: RunConfig, folder: RunFolder, setting: Setting, split: str = "test") -> dict[str, Any] | None:
     """What ``rbue evaluate`` found on the undamaged images with as many samples, if it was run."""
-    results = folder.entries(SPLITS[split])
-    limit = setting.limit(config)
-    found = results.get(setting.key)
-    if limit is not None and setting.samples >= limit:
-        plain = [result for result in results.values() if not result.get("augment")]
-        found = next((result for result in plain if result.get("samples") == limit), None)
+    found = _clean(folder.entries(SPLITS[split]), config, setting)
     if found is not None and (words := outdated(config, folder.root, found)):
         warn(f"{folder.path} was measured on clean images {words}; that is left out.")
         return None
     return found
+
+
+def clean_otherwise(config: RunConfig, folder: RunFolder, setting: Setting, split: str = "test") -> str:
+    """How else than asked for the undamaged images were measured, and what does as asked, in words; empty if not so."""
+    results = folder.entries(SPLITS[split])
+    if not results or _clean(results, config, setting) is not None:
+        return ""
+    options = [
+        f"--samples {setting.samples}",
+        *([f"--sample-seed {setting.seed}"] if setting.seed else []),
+        *([f"--draws {setting.draws}"] if setting.draws != "independent" else []),
+        *([f"--augment {setting.augment}"] if setting.augment else []),
+        *([f"--split {split}"] if split != "test" else []),
+    ]
+    command = f"`rbue evaluate {config.id} {' '.join(options)}` adds it"
+    return f"measured with {' and '.join(results)}, not {setting.of(config).key}; {command}"
+
+
+def _clean(results: Mapping[str, dict[str, Any]], config: RunConfig, setting: Setting) -> dict[str, Any] | None:
+    limit = setting.limit(config)
+    if limit is not None and setting.samples >= limit:
+        plain = [result for result in results.values() if not result.get("augment")]
+        return next((result for result in plain if result.get("samples") == limit), None)
+    return results.get(setting.of(config).key)
 
 
 def _summary(severity: int, rows: Sequence[Row]) -> Summary:
