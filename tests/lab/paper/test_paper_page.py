@@ -142,6 +142,8 @@ def assert_whole(files, root, experiments, *, drawings, notices):
     outline = Outline(text)
     assert {one.id for one in experiments} <= set(outline.ids)
     assert len(set(outline.ids)) == len(outline.ids)
+    contents = re.findall(r'href="#[^"]*">([^<]*)<', re.search("<nav.*?</nav>", text).group())
+    assert len(set(contents)) == len(contents) > len(experiments)
     assert outline.requests == []
     assert {link for link in outline.links if link[1:] not in outline.ids} == set()
     assert sum(link.startswith("#run-") for link in outline.links) > 90

@@ -236,12 +236,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ),
     ),
     _position(
-        *("position-tinyimagenet", "TinyImageNet beside Table 6", "ResNet-18 on TinyImageNet"),
+        *("position-tinyimagenet", "Beside Table 6", "ResNet-18 on TinyImageNet"),
         *("tiny-imagenet", "resnet18"),
         notes=("Not in the paper: its table has DenseNet-121.",),
     ),
     _position(
-        *("position-cifar10", "CIFAR-10 beside Table 6", "two networks on CIFAR-10"),
+        *("position-cifar10", "Beside Table 6", "two networks on CIFAR-10"),
         *("cifar10", "resnet18", "densenet121"),
         notes=("Not in the paper: its table has TinyImageNet.",),
     ),

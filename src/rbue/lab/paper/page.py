@@ -48,7 +48,8 @@ def page_files(settings: Settings, root: Path) -> Renderer:
         first = [Section("A quick run", [Notice(QUICK_TITLE, _QUICK)], "quick", "Quick run")] if quick else []
         overview = Section("At a glance", _overview(gathered), "overview", "Overview", open=True)
         few = len(there) <= FEW
-        numbers = [_experiment_section(ExperimentView(one, measured), few or bool(one.rows)) for one in there]
+        shown = [ExperimentView(one, measured) for one in there]
+        numbers = _told_apart([_experiment_section(one, few or bool(one.gathered.rows)) for one in shown])
         numbers += _calibrated_sections(gathered, measured)
         judged = judge_all(measured)
         last = [claims_section(judged, settings.scale.name), _origin_section(gathered, measured)]
@@ -107,6 +108,13 @@ def _experiment_section(shown: ExperimentView, show: bool) -> Section:
     if experiment.notes:
         blocks.append(Fold("How the paper is read here", [Bullets(experiment.notes)]))
     return Section(f"{experiment.place}: {experiment.title}", blocks, experiment.id, experiment.place, open=show)
+
+
+def _told_apart(sections: list[Section]) -> list[Section]:
+    """Those that the contents would call the same are called by the data set too, with which their titles end."""
+    often = Counter(one.short for one in sections)
+    data = [f", {one.title.rpartition(' on ')[2]}" if often[one.short] > 1 else "" for one in sections]
+    return [replace(one, short=one.short + more) for one, more in zip(sections, data, strict=True)]
 
 
 # What temperature scaling would add: rows that are not the paper's, in a section of their own.
