@@ -386,6 +386,50 @@ def test_a_pipe_in_color_is_no_terminal(monkeypatch, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def _train(name):
+    config = SimpleNamespace(id=0, method=name, seed=0, recipe=SimpleNamespace(epochs=1))
+    with output.training_progress() as report:
+        report(config, SimpleNamespace(epoch=0, loss=1.0, accuracy=0.5, seconds=1.0, side_by_side=1))
+
+
+def _count(name):
+    with output.data_progress() as report:
+        report(name, 1, 1)
+
+
+def _work(name):
+    with output.working(name):
+        pass
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        output.say,
+        output.remark,
+        output.complain,
+        lambda name: output.say(Path(name)),
+        lambda name: output.table(name, (name,), [(name,)]),
+        lambda name: output.methods_table(name, ("ECE",), [(name, [("0.1",)])], ()),
+        lambda name: output.facts([(name, name)]),
+        _train,
+        _count,
+        _work,
+    ],
+)
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "file"])
+def test_names_between_colons_stay_words(show, terminal, monkeypatch, capsys):
+    """As the folder of ``folder:dog:16``, and the class of ``mym:Boom:3``; rich takes them for pictures."""
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    name = "folder:dog:16[b]"
+    show(name)
+    shown = "".join(capsys.readouterr())
+    assert name in shown
+    assert not set(shown) & set("\N{DOG FACE}\N{DOG}")
+
+
 def test_a_terminal_gets_a_path_whole(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "24")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
