@@ -96,6 +96,7 @@ def compare(
     to. A method that cannot be measured is named, and the others are measured all the same. To choose a method, compare
     on images that were held out (--holdout 1000 --split validation), and look at the test images once.
     """
+    from rbue.lab.methods.base import naming_own
     from rbue.lab.report.run_records import read_records
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.runs.measuring import check_split, evaluate_run
@@ -127,9 +128,10 @@ def compare(
         try:
             if config in failed:
                 raise failed[config]
-            trained(config, selection.runs, device)
-            with working(f"evaluating {name}"):
-                result = evaluate_run(config, selection.runs, device, **how)
+            with naming_own(config.parsed, anywhere=True):
+                trained(config, selection.runs, device)
+                with working(f"evaluating {name}"):
+                    result = evaluate_run(config, selection.runs, device, **how)
         except InvalidInput:
             raise
         except RbueError as error:

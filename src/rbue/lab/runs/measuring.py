@@ -25,6 +25,7 @@ from rbue.errors import InvalidInput, RbueError, did_you_mean, warn
 from rbue.lab import data
 from rbue.lab.data.registry import FOLDER_PREFIX
 from rbue.lab.environment import facts
+from rbue.lab.methods.base import Method, naming_own
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.augmented import augmented, parse_augment
 from rbue.lab.runs.folders import RunConfig, RunFolder, has_weights, outdated, training_seconds
@@ -92,7 +93,7 @@ def predict_images(
                 for stream, x, index in _streams(config, networks, images, passes, device, chosen, numbers, rank)
             ]
 
-    return _whole(_measuring(networks, device, drawn), rank, device)[0]
+    return _whole(_measuring(config.parsed, networks, device, drawn), rank, device)[0]
 
 
 def predict_images_at(
@@ -115,7 +116,7 @@ def predict_images_at(
             for stream, x, numbers in _streams(config, networks, images, passes, device, rank=rank)
         ]
 
-    return _whole(_measuring(networks, device, drawn), rank, device)
+    return _whole(_measuring(config.parsed, networks, device, drawn), rank, device)
 
 
 def own_part(rank: Rank, images: int, batch: int) -> range:
@@ -150,12 +151,12 @@ def images_at_once(images: data.ImageSet, device: torch.device) -> int:
 
 
 def _measuring(
-    networks: Sequence[nn.Module], device: torch.device, drawn: Callable[[], list[list[Prediction]]]
+    method: Method, networks: Sequence[nn.Module], device: torch.device, drawn: Callable[[], list[list[Prediction]]]
 ) -> list[list[Prediction]]:
     """What ``drawn`` gives with the networks in evaluation and in the first of :data:`HALVES` that is wide enough."""
     halves = HALVES.get(device.type, ())
     lack = explaining_memory(device, "a pass with one image does not fit; choose another --device")
-    with lack, evaluating(nn.ModuleList(networks)):
+    with lack, naming_own(method), evaluating(nn.ModuleList(networks)):
         for half in halves[:-1]:
             with suppress(NotFinite), torch.autocast(device.type, half):
                 return drawn()
