@@ -96,6 +96,7 @@ def compare(
     to. A method that cannot be measured is named, and the others are measured all the same. To choose a method, compare
     on images that were held out (--holdout 1000 --split validation), and look at the test images once.
     """
+    from rbue.lab.data import splits_here
     from rbue.lab.methods.base import naming_own
     from rbue.lab.report.run_records import read_records
     from rbue.lab.runs.folders import RunFolder
@@ -114,6 +115,8 @@ def compare(
     check_split(configs[0], split)
     if output is not None:
         check_output(output, split)
+    if engine != "ray" and not any(RunFolder.of(config, selection.runs).path.exists() for config in configs):
+        splits_here(selection.data)  # else every method would say what is wrong with it
     failed: dict[RunConfig, RbueError] = {}
     with tasks.on(engine, selection.device) as executor:
         if engine != "local":  # what is done there is found done below
