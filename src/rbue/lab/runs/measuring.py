@@ -52,6 +52,7 @@ BINS = 30
 """Of the ECE, as in the paper."""
 DIVERSITY_SAMPLES = 4
 """JSD and DIS compare the first four samples, or the members of an ensemble (paper §4.4)."""
+BEFORE_SOFTMAX = "if it ends in a softmax or a sigmoid, leave that out and train it again."
 ALONE = Rank()
 SPLITS = {"test": "results", "validation": "validation"}
 """What a run can be measured on, with the name of the file that keeps it."""
@@ -84,6 +85,7 @@ def predict_images(
         "draws": passes.draws,
         "cycle": config.parsed.cycle if passes.draws == "balanced" and not passes.augment else INDEPENDENT,
         "keeping": Keeping(keep, task_of("logits")),
+        "remedy": BEFORE_SOFTMAX,
     }
 
     def drawn() -> list[list[Prediction]]:
@@ -109,6 +111,7 @@ def predict_images_at(
     """Predictions after some rising numbers of samples and after all, drawn once; the last has its first ``keep``."""
     reached = sorted({replace(passes, samples=count).count(config) for count in (*counts, passes.samples)})
     how: dict[str, Any] = {"seed": passes.seed, "keep": min(keep, reached[-1]), "draws": passes.draws}
+    how["remedy"] = BEFORE_SOFTMAX
 
     def drawn() -> list[list[Prediction]]:
         return [
