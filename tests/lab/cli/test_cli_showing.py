@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import html
 import importlib
 import io
@@ -350,6 +351,20 @@ def test_a_terminal_that_lacks_a_character_shows_the_rest(monkeypatch):
     assert end.value.code == 0
     terminal.seek(0)
     assert "torch" in terminal.read()
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_output_without_room_is_one_sentence(form, monkeypatch, capsys):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    monkeypatch.setattr(sys, "argv", ["rbue", "methods", *form])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "error: the output: No space left on device.\n"
 
 
 def test_a_table_leaves_columns_out_rather_than_breaking_words(monkeypatch, capsys):
