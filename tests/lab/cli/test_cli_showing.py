@@ -34,6 +34,8 @@ from rbue.lab.data.images import checksums
 from rbue.lab.methods import list_methods
 from rbue.lab.models import list_models
 from rbue.lab.report.run_report import report_on
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.training import recipe_for
 
 VERBS = ("train", "evaluate", "compare", "calibrate", "predict", "shift", "ood", "report", "models", "methods")
 VERBS += ("sites", "env")
@@ -196,6 +198,22 @@ def test_runs(trained_once, command, as_json, fails, tmp_path):
     assert as_json("runs", "remove", row["id"], "--yes")["removed"] == row["run"]
     assert list(Path("runs").rglob("*")) == []
     assert "there are no runs" in command("runs", "list").stderr
+
+
+@pytest.mark.parametrize(("columns", "left_out"), [(100, ""), (80, "model, data"), (60, "model, data, seed, state")])
+def test_runs_leave_columns_out_rather_than_breaking_a_method(trained_once, command, monkeypatch, columns, left_out):
+    root = Path(trained_once).parents[2]
+    long = "deep-ensemble:2[mc-droprelu:0.95,last]"
+    config = RunConfig(method=long, recipe=recipe_for("digits", epochs=1))
+    RunFolder.of(config, Path("runs")).open(config, {})
+    shutil.copytree(root, "runs", dirs_exist_ok=True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = command("runs", "list").stdout.splitlines()
+    for method in (long, "mc-droprelu:0.9"):
+        assert sum(f" {method} " in line for line in lines) == 1
+    said = [line for line in lines if "no room" in line]
+    assert said == ([f"no room for {left_out}; --json has everything"] if left_out else [])
+    assert any("2 networks" in line for line in lines) == ("state" not in left_out)
 
 
 def test_runs_without_weights_are_marked(command, as_json):
