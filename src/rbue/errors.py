@@ -96,6 +96,19 @@ def reason(error: BaseException) -> str:
     return shown(" ".join(str(error).split()), _LONGEST) or type(error).__name__
 
 
+def a_kind(value: object) -> str:
+    """What a value is, for a sentence.
+
+    >>> a_kind(None), a_kind(1), a_kind((1, 2))
+    ('None', 'an int', 'a tuple of 2')
+    """
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    many = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}{many}"
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """`` (did you mean 'cifar10'?)`` if a known word is much like the given one, or begins so, or holds it; or nothing.
 

@@ -152,15 +152,16 @@ def collect(
     cycle: Cycle = INDEPENDENT,
     keeping: Keeping | None = None,
     undivided: Callable[[], bool] = lambda: False,
+    remedy: str | None = None,
 ) -> Any:
     """Draw samples of one batch and keep running statistics of them: the prediction that belongs to ``outputs``.
 
     ``draws`` says what kind of samples they are, ``cycle`` how they balance each other. With ``keeping`` the outputs
     hold what is to be kept (:meth:`~rbue.sampling.keeping.Keeping.beside_scores`). Images of an ``undivided`` batch,
-    which may turn out while it is drawn from, settle together.
+    which may turn out while it is drawn from, settle together. ``remedy`` takes the place of the task's.
     """
     plan = [samples] if adaptive is None else adaptive.rounds(samples)
-    task = task_of(outputs)
+    task = _advising(task_of(outputs), remedy)
     if adaptive is not None and task.of_probabilities and adaptive.tolerance >= 1:
         raise InvalidInput(f"tolerance must lie in (0, 1) for probabilities, not {adaptive.tolerance}.")
     drawing = _Drawing(stream, x, images, task, samples if return_samples else 0, report, keeping)
@@ -189,18 +190,23 @@ def collect_at(
     seed: int,
     keep: int = 0,
     draws: str = "independent",
+    remedy: str | None = None,
 ) -> list[Prediction]:
     """The predictions after each of some rising numbers of samples, drawn once; the last has its first ``keep``.
 
     All samples are asked for at once: a stream makes passes of one size of them, and each size costs time to prepare.
     """
     *fewer, most = counts
-    drawing = _Drawing(stream, x, images, task_of("logits"), keep)
+    drawing = _Drawing(stream, x, images, _advising(task_of("logits"), remedy), keep)
     statistics = {count: drawing.task.statistics(len(x), x.device) for count in fewer}
     drawing.draw(most, torch.arange(len(x), device=x.device), statistics)
     drawing.check()
     result = drawing.statistics.prediction(seed, drawing.kept, draws=draws)
     return [*(statistics[count].prediction(seed, draws=draws) for count in fewer), result]
+
+
+def _advising(task: Task, remedy: str | None) -> Task:
+    return task if remedy is None else replace(task, remedy=remedy)
 
 
 def refuse_infinite_images(x: Tensor | Batch, images: Tensor) -> None:

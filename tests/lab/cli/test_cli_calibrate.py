@@ -84,6 +84,35 @@ def test_a_bound_is_remarked(runs, command):
     assert "no temperature from 0.01 to 100 is best for single" in result.stderr
 
 
+def test_the_rest_is_calibrated_where_a_run_cannot_be(runs, command):
+    """``mc-rrelu`` is only trained, and comes before ``single``."""
+    every = sorted(runs.values())
+    result = command("calibrate", *every, code=1)
+    assert [line.split()[0] for line in result.stdout.splitlines() if " → " in line] == ["mc-droprelu:0.9", "single"]
+    (said,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
+    assert f"{runs['mc-rrelu']} is not measured yet" in said
+    content = json.loads(command("calibrate", *every, "--json", code=1).stdout)
+    assert [one["run"] for one in content["runs"]] == [str(runs[name]) for name in ("mc-droprelu-0.9", "single")]
+    assert [(one["run"], f"error: {one['error']}") for one in content["failed"]] == [(str(runs["mc-rrelu"]), said)]
+    (runs["single"] / "probs.npy").unlink()
+    result = command("calibrate", runs["single"], runs["mc-rrelu"], code=1)
+    assert result.stdout == ""
+    assert result.stderr.count("error: ") == 2
+
+
+def test_members_of_an_ensemble_need_not_be_measured(runs, command, as_json):
+    command("compare", "--methods", "deep-ensemble:2", "--samples", 4, *TINY)
+    runs["mc-rrelu"].rename("elsewhere")
+    every = sorted(Path("runs/digits/small_cnn").iterdir())
+    assert [path.name.partition("-seed")[0] for path in every].count("single") == 2, "one of them only trained"
+    result = command("calibrate", *every)
+    assert result.stdout.count(" → ") == 3 * 3
+    assert "never measured alone: 1 network of these runs" in result.stderr
+    assert "error" not in result.stderr
+    assert as_json("calibrate", *every).keys() == {"runs"}
+    assert "not measured yet" in command("calibrate", *(one for one in every if "-seed1-" in one.name), code=1).stderr
+
+
 def test_mistakes_get_one_sentence(runs, fails, command):
     assert "there is no run 'nowhere'" in fails("calibrate", "nowhere", code=2)
     assert "not measured yet; run `rbue evaluate " in fails("calibrate", runs["mc-rrelu"], code=1)

@@ -55,6 +55,13 @@ def test_held_out_images_are_compared_without_a_look_at_the_test_images(command,
         assert not (Path(row["run"]) / "results.json").exists()
 
 
+@pytest.mark.parametrize("name", ["folder:", "folder:images:0", "folder:images:abc", "folder:images:test=1.5", "svhn"])
+def test_data_that_cannot_be_used_are_refused_before_the_first_method(name, fails, command):
+    Path("images").mkdir()
+    fails("compare", "--methods", "single,svi", "--data", name, *TINY, code=1)
+    assert " of 2: " not in command("compare", "--methods", "single,svi", "--data", name, *TINY, code=1).stderr
+
+
 def test_compare_goes_on_after_a_damaged_file(command, as_json):
     words = ("compare", "--methods", "single,mc-droprelu:0.8,svi", "--samples", 4, *TINY)
     whole = as_json(*words)["methods"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import nullcontext
 from importlib import invalidate_caches
@@ -11,9 +12,11 @@ import pytest
 import torch
 from tiny_runs import TINY
 from torch import nn
+from typer.testing import CliRunner
 
 from rbue.errors import InvalidInput
 from rbue.lab import data, models
+from rbue.lab.cli import app
 from rbue.lab.runs.networks import check_fits
 
 NETWORKS = """
@@ -206,3 +209,131 @@ def test_a_method_of_ones_own_is_found_by_its_name(command, fails, monkeypatch):
     invalidate_caches()
     for verb in (("evaluate", run), ("predict", run, "x.png"), ("shift", run)):
         assert "there is no module 'methods_of_mine' to import for 'methods_of_mine:Mine:0.2'" in fails(*verb, code=2)
+
+
+BROKEN = """
+from dataclasses import dataclass
+from torch.nn import functional as F
+from rbue.errors import InvalidInput
+from rbue.lab.methods import Method
+
+def kind(of):
+    def made(self, network, x, y, progress):
+        return of(F.cross_entropy(network(x), y), network(x))
+    return dataclass(frozen=True)(type("Kind", (Method,), {"loss": made, "__module__": __name__}))
+
+OnlyLoss = kind(lambda loss, logits: loss)
+Nothing = kind(lambda loss, logits: None)
+Three = kind(lambda loss, logits: (loss, logits, 0))
+Number = kind(lambda loss, logits: (loss.item(), logits))
+Detached = kind(lambda loss, logits: (loss.detach(), logits))
+Swapped = kind(lambda loss, logits: (logits, loss))
+Flat = kind(lambda loss, logits: (loss, logits.flatten()))
+Good = kind(lambda loss, logits: [loss, logits])
+
+@dataclass(frozen=True)
+class NoNetwork(Method):
+    def prepare(self, network, example):
+        return 3
+
+def helper():
+    raise KeyError("a key")
+
+@dataclass(frozen=True)
+class Loss(Method):
+    amount: int = 1
+
+    def loss(self, network, x, y, progress):
+        helper()
+
+@dataclass(frozen=True)
+class Refusing(Method):
+    def prepare(self, network, example):
+        raise InvalidInput("no")
+
+@dataclass(frozen=True)
+class Epochs(Method):
+    def check_training(self, epochs, average):
+        raise ValueError("too few")
+
+@dataclass(frozen=True)
+class Draw(Method):
+    def stream(self, networks, x, seed, draws="independent"):
+        def draw(x, samples, images):
+            raise ValueError("drawn")
+        return draw
+
+@dataclass(frozen=True)
+class NoStream(Method):
+    def stream(self, networks, x, seed, draws="independent"):
+        pass
+
+@dataclass(frozen=True)
+class Unmade(Method):
+    amount: int
+
+    def __post_init__(self):
+        raise ValueError("never")
+"""
+
+
+@pytest.fixture
+def broken_methods(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "broken_methods", raising=False)
+    Path("broken_methods.py").write_text(BROKEN)
+    yield
+    monkeypatch.delitem(sys.modules, "broken_methods", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("OnlyLoss", "returned a Tensor; it must return (loss, logits)"),
+        ("Nothing", "returned None;"),
+        ("Three", "returned a tuple of 3;"),
+        ("Number", "returned a float and a Tensor;"),
+        ("Detached", "returned a loss without a gradient;"),
+        ("Swapped", "returned a loss of shape (128, 10);"),
+        ("Flat", "returned logits of shape (1280,) for 128 images;"),
+    ],
+)
+def test_what_a_loss_must_return(broken_methods, command, fails, name, sentence):
+    assert f":{name}.loss {sentence}" in fails("train", "--method", f"broken_methods:{name}", *TINY, code=1)
+    command("train", "--method", "broken_methods:Good", *TINY)
+
+
+def test_a_broken_method_is_named_with_its_line(broken_methods, fails):
+    words = ("train", "--method", "broken_methods:Loss", *TINY)
+    line = BROKEN[: BROKEN.index('raise KeyError("a key")')].count("\n") + 1
+    place = f"(line {line} of {Path('broken_methods.py').absolute()})"
+    said = fails(*words, code=1)
+    assert said == f"error: broken_methods:Loss failed with KeyError: 'a key' {place}; mend it."
+    shown = CliRunner().invoke(app, [*words, "--debug"]).stderr
+    assert "in helper" in shown
+    assert shown.splitlines()[-1] == said
+
+
+def test_a_broken_method_does_not_stop_a_comparison(broken_methods, command):
+    broken = {
+        "NoNetwork": "NoNetwork.prepare returned an int; it must return the network",
+        "Loss:3": "Loss failed with KeyError: 'a key'",
+        "Refusing": "Refusing failed with InvalidInput: no",
+        "Epochs": "Epochs failed with ValueError: too few",
+        "Draw": "Draw failed with ValueError: drawn",
+        "NoStream": "NoStream failed with TypeError: 'NoneType' object is not callable",
+    }
+    broken = {f"broken_methods:{name}": sentence for name, sentence in broken.items()}
+    broken["deep-ensemble:2[broken_methods:Loss]"] = broken["broken_methods:Loss:3"]
+    methods = ["single", *broken, "mc-droprelu:0.9"]
+    rows = json.loads(command("compare", "--methods", " ".join(methods), *TINY, "--json", code=1).stdout)["methods"]
+    assert [row["method"] for row in rows] == methods
+    assert all(row["accuracy"] > 0 for row in (rows[0], rows[-1]))
+    for row, sentence in zip(rows[1:-1], broken.values(), strict=True):
+        assert row["trouble"] == "failed"
+        assert row["error"].startswith(f"broken_methods:{sentence}")
+
+
+def test_a_method_that_cannot_be_made(broken_methods, fails):
+    for settings, said in ((":1", "ValueError: never"), ("", "TypeError: ")):
+        name = f"broken_methods:Unmade{settings}"
+        assert f"{name!r} cannot be made: {said}" in fails("compare", "--methods", f"single {name}", *TINY, code=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import html
 import importlib
 import io
@@ -33,6 +34,8 @@ from rbue.lab.data.images import checksums
 from rbue.lab.methods import list_methods
 from rbue.lab.models import list_models
 from rbue.lab.report.run_report import report_on
+from rbue.lab.runs.folders import RunConfig, RunFolder
+from rbue.lab.training import recipe_for
 
 VERBS = ("train", "evaluate", "compare", "calibrate", "predict", "shift", "ood", "report", "models", "methods")
 VERBS += ("sites", "env")
@@ -197,6 +200,22 @@ def test_runs(trained_once, command, as_json, fails, tmp_path):
     assert "there are no runs" in command("runs", "list").stderr
 
 
+@pytest.mark.parametrize(("columns", "left_out"), [(100, ""), (80, "model, data"), (60, "model, data, seed, state")])
+def test_runs_leave_columns_out_rather_than_breaking_a_method(trained_once, command, monkeypatch, columns, left_out):
+    root = Path(trained_once).parents[2]
+    long = "deep-ensemble:2[mc-droprelu:0.95,last]"
+    config = RunConfig(method=long, recipe=recipe_for("digits", epochs=1))
+    RunFolder.of(config, Path("runs")).open(config, {})
+    shutil.copytree(root, "runs", dirs_exist_ok=True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = command("runs", "list").stdout.splitlines()
+    for method in (long, "mc-droprelu:0.9"):
+        assert sum(f" {method} " in line for line in lines) == 1
+    said = [line for line in lines if "no room" in line]
+    assert said == ([f"no room for {left_out}; --json has everything"] if left_out else [])
+    assert any("2 networks" in line for line in lines) == ("state" not in left_out)
+
+
 def test_runs_without_weights_are_marked(command, as_json):
     for method in ("single", "deep-ensemble:2"):
         run = as_json("train", "--method", method, *TINY)["run"]
@@ -354,6 +373,20 @@ def test_a_terminal_that_lacks_a_character_shows_the_rest(monkeypatch):
     assert "torch" in terminal.read()
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_output_without_room_is_one_sentence(form, monkeypatch, capsys):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    monkeypatch.setattr(sys, "argv", ["rbue", "methods", *form])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "error: the output: No space left on device.\n"
+
+
 def test_a_table_leaves_columns_out_rather_than_breaking_words(monkeypatch, capsys):
     headings, row = ("run", "accuracy", "seconds", "acquisition"), ("single", "93.5 %", "12.5 s", "random-entropy")
     for columns, left_out in ((60, ""), (40, "seconds"), (30, "seconds, acquisition")):
@@ -386,6 +419,50 @@ def test_a_pipe_in_color_is_no_terminal(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     output.remark("word " * 100)
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def _train(name):
+    config = SimpleNamespace(id=0, method=name, seed=0, recipe=SimpleNamespace(epochs=1))
+    with output.training_progress() as report:
+        report(config, SimpleNamespace(epoch=0, loss=1.0, accuracy=0.5, seconds=1.0, side_by_side=1))
+
+
+def _count(name):
+    with output.data_progress() as report:
+        report(name, 1, 1)
+
+
+def _work(name):
+    with output.working(name):
+        pass
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        output.say,
+        output.remark,
+        output.complain,
+        lambda name: output.say(Path(name)),
+        lambda name: output.table(name, (name,), [(name,)]),
+        lambda name: output.methods_table(name, ("ECE",), [(name, [("0.1",)])], ()),
+        lambda name: output.facts([(name, name)]),
+        _train,
+        _count,
+        _work,
+    ],
+)
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "file"])
+def test_names_between_colons_stay_words(show, terminal, monkeypatch, capsys):
+    """As the folder of ``folder:dog:16``, and the class of ``mym:Boom:3``; rich takes them for pictures."""
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    name = "folder:dog:16[b]"
+    show(name)
+    shown = "".join(capsys.readouterr())
+    assert name in shown
+    assert not set(shown) & set("\N{DOG FACE}\N{DOG}")
 
 
 def test_a_terminal_gets_a_path_whole(monkeypatch, capsys):

@@ -337,8 +337,13 @@ def test_mistakes_get_one_sentence(fails):
     assert "--milestones" in fails("train", "--milestones", "early", code=2)
     for option, value in (("weight-decay", -1), ("momentum", 2), ("factor", "nan"), ("rate", "inf")):
         message = fails("train", f"--{option}", value, code=2)
-        assert f"{option.replace('-', '_')} must be a" in message
+        assert message.startswith(f"error: --{option} must be a")
         assert message.endswith(f"not {float(value)}.")
+    for option, value in (("average-rate", "0.1"), ("average-start", 3), ("average-decay", 0.9)):
+        message = fails("train", f"--{option}", value, code=2)
+        assert f"error: --{option} is a setting of --average " in message
+        assert message.endswith(", but --average is none; leave it out.")
+    assert "--factor has no effect with --average swa" in fails("train", "--average", "swa", "--factor", 0.5, code=2)
     assert "seed must lie in [0, 2**64), not 9999999999999999999999" in fails("train", "--seed", "9" * 22, code=2)
     message = fails("train", "--method", "deep-ensemble:3", "--seed", 2**64 - 2, code=2)
     assert f"the last network of deep-ensemble:3 with seed {2**64 - 2} would have the seed {2**64}" in message
@@ -360,6 +365,12 @@ def test_a_batch_of_more_images_than_there_are_is_all_of_them(as_json, batch):
     assert (more["loss"], more["accuracy"]) == (all_of_them["loss"], all_of_them["accuracy"])
     first, second = (load_file(Path(one["run"]) / "weights.safetensors") for one in (all_of_them, more))
     assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.mark.parametrize("engine", ["captured", "compiled"])
+def test_an_engine_for_gpus_is_refused_elsewhere(fails, engine):
+    message = fails("train", "--engine", engine, "--device", "cpu", *TINY, code=2)
+    assert message == f"error: the {engine} engine needs a CUDA device; use --engine plain on cpu."
 
 
 def test_an_unknown_engine_is_refused_where_all_is_done_too(trained_once, fails):

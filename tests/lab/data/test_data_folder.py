@@ -254,6 +254,9 @@ def test_folders_that_give_nothing_are_named(tree, tmp_path):
         data.load(f"folder:{tree}", "train")
     with pytest.raises(data.DataError, match="there is no folder"):
         data.load("folder:/nowhere/at/all", "train")
+    for more in ("", ":64", ":test=0.3", ":64:test=0.3"):
+        with pytest.raises(data.DataError, match="there is no folder phtos; give folder:PATH"):
+            data.load(f"folder:phtos{more}", "train")
     (tmp_path / "empty").mkdir()
     with pytest.raises(data.DataError, match="no class folders"):
         data.load(f"folder:{tmp_path / 'empty'}", "train")

@@ -11,7 +11,7 @@ from torch import nn
 
 from rbue.activations import DropActivation, Dropout, DropReLU, RReLU
 from rbue.call_sites import convert, seed
-from rbue.errors import ConversionError, InvalidInput
+from rbue.errors import ConversionError, InvalidInput, RbueError
 from rbue.lab import data, methods
 from rbue.lab.methods import base
 from rbue.lab.runs.folders import RunConfig, RunFolder
@@ -317,3 +317,27 @@ def test_settings_that_cannot_be_trained_are_refused(method, changes, message, t
     with pytest.raises(InvalidInput, match=message):
         train_run(RunConfig(method=method, recipe=recipe_for("digits", **changes)), tmp_path, CPU)
     assert not list(tmp_path.iterdir())
+
+
+def test_errors_of_ones_own_methods_are_named_and_no_others():
+    """Not that of a function beside the class, such as one that is told of epochs and ends the training."""
+
+    @dataclass(frozen=True)
+    class Failing(methods.Method):
+        def prepare(self, network, example):
+            raise network
+
+    def fail(kind):
+        with base.naming_own(methods.parse("single"), Failing()):
+            Failing().prepare(kind("so"), X) if inside else stop(kind)
+
+    def stop(kind):
+        raise kind("so")
+
+    for inside in (True, False):
+        for kind in (ValueError, InvalidInput, OSError):
+            with pytest.raises(RbueError if inside else kind, match="Failing failed with .*: so" if inside else "^so$"):
+                fail(kind)
+        for kind in (ConversionError, torch.OutOfMemoryError, KeyboardInterrupt):
+            with pytest.raises(kind, match=r"^so$"):
+                fail(kind)

@@ -289,6 +289,38 @@ def test_lines_against_samples():
     assert ece.lines[0].get_xydata().tolist() == [[1, 0.2], [4, 0.1]]
 
 
+SHARES = [(1.0,), (0.0,), (0.97, 1.0), (0.6, 1.0), (0.0, 0.02), (0.0, 1.0), (0.999, 1.0), (0.9, 0.95)]
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_no_tick_lies_beyond_what_a_share_can_be(shares):
+    curve = {number: {"accuracy": value} for number, value in enumerate(shares, 1)}
+    measured = [figures.Measured(f"a{number}", value) for number, value in enumerate(shares)]
+    drawn = {
+        "y": figures.lines_against_samples({"svi": curve}, {"accuracy": "accuracy"}, x="epoch").axes[0],
+        "x": figures.interval_panels({"accuracy": measured}, percent=["accuracy"]).axes[0],
+    }
+    points = [PlanePoint("svi", value, 0.1) for value in shares]
+    for axis, axes in (*drawn.items(), ("x", figures.accuracy_ece_plane(points).axes[0])):
+        FigureCanvasAgg(axes.figure).draw()
+        (low, high), ticks = getattr(axes, f"get_{axis}lim")(), getattr(axes, f"get_{axis}ticks")()
+        shown = [tick for tick in ticks if low <= tick <= high]
+        assert shown
+        assert all(-1e-9 <= tick <= 1 + 1e-9 for tick in shown), shown
+        assert low < min(shares)
+        assert max(shares) < high
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 200])
+def test_epochs_are_whole_numbers(epochs):
+    curve = {number: {"loss": 1.0 / number} for number in range(1, epochs + 1)}
+    (axes,) = figures.lines_against_samples({"svi": curve}, {"loss": "loss"}, x="epoch").axes
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert ticks
+    assert all(tick == round(tick) for tick in ticks)
+
+
 def test_pyplot_is_never_touched_and_threads_do_not_disturb_each_other():
     before = "matplotlib.pyplot" in sys.modules
 

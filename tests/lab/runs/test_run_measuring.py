@@ -243,8 +243,11 @@ def test_probabilities_taken_for_logits_are_mentioned(root):
     run = config("single")
     networks, images = load_networks(run, root, CPU), data.load("digits", "test")
     networks[0].register_forward_hook(lambda _, inputs, out: out.softmax(1))
-    with pytest.warns(RbueWarning, match="look like probabilities"):
+    remedy = "look like probabilities.*; if it ends in a softmax or a sigmoid, leave that out and train it again"
+    with pytest.warns(RbueWarning, match=remedy):
         predict_images_at(run, networks, images, [], Passes(1), CPU, keep=0)
+    with pytest.warns(RbueWarning, match=remedy):
+        predict_images(run, networks, images, Passes(1), CPU)
 
 
 def test_an_ensemble_has_no_curve_of_samples_and_all_members_are_compared(own, monkeypatch):

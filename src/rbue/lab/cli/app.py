@@ -6,6 +6,7 @@ folder that cannot be written, some of the images of `rbue predict` that cannot 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -170,7 +171,8 @@ def _sentence(error: BaseException) -> str:
         where, way_out = ("the GPU", "--device cpu") if gpu else ("this machine", "--width")
         return f"{where} has not enough memory for this; choose a smaller --batch or {way_out}."
     if isinstance(error, OSError) and not isinstance(error, RbueError):
-        return f"{error.filename or 'a file'}: {error.strerror or error}."
+        unnamed = "the output" if error.errno in (errno.ENOSPC, errno.EIO) else "a file"  # files of ours have names
+        return f"{error.filename or unnamed}: {error.strerror or error}."
     return str(error)
 
 

@@ -96,6 +96,8 @@ def compare(
     to. A method that cannot be measured is named, and the others are measured all the same. To choose a method, compare
     on images that were held out (--holdout 1000 --split validation), and look at the test images once.
     """
+    from rbue.lab.data import splits_here
+    from rbue.lab.methods.base import naming_own
     from rbue.lab.report.run_records import read_records
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.runs.measuring import check_split, evaluate_run
@@ -113,6 +115,8 @@ def compare(
     check_split(configs[0], split)
     if output is not None:
         check_output(output, split)
+    if engine != "ray" and not any(RunFolder.of(config, selection.runs).path.exists() for config in configs):
+        splits_here(selection.data)  # else every method would say what is wrong with it
     failed: dict[RunConfig, RbueError] = {}
     with tasks.on(engine, selection.device) as executor:
         if engine != "local":  # what is done there is found done below
@@ -127,9 +131,10 @@ def compare(
         try:
             if config in failed:
                 raise failed[config]
-            trained(config, selection.runs, device)
-            with working(f"evaluating {name}"):
-                result = evaluate_run(config, selection.runs, device, **how)
+            with naming_own(config.parsed, anywhere=True):
+                trained(config, selection.runs, device)
+                with working(f"evaluating {name}"):
+                    result = evaluate_run(config, selection.runs, device, **how)
         except InvalidInput:
             raise
         except RbueError as error:

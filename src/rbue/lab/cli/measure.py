@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, RbueError
 from rbue.files import check_writable, write_bytes
 from rbue.lab.cli.options import (
     DRAWS,
@@ -51,7 +52,10 @@ from rbue.lab.cli.output import (
 if TYPE_CHECKING:
     from rbue.lab import data
     from rbue.lab.data.images import Bytes
+    from rbue.lab.runs.folders import RunConfig
     from rbue.lab.runs.scoring import Scored
+
+    Run = tuple[RunConfig, Path]
 
 _of_many = partial(typer.Option, rich_help_panel="Many images (-o NAME.parquet)")
 SCORES = {"ECE": "ece", "NLL": "nll", "Brier": "brier"}
@@ -126,39 +130,78 @@ def calibrate(
 
     The log of the stored mean probabilities is divided by a temperature. Each half of the test images gets the one
     that fits the other half best (a two-fold cross-fit), so accuracy stays as it is and no image is scaled by its own
-    label. Scores before and after are kept in the run folder.
+    label. Scores before and after are kept in the run folder. A run that cannot be calibrated is named, and the others
+    are all the same. Networks of a run given here need not be measured themselves.
     """
+    from rbue.lab.report.tables import counted
     from rbue.lab.runs.folders import RunFolder
     from rbue.lab.runs.temperatures import at_a_bound, calibrate_run
 
-    found = find_all(where, runs)
-    made: list[tuple[str, dict[str, Any]]] = []
-    for config, root in found:
-        with working(f"calibrating {config.method} on {config.data}"):
-            made.append(calibrate_run(config, root))
-    files = [RunFolder.of(config, root).path / "calibration.json" for config, root in found]
-    if json:
+    found, beside = _without_unmeasured_networks(find_all(where, runs))
+    if beside:
+        remark(f"note: left out, as never measured alone: {counted(beside, 'network')} of these runs.")
+    made: list[Calibrated] = []
+    errors: dict[Path, RbueError] = {}
+    for (config, root), label in zip(found, labels_for([config for config, _ in found]), strict=True):
+        folder = RunFolder.of(config, root).path
+        try:
+            with working(f"calibrating {config.method} on {config.data}"):
+                made.append(Calibrated(config, folder, label, *calibrate_run(config, root)))
+        except RbueError as error:
+            errors[folder] = error
+    if made and json:
         documents = [
-            {"run": file.parent, "config": config.as_json(), "measurement": key, "calibration": entry}
-            for file, (config, _), (key, entry) in zip(files, found, made, strict=True)
+            {"run": one.folder, "config": one.config.as_json(), "measurement": one.key, "calibration": one.entry}
+            for one in made
         ]
-        print_json({"runs": documents})
-        return
-    labels = labels_for([config for config, _ in found])
-    for name in dict.fromkeys(config.data for config, _ in found):
-        rows = [
-            (label + (f" (augmented: {augment})" if (augment := key.partition(",augment=")[2]) else ""), [_row(entry)])
-            for (config, _), label, (key, entry) in zip(found, labels, made, strict=True)
-            if config.data == name
-        ]
-        title = f"{name} after temperature scaling (two-fold cross-fit on the test set; not in the paper)"
-        methods_table(title, ("temperatures", "accuracy", *SCORES), rows, less_important=("Brier", "accuracy"))
-    for label, (_, entry) in zip(labels, made, strict=True):
-        if at_a_bound(entry):
-            low, high = entry["bounds"]
-            remark(f"note: no temperature from {low:g} to {high:g} is best for {label}; a bound is used.")
-    for file in files:
-        say(file)
+        failed = [{"run": folder, "error": str(error)} for folder, error in errors.items()]
+        print_json({"runs": documents, **({"failed": failed} if failed else {})})
+    elif made:
+        for name in dict.fromkeys(one.config.data for one in made):
+            rows = [(one.shown, [_row(one.entry)]) for one in made if one.config.data == name]
+            title = f"{name} after temperature scaling (two-fold cross-fit on the test set; not in the paper)"
+            methods_table(title, ("temperatures", "accuracy", *SCORES), rows, less_important=("Brier", "accuracy"))
+        for one in made:
+            if at_a_bound(one.entry):
+                low, high = one.entry["bounds"]
+                remark(f"note: no temperature from {low:g} to {high:g} is best for {one.label}; a bound is used.")
+        for one in made:
+            say(one.folder / "calibration.json")
+    if errors:
+        *earlier, last = errors.values()
+        for before in earlier:
+            complain(str(before))
+        raise last
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A run after temperature scaling; ``key`` is the measurement, ``entry`` what came of it."""
+
+    config: RunConfig
+    folder: Path
+    label: str
+    key: str
+    entry: dict[str, Any]
+
+    @property
+    def shown(self) -> str:
+        """What it is called in the table."""
+        augment = self.key.partition(",augment=")[2]
+        return f"{self.label} (augmented: {augment})" if augment else self.label
+
+
+def _without_unmeasured_networks(found: Sequence[Run]) -> tuple[list[Run], int]:
+    """Runs but those that only trained networks of others among them, as members of an ensemble; and how many not."""
+    from rbue.lab.runs.folders import RunFolder
+
+    networks = {(one, root) for config, root in found for one in config.trainings() if one != config}
+    kept = [
+        (config, root)
+        for config, root in found
+        if (config, root) not in networks or (RunFolder.of(config, root).path / "results.json").exists()
+    ]
+    return kept, len(found) - len(kept)
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ completion of a shell read declarations alone, and torch would take longer than 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from rbue.lab.executors import Executor
     from rbue.lab.runs.folders import RunConfig, RunFolder
+    from rbue.lab.training import Recipe
 
 ENGINES = "auto, plain, captured, compiled"
 """What ``--engine`` can be, for help texts; a test compares it with the engines there are."""
@@ -125,7 +127,7 @@ class Selection:
     def config(self, method: str) -> RunConfig:
         """The run of a method with these settings."""
         from rbue.lab.runs.folders import RunConfig
-        from rbue.lab.training import Recipe, recipe_for
+        from rbue.lab.training import Recipe
 
         changes: dict[str, Any] = {"learning_rate": self.rate, "average_learning_rate": self.average_rate}
         changes["milestones"] = fractions(self.milestones, "--milestones", "0.45,0.9")
@@ -138,8 +140,18 @@ class Selection:
             width=self.width,
             holdout=self.holdout,
             holdout_seed=self.holdout_seed,
-            recipe=recipe_for(self.data, self.recipe, **changes),
+            recipe=self._recipe(changes),
         )
+
+    def _recipe(self, changes: dict[str, Any]) -> Recipe:
+        """The recipe with some parts changed; what is wrong with one is said of its option."""
+        from rbue.lab.training import recipe_for
+
+        try:
+            return recipe_for(self.data, self.recipe, **changes)
+        except InvalidInput as error:
+            named = re.sub(r"^\w+|\baverage\w*", lambda found: _option_of(found[0], changes), str(error))
+            raise InvalidInput(named) from error
 
 
 @dataclass(frozen=True)
@@ -203,7 +215,16 @@ def takes_bundles(verb: Callable[..., None]) -> Callable[..., None]:
 def given_settings(ctx: typer.Context) -> list[str]:
     """The settings of a run that were typed, as opposed to left at their default."""
     names = {field.name for field in fields(Selection)} - {"runs", "device"} | {"method"}
-    return [f"--{name.replace('_', '-')}" for name in sorted(names) if was_typed(ctx, name)]
+    return [_option(name) for name in sorted(names) if was_typed(ctx, name)]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _option_of(word: str, parts: Iterable[str]) -> str:
+    """What a part of a recipe is called on the command line; any other word as it is."""
+    return _option(word.replace("learning_rate", "rate")) if word in parts else word
 
 
 def was_typed(ctx: typer.Context, name: str) -> bool:

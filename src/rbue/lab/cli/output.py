@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from rbue.lab.processes import is_first
@@ -56,7 +57,7 @@ def stderr() -> Console:
 
 def _console(file: TextIO) -> Console:
     wide = None if file.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(file=file, width=wide, highlight=False, quiet=not is_first())
+    return Console(file=file, width=wide, highlight=False, emoji=False, quiet=not is_first())
 
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -291,7 +292,8 @@ def training_progress() -> Iterator[Report]:
     if not console.is_terminal:
         yield lambda config, epoch: remark(f"{_name(config)}: {_state(config, epoch)}")
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[state]}"))
+    names, states = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[state]}"))
+    columns = (SpinnerColumn(), names, BarColumn(30), states)
     with Progress(*columns, console=console) as bars:
         tasks: dict[str, TaskID] = {}
         waiting = bars.add_task("first epoch", total=None, state="")
@@ -299,7 +301,7 @@ def training_progress() -> Iterator[Report]:
         def report(config: RunConfig, epoch: EpochReport) -> None:
             bars.update(waiting, visible=False)
             if config.id not in tasks:
-                tasks[config.id] = bars.add_task(as_markup(_name(config)), total=config.recipe.epochs, state="")
+                tasks[config.id] = bars.add_task(visible(_name(config)), total=config.recipe.epochs, state="")
             bars.update(tasks[config.id], completed=epoch.epoch + 1, state=_state(config, epoch))
 
         try:
@@ -337,7 +339,7 @@ def working(what: str) -> Iterator[None]:
     """Show that something without steps is going on."""
     console = stderr()
     if console.is_terminal:
-        with console.status(as_markup(what)):
+        with console.status(Text(visible(what))):
             yield
     else:
         remark(what)
@@ -351,13 +353,13 @@ def data_progress() -> Iterator[data.Progress]:
     if not console.is_terminal:
         yield _Lines()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn())
     with Progress(*columns, console=console) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(as_markup(what), total=total)
+                tasks[what] = bars.add_task(visible(what), total=total)
             bars.update(tasks[what], completed=done, total=total)
 
         yield report

@@ -73,7 +73,8 @@ def list_(runs: RunsFolder = Path("runs"), json: AsJson = False) -> None:
         for row in rows
     ]
     headings = ("id", "data", "model", "method", "seed", "state", "accuracy")
-    table(f"Runs in {runs}", headings, cells, right=("seed", "accuracy"))
+    less_important = ("model", "data", "seed", "state")
+    table(f"Runs in {runs}", headings, cells, right=("seed", "accuracy"), less_important=less_important)
 
 
 @app.command(epilog="Example: rbue runs show runs/digits/small_cnn/single-seed0-4f9d2c1a")

@@ -154,7 +154,7 @@ def _place(name: str) -> _Place:
     before = Path(text.removesuffix(f":test={parts['test']}")).expanduser()
     base, side = (before, None) if before.is_dir() else (Path(parts["path"]).expanduser(), parts["side"])
     if not base.is_dir():
-        raise DataError(f"there is no folder {whole}; give folder:PATH with one folder a class inside.")
+        raise DataError(f"there is no folder {base}; give folder:PATH with one folder a class inside.")
     if side is not None and not _SIDES[0] <= int(side) <= _SIDES[1]:
         raise DataError(f"images are scaled to {_SIDES[0]} to {_SIDES[1]} pixels, not {side}; give folder:{base}:64.")
     test = parts["test"]

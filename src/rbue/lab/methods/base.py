@@ -16,8 +16,11 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from traceback import walk_tb
+from types import CodeType
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import torch
@@ -26,7 +29,7 @@ from torch.nn import functional as F
 
 from rbue.activations import Randomness
 from rbue.call_sites import convert
-from rbue.errors import ConversionError, InvalidInput, did_you_mean
+from rbue.errors import ConversionError, InvalidInput, RbueError, did_you_mean, reason
 from rbue.lab.own_code import find_own
 from rbue.random_stream import INDEPENDENT, Cycle
 from rbue.sampling.collect import SampleStream
@@ -227,6 +230,46 @@ def outputs_of(network: Callable[[Tensor], Any], x: Tensor) -> Tensor:
         release_cached(x.device)
 
 
+@contextmanager
+def naming_own(*methods: Method, anywhere: bool = False) -> Iterator[None]:
+    """Say in one sentence what failed in the code of a user's own method, and where.
+
+    What is refused there is no mistake of the caller's. With ``anywhere`` an unexpected error of other code counts too.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (isinstance(error, RbueError) and not isinstance(error, InvalidInput)) or is_out_of_memory(error):
+            raise
+        parts = (part for one in methods for part in (one, one.trained, one.member, one.member.trained))
+        own = {kind: part.name for part in parts for kind in type(part).__mro__[:-1] if not _is_ours(kind)}
+        steps = [(frame.f_globals.get("__name__"), frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
+        places = [(name, step) for kind, name in own.items() if (step := _step_inside(kind, steps))]
+        if not places and own and anywhere and not isinstance(error, (InvalidInput, OSError)):
+            places = [(next(iter(own.values())), steps[-1])]
+        if not places:
+            raise
+        name, (_, code, line) = places[0]
+        raise RbueError(
+            f"{name} failed with {type(error).__name__}: {reason(error)} (line {line} of {code.co_filename}); mend it."
+        ) from error
+
+
+_Step = tuple[str | None, CodeType, int]
+"""Module, code and line."""
+
+
+def _step_inside(kind: type, steps: Iterable[_Step]) -> _Step | None:
+    """The last step in the module of a class, if the class itself was come through."""
+    inside = [step for step in steps if step[0] == kind.__module__]
+    through = any(f"{code.co_qualname}.".startswith(f"{kind.__qualname__}.") for _, code, _ in inside)
+    return inside[-1] if through else None
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "rbue"
+
+
 _methods: dict[str, type[Method]] = {}
 _Class = TypeVar("_Class", bound=type[Method])
 
@@ -273,7 +316,13 @@ def parse(spec: str) -> Method:
     given = dict(zip(fields, texts, strict=False))
     if bracket:
         given[fields[-1]] = inner[:-1].strip()
-    found = kind(**{field: _read(spec, field, kinds[field], text) for field, text in given.items()})
+    settings = {field: _read(spec, field, kinds[field], text) for field, text in given.items()}
+    try:
+        found = kind(**settings)
+    except RbueError:
+        raise
+    except Exception as error:  # of a class of one's own
+        raise InvalidInput(f"{spec!r} cannot be made: {type(error).__name__}: {reason(error)}; mend {name}.") from error
     if found.name != name:  # a class of one's own keeps the way that was typed to it
         object.__setattr__(found, "name", name)
     return found

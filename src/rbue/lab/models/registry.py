@@ -12,7 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from rbue.errors import InvalidInput, did_you_mean, whole_number
+from rbue.errors import InvalidInput, a_kind, did_you_mean, whole_number
 from rbue.lab.own_code import find_own
 
 Factory = Callable[..., nn.Module]
@@ -91,7 +91,7 @@ def _create_own(spec: str, wanted: dict[str, Any]) -> nn.Module:
     factory = find_own(place, attribute, spec)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise InvalidInput(
-            f"{spec!r} is {_a_kind(factory)}; it must name a function or class that makes a new network when called."
+            f"{spec!r} is {a_kind(factory)}; it must name a function or class that makes a new network when called."
         )
     arguments = _accepted(factory, wanted, spec)
     try:
@@ -103,7 +103,7 @@ def _create_own(spec: str, wanted: dict[str, Any]) -> nn.Module:
             "accepts these arguments."
         ) from error
     if not isinstance(network, nn.Module):
-        raise InvalidInput(f"{spec} returned {_a_kind(network)}; it must return a torch.nn.Module.")
+        raise InvalidInput(f"{spec} returned {a_kind(network)}; it must return a torch.nn.Module.")
     if network in _handed_out:
         raise InvalidInput(f"{spec} returned the same network twice; it must make a new one at each call.")
     _handed_out.add(network)
@@ -130,13 +130,6 @@ def _accepted(factory: Callable[..., Any], wanted: dict[str, Any], spec: str) ->
             f"({error}); give its other parameters a default."
         ) from error
     return arguments
-
-
-def _a_kind(value: object) -> str:
-    if value is None:
-        return "None"
-    kind = type(value).__name__
-    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
 
 
 def _origin(factory: Factory) -> str:

@@ -168,9 +168,14 @@ def colour_bar(figure: Any, drawn: Any, label: str, **where: Any) -> None:
 
 
 def percent_ticks(axis: Any) -> None:
-    """Write the numbers of an axis, which are fractions, in percent."""
+    """Write the numbers of an axis, which are fractions, in percent; below 0 and above 1 there is room for markers."""
     from matplotlib.ticker import FuncFormatter
 
+    low, high = axis.get_view_interval()
+    room = 0.12 * (min(high, 1) - max(low, 0))  # ticks are at least a ninth of the axis apart, so that none lies there
+    if room > 0 and (low < -room or high > 1 + room):
+        set_limits = axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim
+        set_limits(max(low, -room), min(high, 1 + room))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
 
 

@@ -353,7 +353,7 @@ def lines_against_samples(
             axes.set_xticks(ticks, [str(count) for count in ticks])
             axes.set_xticks([], minor=True)
         else:
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         dress(axes, x=x, y=name)
         if measure == "accuracy":
             percent_ticks(axes.yaxis)

@@ -25,6 +25,7 @@ from rbue.errors import InvalidInput, RbueError, did_you_mean, warn
 from rbue.lab import data
 from rbue.lab.data.registry import FOLDER_PREFIX
 from rbue.lab.environment import facts
+from rbue.lab.methods.base import Method, naming_own
 from rbue.lab.processes import PATIENCE, Rank, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.augmented import augmented, parse_augment
 from rbue.lab.runs.folders import RunConfig, RunFolder, has_weights, outdated, training_seconds
@@ -51,6 +52,7 @@ BINS = 30
 """Of the ECE, as in the paper."""
 DIVERSITY_SAMPLES = 4
 """JSD and DIS compare the first four samples, or the members of an ensemble (paper §4.4)."""
+BEFORE_SOFTMAX = "if it ends in a softmax or a sigmoid, leave that out and train it again."
 ALONE = Rank()
 SPLITS = {"test": "results", "validation": "validation"}
 """What a run can be measured on, with the name of the file that keeps it."""
@@ -83,6 +85,7 @@ def predict_images(
         "draws": passes.draws,
         "cycle": config.parsed.cycle if passes.draws == "balanced" and not passes.augment else INDEPENDENT,
         "keeping": Keeping(keep, task_of("logits")),
+        "remedy": BEFORE_SOFTMAX,
     }
 
     def drawn() -> list[list[Prediction]]:
@@ -92,7 +95,7 @@ def predict_images(
                 for stream, x, index in _streams(config, networks, images, passes, device, chosen, numbers, rank)
             ]
 
-    return _whole(_measuring(networks, device, drawn), rank, device)[0]
+    return _whole(_measuring(config.parsed, networks, device, drawn), rank, device)[0]
 
 
 def predict_images_at(
@@ -108,6 +111,7 @@ def predict_images_at(
     """Predictions after some rising numbers of samples and after all, drawn once; the last has its first ``keep``."""
     reached = sorted({replace(passes, samples=count).count(config) for count in (*counts, passes.samples)})
     how: dict[str, Any] = {"seed": passes.seed, "keep": min(keep, reached[-1]), "draws": passes.draws}
+    how["remedy"] = BEFORE_SOFTMAX
 
     def drawn() -> list[list[Prediction]]:
         return [
@@ -115,7 +119,7 @@ def predict_images_at(
             for stream, x, numbers in _streams(config, networks, images, passes, device, rank=rank)
         ]
 
-    return _whole(_measuring(networks, device, drawn), rank, device)
+    return _whole(_measuring(config.parsed, networks, device, drawn), rank, device)
 
 
 def own_part(rank: Rank, images: int, batch: int) -> range:
@@ -150,12 +154,12 @@ def images_at_once(images: data.ImageSet, device: torch.device) -> int:
 
 
 def _measuring(
-    networks: Sequence[nn.Module], device: torch.device, drawn: Callable[[], list[list[Prediction]]]
+    method: Method, networks: Sequence[nn.Module], device: torch.device, drawn: Callable[[], list[list[Prediction]]]
 ) -> list[list[Prediction]]:
     """What ``drawn`` gives with the networks in evaluation and in the first of :data:`HALVES` that is wide enough."""
     halves = HALVES.get(device.type, ())
     lack = explaining_memory(device, "a pass with one image does not fit; choose another --device")
-    with lack, evaluating(nn.ModuleList(networks)):
+    with lack, naming_own(method), evaluating(nn.ModuleList(networks)):
         for half in halves[:-1]:
             with suppress(NotFinite), torch.autocast(device.type, half):
                 return drawn()

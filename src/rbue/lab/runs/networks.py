@@ -15,9 +15,9 @@ from torch.nn.parameter import is_lazy
 
 from rbue.call_sites import evaluating, unchanged
 from rbue.call_sites.untouched import forked_generators
-from rbue.errors import InvalidInput, OutOfMemory, RbueError, reason
+from rbue.errors import InvalidInput, OutOfMemory, RbueError, a_kind, reason
 from rbue.lab import data, models
-from rbue.lab.methods import Method
+from rbue.lab.methods.base import Method, naming_own
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.training.checkpoint import can_be_saved, load_weights
 from rbue.sampling.passes import class_scores
@@ -83,7 +83,7 @@ def prepared(network: nn.Module, method: Method, image: tuple[int, int, int], de
     stream on which nothing else happens.
     """
     example = torch.zeros(2, *image)
-    network = drawn_from(method.trained.prepare(network, example), method, example).to(device)
+    network = drawn_from(_prepare(method.trained, network, example), method, example).to(device)
     if device.type == "cuda":  # convolutions are fastest with the channels last, which is how the batches lie too
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network
@@ -92,7 +92,17 @@ def prepared(network: nn.Module, method: Method, image: tuple[int, int, int], de
 def drawn_from(network: nn.Module, method: Method, example: Tensor) -> nn.Module:
     """A network as it was trained for a method, with what that makes random at test time alone."""
     member = method.member
-    return network if member.trained is member else member.prepare(network, example)
+    return network if member.trained is member else _prepare(member, network, example)
+
+
+def _prepare(method: Method, network: nn.Module, example: Tensor) -> nn.Module:
+    with naming_own(method):
+        made = method.prepare(network, example)
+    if not isinstance(made, nn.Module):
+        raise RbueError(
+            f"{method.name}.prepare returned {a_kind(made)}; it must return the network, a torch.nn.Module."
+        )
+    return made
 
 
 def trained_on(config: RunConfig, root: Path) -> data.ImageSet:

@@ -15,6 +15,7 @@ from rbue.errors import InvalidInput, RbueError, warn
 from rbue.lab import data, models
 from rbue.lab.data.registry import FOLDER_PREFIX
 from rbue.lab.environment import facts
+from rbue.lab.methods.base import naming_own
 from rbue.lab.own_code import note_named, source_checksum
 from rbue.lab.processes import Rank, data_parallel, is_first, joined, own_device, tasks_at_once
 from rbue.lab.runs.folders import RunConfig, RunFolder
@@ -73,7 +74,8 @@ def train_runs(
     device = own_device(device)
     missing = missing_networks(configs, root)
     for config in missing:
-        config.parsed.check_training(config.recipe.epochs, config.recipe.average)
+        with naming_own(config.parsed):
+            config.parsed.check_training(config.recipe.epochs, config.recipe.average)
         if config.recipe.sync_batchnorm and device.type != "cuda":
             raise InvalidInput(
                 f"sync_batchnorm needs GPUs, as torch has no synchronised BatchNorm for a {device.type}; leave it out."

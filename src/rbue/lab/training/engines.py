@@ -42,9 +42,9 @@ def engine_for(step: TrainingStep, name: str = "auto", epochs_done: int = 0) -> 
     on_gpu, processes = step.device.type == "cuda", step.rank.world_size
     if name in ("captured", "compiled"):
         if not on_gpu:
-            raise InvalidInput(f"the {name} engine needs a CUDA device; use engine='plain' on {step.device}.")
+            raise InvalidInput(f"the {name} engine needs a CUDA device; use --engine plain on {step.device}.")
         if processes > 1:
-            raise InvalidInput(f"the {name} engine trains in one process, not in {processes}; use 'plain'.")
+            raise InvalidInput(f"the {name} engine trains in one process, not in {processes}; use --engine plain.")
         return CapturedEngine(step, compiled=name == "compiled")
     if name == "plain" or not on_gpu or processes > 1:
         return PlainEngine(step)

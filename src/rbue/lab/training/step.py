@@ -17,7 +17,7 @@ from rbue.batchnorm import update_bn
 from rbue.call_sites import count_call, innermost, seed, uncounted
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.table import path_word
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, RbueError, a_kind
 from rbue.lab.methods.base import Loss, Method, TrainingProgress
 from rbue.lab.processes import Rank
 from rbue.lab.training.averaging import WeightAverage
@@ -62,6 +62,7 @@ class TrainingStep:
         self.done = torch.zeros((), dtype=torch.int64, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
         self.correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.checked = False
         self.forward: Callable[..., tuple[Loss, Tensor]] | None = None
         """A compiled form of :meth:`loss_at` to compute the loss. Not that method itself: a step that holds itself
         would keep its memory on the device until Python looks for cycles."""
@@ -159,7 +160,10 @@ class TrainingStep:
     def __call__(self, rows: int) -> None:
         """Train on the next ``rows`` images of the epoch."""
         _, counted = self._own(rows)
-        (loss, logits), y = self.next_loss(rows, self.forward or self.loss_at)
+        found, y = self.next_loss(rows, self.forward or self.loss_at)
+        if not self.checked:  # once, and outside of what is compiled
+            self._check_loss(found, len(y))
+        loss, logits = found
         self.optimiser.zero_grad(set_to_none=True)
         (loss * (counted * self.rank.world_size / rows)).backward()
         count_call(self.network)
@@ -173,6 +177,27 @@ class TrainingStep:
         self.loss_sum += loss.detach() * counted
         self.correct += (logits.detach().argmax(1) == y).sum() * min(counted, 1)
         self.done += 1
+
+    def _check_loss(self, found: Any, images: int) -> None:
+        """Refuse what cannot be minimised or counted, as a method of a user's own may return."""
+        loss, logits = found if isinstance(found, tuple | list) and len(found) == 2 else (None, None)
+        if loss is None and logits is None:
+            fault = a_kind(found)
+        elif not isinstance(loss, Tensor) or not isinstance(logits, Tensor):
+            fault = f"{a_kind(loss)} and {a_kind(logits)}"
+        elif loss.shape:
+            fault = f"a loss of shape {tuple(loss.shape)}"
+        elif not loss.requires_grad:
+            fault = "a loss without a gradient"
+        elif logits.ndim != 2 or len(logits) != images:
+            fault = f"logits of shape {tuple(logits.shape)} for {images} images"
+        else:
+            self.checked = True
+            return
+        raise RbueError(
+            f"{self.method.name}.loss returned {fault}; it must return (loss, logits): one number to minimise, and a "
+            "row of class scores for each image."
+        )
 
     @torch.no_grad()
     def _add_noise(self, std: Tensor) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rbue.errors import RbueError, warn
 from rbue.files import DiskFull, append_text, parse_json, write_bytes
-from rbue.lab.methods.base import Method, spec_of
+from rbue.lab.methods.base import Method, naming_own, spec_of
 from rbue.lab.processes import Rank
 from rbue.lab.training.batches import Batches
 from rbue.lab.training.checkpoint import CheckpointWriter, load_checkpoint, snapshot
@@ -127,7 +127,7 @@ def train_together(jobs: Sequence[Job], engine: str = "auto") -> list[TrainingSu
     others go on. Torch's generators are afterwards where they were.
     """
     gpus = {job.batches.images.device for job in jobs if job.batches.images.device.type == "cuda"}
-    with torch.random.fork_rng(gpus):
+    with torch.random.fork_rng(gpus), naming_own(*(job.method for job in jobs)):
         import_module("torch._dynamo")  # any optimiser does: 2 s, which are not the first network's
         start = time.perf_counter()
         runners = [_Runner(job, engine, len(jobs), start) for job in jobs]
