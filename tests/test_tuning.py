@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import pickle
 import warnings
 
@@ -196,9 +197,12 @@ def test_one_image_is_no_loss_of_accuracy(loss, wrong, allowed, network, validat
 def test_q_falls_for_as_long_as_the_nll_does(network, validation, monkeypatch):
     """The plain network's is another matter; all are made up."""
     nll, measured = iter([1.0, 4.0, 3.0, 3.0, 3.5]), tuning._Search._measured
-    monkeypatch.setattr(
-        tuning._Search, "_measured", lambda *given: dataclasses.replace(measured(*given), scaled_nll=next(nll))
-    )
+
+    def made_up(*given):
+        found, loss = measured(*given), next(nll)
+        return dataclasses.replace(found, scaled_nll=loss, losses=torch.full_like(found.losses, loss))
+
+    monkeypatch.setattr(tuning._Search, "_measured", made_up)
     tuned = rbue.tune(network, [part[:50] for part in validation], where="last", q=[0.5, 0.6, 0.7, 0.8, 0.9], samples=1)
     assert [one.q for one in tuned.tried] == [1, 0.9, 0.8, 0.7, 0.6]
 
@@ -563,3 +567,24 @@ def test_what_torch_fuses_in_evaluation_is_compared_as_it_was_trained():
     unfused = rbue.predict(tuned.network, (x, padded), samples=1, temperature=False).probs
     assert float((unfused - fused).abs().max()) > 0.01
     assert float(rbue.metrics.nll(unfused, labels)) == pytest.approx(tuned.tried[0].nll, abs=1e-5)
+
+
+def test_an_image_that_is_surely_wrong_does_not_decide_alone():
+    torch.manual_seed(0)
+    y = torch.randint(0, 4, (2000,))
+    x = torch.randn(4, 10)[y] + 1.6 * torch.randn(2000, 10)
+    network = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 4))
+    optimizer = torch.optim.Adam(network.parameters(), 0.01)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x[:500]), y[:500]).backward()
+        optimizer.step()
+    x, y = x[500:1500], y[500:1500]
+    usual = rbue.tune(copy.deepcopy(network), (x, y), samples=10)
+    x[0] *= 100
+    with torch.no_grad():
+        y[0] = network(x[:1]).argmin()
+    with pytest.warns(rbue.RbueWarning, match="give their true class probability 0, so the NLL is infinite"):
+        found = rbue.tune(network, (x, y), samples=10)
+    assert all(math.isinf(one.scaled_nll) for one in found.tried)
+    assert found.best.q == usual.best.q < 1

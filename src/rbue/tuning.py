@@ -64,6 +64,7 @@ class Candidate:
         seconds: what trying it took.
         statistics: the BatchNorm statistics that it needs.
         losses: what ``scaled_nll`` is the mean of, a number an image; one with fewer labels than others counts less.
+            Probabilities of 0 count as 1e-30, so that no image decides alone.
     """
 
     where: Placement
@@ -227,10 +228,11 @@ def tune(
                 for done, probability in enumerate(falling, 1):
                     tried.append(search.candidate(placement, probability, lowest))
                     advance(1)
-                    if tried[-1].scaled_nll > best:
+                    loss_now = float(tried[-1].losses.mean())  # finite where one image makes the NLL infinite
+                    if loss_now > best:
                         advance(len(falling) - done)
                         break  # smaller ones disturb the network more
-                    best = tried[-1].scaled_nll
+                    best = loss_now
     finally:
         search.restore()  # also where a candidate fails
     chosen = _simplest_of_the_best([one for one in tried if one.allowed])
@@ -240,6 +242,11 @@ def tune(
         warn(
             f"all {held_out.images} validation images are right, so the temperature {chosen.temperature:.3g} is a "
             "guess; give images with mistakes among them, or predict with temperature=False."
+        )
+    if math.isinf(chosen.nll):
+        warn(
+            "some validation images give their true class probability 0, so the NLL is infinite; the temperature leaves "
+            "them out, and candidates are compared as if it were 1e-30; look at them, and at the scale of the outputs."
         )
     return tuned
 
@@ -371,7 +378,7 @@ def _simplest_of_the_best(allowed: list[Candidate]) -> Candidate:
 
     A small difference in the mean of a few hundred losses is chance, and simpler networks come first.
     """
-    best = min(allowed, key=lambda one: one.scaled_nll)
+    best = min(allowed, key=lambda one: float(one.losses.mean()))
 
     def is_beaten(one: Candidate) -> bool:
         difference = one.losses - best.losses

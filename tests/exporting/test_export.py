@@ -327,6 +327,33 @@ def test_an_argument_with_the_name_of_an_input_of_the_graph(tmp_path, monkeypatc
     assert names == ["x0", "x1"]  # two named offset would be an error of torch
 
 
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, pixels, return_dict=True, scale=1.0, more=None):
+        return self.net(pixels) * scale if more is None else self.net(pixels) + self.net(more)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"return_dict": True, "pixels": images()}, ["pixels"]),
+        ({"pixels": images(), "scale": torch.tensor(2.0), "more": images()}, ["pixels", "more"]),
+        ((images(), True, 1.0, images()), ["pixels", "more"]),
+    ],
+    ids=["flag", "number", "by position"],
+)
+def test_constants_take_no_name_from_an_input(given, expected, tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr("rbue.exporting.onnx_file.check_installed", lambda: None)
+    monkeypatch.setattr("rbue.exporting.onnx_file.onnx_bytes", lambda _, inputs, *__: names.extend(inputs) or b"")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    rbue.export(rbue.convert(Named(), DropReLU(0.8), example=given), tmp_path / "net.onnx", given, samples=2)
+    assert names == expected
+
+
 class Flattens(nn.Sequential):
     def __call__(self, x):
         return super().__call__(x.flatten(1))

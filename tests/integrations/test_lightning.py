@@ -1,6 +1,8 @@
 """The Lightning callback, with Lightning itself; importing that takes seconds."""
 
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -282,3 +284,73 @@ def test_a_compiled_network_is_found(lit):
     module = lit()
     module.net = torch.compile(module.net)
     assert lit.Sampling(SAMPLES)._find(module) is module.net
+
+
+def validated(module, trainer, **settings):
+    run = trainer(module.Sampling(SAMPLES, **settings))
+    run.validate(module, loader(), verbose=False)
+    return {name: float(value) for name, value in run.callback_metrics.items()}
+
+
+@pytest.mark.parametrize("way", ["wrapped", "in place"])
+def test_the_steps_of_a_compiled_network_get_what_all_samples_say(way, lit, trainer):
+    module = lit()
+    if way == "wrapped":
+        module.net = torch.compile(module.net, backend="eager")
+    else:
+        module.net.compile(backend="eager")
+    scores = validated(module, trainer)
+    assert scores["own_loss"] == pytest.approx(scores["val_nll"], rel=1e-5)
+
+
+class Returns(nn.Module):
+    def __init__(self, kind, **more):
+        super().__init__()
+        self.net, self.kind, self.more = network(), kind, more
+
+    def forward(self, x):
+        return self.kind(logits=self.net(x), **self.more)
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+@pytest.mark.parametrize("more", [{}, {"loss": torch.tensor(1.0)}], ids=["", "loss"])
+def test_scores_inside_what_a_network_returns_are_those_of_all_samples(kind, more, lit, trainer):
+    class Inside(lit):
+        def forward(self, x):
+            out = self.net(x)
+            return out["logits"] if isinstance(out, dict) else out.logits
+
+    module = Inside(convert=False, net=rbue.convert(Returns(kind, **more), rbue.DropReLU(0.7), example=X[:2]))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", rbue.RbueWarning)
+        scores = validated(module, trainer)
+    assert scores["own_loss"] == pytest.approx(scores["val_nll"], rel=1e-5)
+    found = [str(one.message) for one in said if issubclass(one.category, rbue.RbueWarning)]
+    assert len(found) == len(more)
+    assert all("the loss that the network returns is that of one random pass" in one for one in found)
+
+
+def test_what_is_not_replaced_is_said(lit, trainer):
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x):
+            return self.net(x), 0
+
+    class First(lit):
+        def forward(self, x):
+            return self.net(x)[0]
+
+    class Count(torchmetrics.SumMetric):
+        def update(self, mean, labels):
+            super().update(len(mean))
+
+    module = First(convert=False, net=rbue.convert(Pair(), rbue.DropReLU(0.7), example=X[:2]))
+    metrics = torchmetrics.MetricCollection({"images": Count()})
+    with pytest.warns(rbue.RbueWarning, match="a tuple of 2, so your steps' own numbers are those of one random"):
+        scores = validated(module, trainer, outputs=lambda out: out[0], metrics=metrics)
+    assert scores["val_images"] == len(X)

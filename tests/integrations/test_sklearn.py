@@ -144,3 +144,12 @@ def test_a_module_of_ones_own():
 def test_what_cannot_be_is_said(model, y, message):
     with pytest.raises(InvalidInput, match=message):
         model.fit(X, y)
+
+
+def test_a_temperature_of_other_weights_is_forgotten():
+    module = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+    rbue.convert(module, rbue.DropReLU(0.9), example=torch.randn(2, 4).double())
+    fresh = RbueClassifier(module, **QUICK).fit(X, NAMES).predict_proba(X)
+    rbue.set_temperature(module, 5.0)
+    assert np.array_equal(RbueClassifier(module, **QUICK).fit(X, NAMES).predict_proba(X), fresh)
+    assert rbue.predict(module, torch.randn(2, 4).double(), samples=2).temperature == 5  # the caller's own keeps it

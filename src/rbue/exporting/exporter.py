@@ -277,6 +277,8 @@ def _input_names(network: nn.Module, x: Batch) -> list[str]:
     if len(x.rows) == 1 and not x.words:
         return ["x"]
     parameters = list(inspect.signature(plain_class(network).forward).parameters)[1:]
-    given = [*parameters[: x.positional], *x.words]
-    own = len(given) == len(x.rows) and not {"seed", "offset", *OUTPUTS}.intersection(given)
+    called = {f"x[{k}]" if x.positional > 1 else "x": name for k, name in enumerate(parameters[: x.positional])}
+    called |= {f"x[{name!r}]": name for name in x.words}
+    given = [called.get(name, "") for name, has_rows in zip(x.names, x.has_rows, strict=True) if has_rows]
+    own = len(set(given)) == len(given) and not {"", "seed", "offset", *OUTPUTS}.intersection(given)
     return given if own else [f"x{k}" for k in range(len(x.rows))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from rbue.call_sites.batch import Batch
 from rbue.call_sites.draws import STEP
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import batches_of
-from rbue.errors import ConversionError, InvalidInput, RbueError, whole_number
+from rbue.errors import ConversionError, InvalidInput, RbueError, a_kind, warn, whole_number
 from rbue.integrations.outputs import as_outputs
 from rbue.prediction import AnyPrediction, Prediction
 from rbue.sampling import predict
@@ -95,6 +96,7 @@ class Sampling(Callback):
         self._net = self._find(pl_module)
         self._seen: dict[int, int] = {}  # images of each loader before this batch
         self._scores: dict[int, Any] = {}
+        self._warned = False
         inner = innermost(self._net)
         calls = inner.get_buffer(STEP).clone()  # an evaluation is not to change what training draws
         self._at_end.append(lambda: inner.get_buffer(STEP).copy_(calls))
@@ -206,14 +208,39 @@ class Sampling(Callback):
             )
         return network
 
+    @torch.compiler.disable  # in a graph, the numbers of the pass that it was traced with would stand for all
     def _in_place_of_one_pass(self, network: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
-        """The hook of the network's calls in a step: what all samples say, where one pass returned a tensor."""
-        if Sampling._busy or torch.compiler.is_compiling() or not isinstance(output, Tensor):
+        """The hook of the network's calls in a step: what all samples say, where one pass returned scores."""
+        if Sampling._busy:
+            return None
+        name = next((one for one in ("logits", "out") if _has(output, one)), None)
+        scores = output if isinstance(output, Tensor) else None if name is None else _entry(output, name)
+        if not isinstance(scores, Tensor):
+            self._warn(f"the network returns {a_kind(output)}, so your steps' own numbers are those of one")
             return None
         prediction = self._predict(Batch(args, kwargs))
         self._calls.append(prediction)
         found = as_outputs(prediction)
-        return found.reshape(output.shape) if found.numel() == output.numel() else None
+        if found.numel() != scores.numel():
+            self._warn("the network returns more than a prediction has, so your steps' own numbers are those of one")
+            return None
+        found = found.reshape(scores.shape)
+        if name is None:
+            return found
+        if _has(output, "loss"):
+            self._warn("your steps get the logits of all samples, but the loss that the network returns is that of one")
+        replaced = copy.copy(output)
+        if isinstance(replaced, dict):
+            replaced[name] = found
+        else:
+            setattr(replaced, name, found)
+        return replaced
+
+    def _warn(self, what: str) -> None:
+        """Say, once an evaluation, what is not of all samples."""
+        if not self._warned:
+            self._warned = True
+            warn(f"{what} random pass; val_nll, and what else Sampling logs, is of all samples.")
 
     def _of_batch(self, batch: Any) -> AnyPrediction:
         """What the step's only call of the network said, or else what the batch gives."""
@@ -234,6 +261,14 @@ class Sampling(Callback):
                 return predict(self._net, inputs, index=index, **self.settings)
         finally:
             Sampling._busy = False
+
+
+def _has(output: Any, name: str) -> bool:
+    return _entry(output, name) is not None
+
+
+def _entry(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
 def _targets(batch: Any) -> Tensor:

@@ -22,7 +22,9 @@ def as_outputs(prediction: AnyPrediction) -> Tensor:
     True
     """
     if isinstance(prediction, MultiLabel):
-        return _log(prediction.probs) - _log(1 - prediction.probs)
+        # Beside 1 floats lie apart: what rounds to it counts as half the distance, not as certainty.
+        other = (1 - prediction.probs).clamp(min=torch.finfo(prediction.probs.dtype).eps / 4)
+        return _log(prediction.probs) - other.log()
     if not isinstance(prediction, Prediction):
         gaussian = prediction.aleatoric is not None
         return torch.stack([prediction.mean, prediction.variance], 1) if gaussian else prediction.mean

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbue.activations import DropReLU, Randomness
-from rbue.call_sites import convert, seed
+from rbue.call_sites import convert, seed, set_temperature
 from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.untouched import forked_generators
 from rbue.errors import InvalidInput, RbueError, whole_number
@@ -77,6 +77,7 @@ class _Estimator(BaseEstimator):
             if CONVERSION not in network.__dict__:
                 activation = DropReLU(self.q) if self.activation is None else self.activation
                 convert(network, activation, example=images[:2])
+            set_temperature(network, 1.0)  # one that a given module keeps was fitted to other weights
             seed(network, self.seed_)
             optimizer = torch.optim.Adam(network.parameters(), self.lr)
             network.train()
