@@ -245,7 +245,7 @@ def tune(
         )
     if math.isinf(chosen.nll):
         warn(
-            "some validation images give their true class probability 0, so the NLL is infinite; the temperature leaves "
+            "some validation images give their true class probability 0, so the NLL is infinite; a temperature leaves "
             "them out, and candidates are compared as if it were 1e-30; look at them, and at the scale of the outputs."
         )
     return tuned
