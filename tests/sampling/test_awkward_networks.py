@@ -13,7 +13,7 @@ from torch import nn
 import rbue
 from rbue.call_sites import conversion_of
 from rbue.errors import RbueWarning
-from rbue.sampling.plans import agree
+from rbue.sampling.rounding import agree
 from rbue.sampling.shared_prefix import row_numbers
 
 COMPANY = "depend on the batch"
