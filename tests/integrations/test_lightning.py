@@ -2,7 +2,9 @@
 
 import sys
 import warnings
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -312,7 +314,18 @@ class Returns(nn.Module):
         return self.kind(logits=self.net(x), **self.more)
 
 
-@pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+class Scores(NamedTuple):
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class FrozenScores:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace, Scores])
 @pytest.mark.parametrize("more", [{}, {"loss": torch.tensor(1.0)}], ids=["", "loss"])
 def test_scores_inside_what_a_network_returns_are_those_of_all_samples(kind, more, lit, trainer):
     class Inside(lit):
@@ -330,6 +343,42 @@ def test_scores_inside_what_a_network_returns_are_those_of_all_samples(kind, mor
     assert all("the loss that the network returns is that of one random pass" in one for one in found)
 
 
+def test_scores_that_cannot_be_replaced_are_said(lit, trainer):
+    class Inside(lit):
+        def forward(self, x):
+            return self.net(x).logits
+
+    module = Inside(convert=False, net=rbue.convert(Returns(FrozenScores), rbue.DropReLU(0.7), example=X[:2]))
+    with pytest.warns(rbue.RbueWarning, match="the scores in a FrozenScores cannot be replaced"):
+        validated(module, trainer)
+
+
+def counting(torchmetrics):
+    class Count(torchmetrics.SumMetric):
+        def update(self, mean, labels):
+            super().update(len(mean))
+
+    return torchmetrics.MetricCollection({"images": Count()})
+
+
+def test_the_numbers_of_another_head_take_no_place_of_the_logits(lit, trainer):
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Inside(lit):
+        def forward(self, x):
+            out = self.net(x)
+            self.own = out["logits"]
+            return out["aux"]
+
+    net = Returns(dict, aux=torch.zeros(()))
+    net.register_forward_hook(lambda module, args, out: out | {"aux": 5 + out["logits"]})
+    module = Inside(convert=False, net=rbue.convert(net, rbue.DropReLU(0.7), example=X[:2]))
+    metrics = counting(torchmetrics)
+    with pytest.warns(rbue.RbueWarning, match="returns a dict, so your steps' own numbers"):
+        validated(module, trainer, outputs=lambda out: out["aux"], metrics=metrics)
+    assert float(module.own.mean()) < 3
+
+
 def test_what_is_not_replaced_is_said(lit, trainer):
     torchmetrics = pytest.importorskip("torchmetrics")
 
@@ -345,12 +394,8 @@ def test_what_is_not_replaced_is_said(lit, trainer):
         def forward(self, x):
             return self.net(x)[0]
 
-    class Count(torchmetrics.SumMetric):
-        def update(self, mean, labels):
-            super().update(len(mean))
-
     module = First(convert=False, net=rbue.convert(Pair(), rbue.DropReLU(0.7), example=X[:2]))
-    metrics = torchmetrics.MetricCollection({"images": Count()})
+    metrics = counting(torchmetrics)
     with pytest.warns(rbue.RbueWarning, match="a tuple of 2, so your steps' own numbers are those of one random"):
         scores = validated(module, trainer, outputs=lambda out: out[0], metrics=metrics)
     assert scores["val_images"] == len(X)

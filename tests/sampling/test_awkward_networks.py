@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -531,3 +532,71 @@ def test_what_a_network_keeps_of_a_pass_is_not_there_in_the_next(how, images):
     made = net.made
     rbue.predict(net, x, samples=6, memory=1)
     assert net.made == made  # what is no pass's own stays
+
+
+class MakesATableOnce(nn.Module):
+    """Behind a flag or a number of its own, which says that the table is there."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.head, self.how = nn.Linear(6, 8), nn.Linear(8, 3), how
+        self.ready, self.filled, self.tables, self.named, self.table = False, 0, [], {}, None
+        self.register_buffer("inside", torch.zeros(8))
+
+    def forward(self, x):
+        table = torch.linspace(1, 2, 8)
+        if not self.ready and self.filled != 8:
+            if self.how == "attribute":
+                self.table = table
+            elif self.how == "list":
+                self.tables.append(table)
+            elif self.how == "dict":
+                self.named["table"] = table
+            elif self.how == "buffer":
+                self.register_buffer("mask", table)
+            if self.how == "in place":
+                self.inside[:], self.filled = table, 8
+            else:
+                self.ready = True
+        made = {"attribute": lambda: self.table, "list": lambda: self.tables[0], "dict": lambda: self.named["table"]}
+        made |= {"buffer": lambda: self.mask, "in place": lambda: self.inside}
+        return self.head(torch.relu(self.first(x) * made[self.how]()))
+
+
+@pytest.mark.parametrize("images", [1, 3, 8])
+@pytest.mark.parametrize("how", ["attribute", "list", "dict", "buffer", "in place"])
+@pytest.mark.parametrize("converted_with", ["example", "nothing"])
+def test_a_table_that_a_flag_says_is_there_is_there(how, images, converted_with):
+    torch.manual_seed(0)
+    net, x = MakesATableOnce(how).eval(), torch.randn(images, 6)
+    reference = copy.deepcopy(net)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x if converted_with == "example" else None)
+    found = [rbue.predict(net, x, samples=4, return_samples=True, draws="independent").samples for _ in range(2)]
+    rbue.convert(reference, rbue.DropReLU(0.5))
+    rbue.seed(reference, 0)
+    with torch.no_grad():
+        expected = torch.stack([reference(x).softmax(1) for _ in range(4)])
+        net(x)
+    for one in found:
+        torch.testing.assert_close(one, expected)
+
+
+class KeepsABuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("kept", torch.zeros(1, 8))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        self.kept = torch.relu(self.first(x)) * self.scale
+        return self.head(self.kept)
+
+
+def test_threads_may_share_a_network_that_keeps_a_buffer():
+    torch.manual_seed(0)
+    net, x = rbue.convert(KeepsABuffer().eval(), rbue.DropReLU(0.5)), torch.randn(4, 6)
+    rbue.predict(net, x, samples=3)
+    with ThreadPoolExecutor(4) as pool:
+        wrong = [job.exception() for job in [pool.submit(rbue.predict, net, x, 3) for _ in range(800)]]
+    assert wrong == [None] * 800

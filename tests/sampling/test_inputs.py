@@ -1,6 +1,6 @@
 """Inputs of every kind: the samples are those of a plain loop over calls with the same arguments."""
 
-import copy
+import threading
 from collections import UserDict
 from types import SimpleNamespace
 
@@ -588,30 +588,37 @@ class OneStep(nn.Module):
         return self.last(keys.softmax(1).square().sum(1))
 
 
-def test_a_cache_is_each_passes_own():
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_cache_is_each_passes_own(graph):
     torch.manual_seed(0)
-    network, x, cache = OneStep().eval(), torch.randn(1, 6), Cache(torch.randn(1, 4, 8))
+    network, x = OneStep().eval(), torch.randn(1, 6)
+    keys = torch.randn(1, 4, 8, requires_grad=graph) * 1
+    cache = Cache(keys)
     rbue.convert(network, rbue.DropReLU(0.5), example=(x, cache))
     rbue.seed(network, 0)
     with torch.no_grad():
-        expected = torch.stack([network(x, copy.deepcopy(cache)) for _ in range(4)]).softmax(2)
+        expected = torch.stack([network(x, Cache(keys)) for _ in range(4)]).softmax(2)
     for memory in (None, 1):
         close(drawn(network, {"x": x, "cache": cache}, memory=memory), expected)
-    assert cache.layers[0].keys.shape == (1, 4, 8)
+    assert cache.layers[0].keys is keys
 
 
-@pytest.mark.parametrize(
-    ("cache", "sentence"),
-    [
-        (Cache(torch.randn(3, 4, 8)), "x\\['cache'\\] is a Cache with tensors of 3 rows, as many as images"),
-        (Cache(torch.randn(1, 4, 8, requires_grad=True) * 2), "is a Cache that holds tensors and cannot be copied"),
-    ],
-    ids=["rows", "graph"],
-)
-def test_objects_that_cannot_be_cut_or_copied_are_refused(cache, sentence):
+def test_objects_with_a_row_for_each_image_are_refused():
     network = rbue.convert(OneStep().eval(), rbue.DropReLU(0.5))
-    with pytest.raises(rbue.InvalidInput, match=sentence):
-        rbue.predict(network, {"x": torch.randn(3, 6), "cache": cache}, samples=2)
+    with pytest.raises(rbue.InvalidInput, match=r"x\['cache'\] is a Cache with tensors of 3 rows, as many as images"):
+        rbue.predict(network, {"x": torch.randn(3, 6), "cache": Cache(torch.randn(3, 4, 8))}, samples=2)
+
+
+def test_settings_may_hold_what_cannot_be_copied_and_point_to_each_other():
+    class Scaled(OneStep):
+        def forward(self, x, settings):
+            return self.last(F.relu(self.first(x))) * settings.scale
+
+    network, x = rbue.convert(Scaled().eval(), rbue.DropReLU(0.5)), torch.randn(3, 6)
+    settings = SimpleNamespace(scale=torch.ones(3), lock=threading.Lock(), nodes=[])
+    settings.nodes = [SimpleNamespace(owner=settings) for _ in range(2000)]
+    expected = drawn(network, {"x": x, "settings": SimpleNamespace(scale=1.0)})
+    close(drawn(network, {"x": x, "settings": settings}), expected)
 
 
 class Table:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from typing import Any
 
@@ -47,7 +48,7 @@ class Batch:
             first is not None and isinstance(x, Tensor) and x.dim() > 0 and x.size(0) == first.size(0)  # nested, too
             for x in self.leaves
         ]
-        self.held = [[] if isinstance(x, Tensor) else _shapes_in(x) for x in self.leaves]
+        self.held = [[] if isinstance(x, Tensor) else _held(x) for x in self.leaves]
 
     @property
     def rows(self) -> list[Tensor]:
@@ -124,13 +125,11 @@ class Batch:
         x = self.leaves[k]
         if isinstance(x, Tensor):
             return x.clone()
-        try:
-            return copy.deepcopy(x) if self.held[k] else x
-        except Exception as error:
-            raise InvalidInput(
-                f"{self.names[k]} is a {type(x).__name__} that holds tensors and cannot be copied for each pass, which "
-                "may change it; give its tensors."
-            ) from error
+        if self.held[k]:
+            own = {id(one): one.detach().clone() for one in self.held[k]}  # those with a graph cannot be copied deeply
+            with suppress(Exception):  # what cannot be copied, such as an open file, may be no more than read
+                return copy.deepcopy(x, own)
+        return x
 
     @property
     def arguments(self) -> tuple[tuple, dict[str, Any]]:
@@ -186,7 +185,7 @@ class Batch:
                     "images first, or one row for all of them; of a graph, average plain calls of the network."
                 )
         for name, x, held in zip(self.names, self.leaves, self.held, strict=True):
-            if len(self) > 1 and any(shape[:1] == (len(self),) for shape in held):
+            if len(self) > 1 and any(one.dim() > 1 and len(one) == len(self) for one in held):
                 raise InvalidInput(
                     f"{name} is a {type(x).__name__} with tensors of {len(self)} rows, as many as images, and only "
                     "tensors are cut with these; give its tensors, or one image at a time."
@@ -211,17 +210,19 @@ def _plain_lists(name: str, value: Any) -> Iterator[tuple[str, list | tuple]]:
         yield name, value
 
 
-def _shapes_in(value: Any, depth: int = 5) -> list[torch.Size]:
-    """The shapes of the tensors that an object holds."""
+def _held(value: Any, depth: int = 5, seen: set[int] | None = None) -> list[Tensor]:
+    """The tensors that an object holds."""
     if isinstance(value, Tensor):
-        return [value.shape]
-    if depth == 0 or callable(value):  # a module is no input
+        return [value]
+    seen = set() if seen is None else seen
+    if depth == 0 or callable(value) or id(value) in seen:  # a module is no input
         return []
+    seen.add(id(value))
     if isinstance(value, Mapping):
         inside: Iterable[Any] = value.values()
     else:
         inside = value if isinstance(value, (list, tuple, set)) else getattr(value, "__dict__", {}).values()
-    return [shape for one in inside for shape in _shapes_in(one, depth - 1)]
+    return [tensor for one in inside for tensor in _held(one, depth - 1, seen)]
 
 
 def even_parts(count: int, most: int) -> Iterator[slice]:

@@ -183,7 +183,7 @@ def _is_quantized_relu(module: nn.Module) -> bool:
 
 
 def _scripted_functions(module: nn.Module) -> Iterator[str]:
-    """The names of scripted functions with an activation; others compute sizes, say, and are left alone."""
+    """The names of scripted functions with an activation or a layer; others compute sizes, say, and are left alone."""
     forward = following.plain_class(module).forward
     code, namespace = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     called = [(label, namespace.get(label)) for label in (code.co_names if code else ())]
@@ -199,6 +199,16 @@ def _has_activation(function: torch.jit.ScriptFunction) -> bool:
 
 _ATEN_NAMES = {form._schema.name.removeprefix("aten::") for form in ATEN_FORMS}
 _ATEN_NAMES |= {function.__name__ for function in OTHER_ACTIVATIONS}
+_ATEN_NAMES |= {
+    "linear",
+    "addmm",
+    "matmul",
+    "maximum",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "_convolution",
+}  # layers, for Dropout
 
 
 class Recorded(NamedTuple):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -49,18 +50,19 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 def unchanged(network: nn.Module, device: torch.device) -> Iterator[None]:
     """A pass inside leaves no trace: neither in the network's buffers and attributes nor in torch's random numbers."""
     buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in network.modules()
+        (path, module, name, buffer, buffer.clone())
+        for path, module in network.named_modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and not is_lazy(buffer)
     ]
-    with forked_generators(device), torch.no_grad(), keeping_attributes(network):
+    with forked_generators(device), torch.no_grad(), keeping_attributes(network) as changed:
         try:
             yield
         finally:
-            for module, name, buffer, content in buffers:
+            for path, module, name, buffer, content in buffers:
                 if _differ(buffer, content):
                     buffer.copy_(content)
+                    changed.add(path)  # a number of how much of it is filled goes with it
                 module._buffers[name] = buffer
 
 
@@ -70,42 +72,44 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def keeping_attributes(network: nn.Module, rows: Collection[int] | None = None) -> Iterator[list[str]]:
-    """Attributes in which a pass inside keeps tensors for later ones stay as they were: they may be random ones.
+def keeping_attributes(
+    network: nn.Module, paths: Iterable[str] | None = None, rows: Collection[int] | None = None
+) -> Iterator[set[str]]:
+    """What a pass inside keeps for later ones in modules is taken away again: tensors there may be random ones.
 
-    With ``rows``, only those with one of these numbers of rows: tables that are made once may stay. Lists and dicts get
-    back what they held, and buffers that were replaced too. The names of what was put back are in the list that is
-    given.
+    They may be in attributes, in lists and dicts, or take the place of buffers. What else a module notes beside them
+    goes with them, such as a flag that they are there. With ``paths`` only these modules are watched, and with ``rows``
+    only tensors with one of these numbers of rows count: tables that are made once may stay. The paths of modules from
+    which something was taken are in the set that is given, or put there.
     """
-    before = [(module, dict(vars(module)), _contents(module)) for module in network.modules()]
-    put_back: list[str] = []
+    modules = network.named_modules() if paths is None else [(path, network.get_submodule(path)) for path in paths]
+    before = [(path, module, dict(vars(module)), _contents(module)) for path, module in modules]
+    changed: set[str] = set()
 
     def is_of_pass(value: Any) -> bool:
         return any(rows is None or (x.dim() > 0 and x.size(0) in rows) for x in tensors_in(value))
 
     try:
-        yield put_back
+        yield changed
     finally:
-        for module, had, contents in before:
+        for path, module, had, contents in before:
             own = vars(module)
-            for name in [name for name, value in own.items() if value is not had.get(name) and is_of_pass(value)]:
-                if name in had:
-                    own[name] = had[name]
-                elif name in _OF_MODULES:
-                    continue
-                else:
-                    del own[name]
-                put_back.append(name)
             for name, content in contents.items():
                 value = own.get(name)
-                if (
-                    value is had[name]
-                    and [*map(id, _items(value))] != [*map(id, _items(content))]
-                    and is_of_pass(value)
-                ):
-                    value.clear()
-                    value.extend(content) if isinstance(value, list) else value.update(content)
-                    put_back.append(name)
+                if value is had[name] and _put_back(value, content, is_of_pass):
+                    changed.add(path)
+            module._non_persistent_buffers_set.intersection_update(module._buffers)
+            mine = {name: value for name, value in own.items() if name not in _OF_MODULES}
+            new = {name: value for name, value in mine.items() if value is not had.get(name, own)}
+            if path in changed or any(map(is_of_pass, new.values())):
+                changed.add(path)
+                for name, value in new.items():
+                    if is_of_pass(value) or isinstance(value, _PLAIN):
+                        _set(own, name, had)
+
+
+_PLAIN = (bool, int, float, str, tuple, NoneType, torch.device, torch.dtype)
+"""What a module notes of the tensors that it keeps."""
 
 
 def _contents(module: nn.Module) -> dict[str, list | dict]:
@@ -118,8 +122,27 @@ def _contents(module: nn.Module) -> dict[str, list | dict]:
     }
 
 
-def _items(value: list | dict) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
+def _put_back(value: list | dict, content: list | dict, is_of_pass: Callable[[Any], bool]) -> bool:
+    """Put back what a list or a dict held, if tensors of a pass are there now. It is never without what stays in it."""
+    if isinstance(value, list):
+        held = {*map(id, content)}
+        found = any(id(one) not in held and is_of_pass(one) for one in value)
+        if found:
+            value[:] = content
+        return found
+    new = [name for name, one in value.items() if one is not content.get(name, value)]  # type: ignore[union-attr]
+    found = any(is_of_pass(value[name]) for name in new)
+    for name in new if found else ():
+        if is_of_pass(value[name]) or isinstance(value[name], _PLAIN):
+            _set(value, name, content)
+    return found
+
+
+def _set(own: dict[str, Any], name: str, had: Any) -> None:
+    if name in had:
+        own[name] = had[name]
+    else:
+        own.pop(name, None)
 
 
 def _differ(buffer: Tensor, content: Tensor) -> bool:

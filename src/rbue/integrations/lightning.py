@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -215,7 +216,8 @@ class Sampling(Callback):
             return None
         name = next((one for one in ("logits", "out") if _has(output, one)), None)
         scores = output if isinstance(output, Tensor) else None if name is None else _entry(output, name)
-        if not isinstance(scores, Tensor):
+        read = self.settings.get("outputs")
+        if not isinstance(scores, Tensor) or (callable(read) and name is not None and read(output) is not scores):
             self._warn(f"the network returns {a_kind(output)}, so your steps' own numbers are those of one")
             return None
         prediction = self._predict(Batch(args, kwargs))
@@ -229,12 +231,10 @@ class Sampling(Callback):
             return found
         if _has(output, "loss"):
             self._warn("your steps get the logits of all samples, but the loss that the network returns is that of one")
-        replaced = copy.copy(output)
-        if isinstance(replaced, dict):
-            replaced[name] = found
-        else:
-            setattr(replaced, name, found)
-        return replaced
+        with suppress(Exception):
+            return _with_entry(output, name, found)
+        self._warn(f"the scores in {a_kind(output)} cannot be replaced, so your steps' own numbers are those of one")
+        return None
 
     def _warn(self, what: str) -> None:
         """Say, once an evaluation, what is not of all samples."""
@@ -261,6 +261,18 @@ class Sampling(Callback):
                 return predict(self._net, inputs, index=index, **self.settings)
         finally:
             Sampling._busy = False
+
+
+def _with_entry(output: Any, name: str, value: Tensor) -> Any:
+    """A copy of what a network returned with another value in one place."""
+    if hasattr(output, "_replace"):  # a named tuple
+        return output._replace(**{name: value})
+    replaced = copy.copy(output)
+    if isinstance(replaced, Mapping):
+        replaced[name] = value  # type: ignore[index]
+    else:
+        setattr(replaced, name, value)
+    return replaced
 
 
 def _has(output: Any, name: str) -> bool:

@@ -34,13 +34,14 @@ class PassRunner:
         balanced: whether its draws are.
         read: makes one tensor ``(rows, ...)`` of what the network returns.
         trying: whether passes are only looked at: what they keep in attributes of the network is not for later ones.
-        keeps: whether passes were seen to keep tensors there. Those with the rows of a pass are not for later ones.
+        keeps: the modules in which passes were seen to keep tensors. Those with the rows of a pass are not for later
+            ones.
     """
 
     def __init__(self, model: nn.Module, seed: int, device: torch.device, draws: str, read: Reader) -> None:
         self.model: Callable[..., Any]
         self.model, self.compiled = _in_this_thread(model)
-        self.read, self.trying, self.keeps = read, False, False
+        self.read, self.trying, self.keeps = read, False, frozenset[str]()
         self.network = innermost(model)
         self.conversion = conversion_of(self.network)
         self.balanced = draws == "balanced"
@@ -63,9 +64,11 @@ class PassRunner:
         x = as_batch(x)
         if not self.trying and not self.keeps:
             return self._stacked_or_doubled(x, samples, images, share, **options)
-        with keeping_attributes(self.network, None if self.trying else {len(x), len(x) * len(samples)}) as put_back:
+        paths, rows = (None, None) if self.trying else (self.keeps, {len(x), len(x) * len(samples)})
+        with keeping_attributes(self.network, paths, rows) as changed:
             out = self._stacked_or_doubled(x, samples, images, share, **options)
-        self.keeps |= bool(put_back)
+        if self.trying:
+            self.keeps |= changed
         return out
 
     def _stacked_or_doubled(self, x: Batch, samples: Tensor, images: Tensor, share: bool, **options: Any) -> Tensor:

@@ -56,7 +56,7 @@ class PassPlan:
         telling: whether the samples it was made with were different. If not, as before a last layer of zeros is
             trained, the next time may tell more.
         random: whether they met a random site.
-        keeps: whether the network keeps tensors of a pass for later ones.
+        keeps: the paths of modules that keep tensors of a pass for later ones.
         made_of: a hash of the network that it was made with.
     """
 
@@ -69,7 +69,7 @@ class PassPlan:
     stack: bool = True
     telling: bool = True
     random: bool = True
-    keeps: bool = False
+    keeps: frozenset[str] = frozenset()
     made_of: int = 0
 
     def cost(self, images: int, samples: int) -> float:
@@ -261,7 +261,7 @@ def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool
     return not (agree(swapped, beside) and agree(torch.cat(others, 1), beside, slack=0.01))
 
 
-def _sharing_plan(live: LiveRows, out: Tensor, **found: bool) -> PassPlan:
+def _sharing_plan(live: LiveRows, out: Tensor, **found: Any) -> PassPlan:
     """The plan of a pass that shares, with the memory it held; its outputs are ``out``, ``(s, b, ...)``."""
     for_image, for_row = (_UNSEEN * live.peak[sampled] for sampled in (False, True))
     # Maps of many classes, or features, may be larger than anything in the pass, and there are two of each row: the
