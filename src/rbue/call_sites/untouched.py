@@ -98,7 +98,7 @@ def keeping_attributes(
                 value = own.get(name)
                 if value is had[name] and _put_back(value, content, is_of_pass):
                     changed.add(path)
-            module._non_persistent_buffers_set.intersection_update(module._buffers)
+                    module._non_persistent_buffers_set.intersection_update(module._buffers)
             mine = {name: value for name, value in own.items() if name not in _OF_MODULES}
             new = {name: value for name, value in mine.items() if value is not had.get(name, own)}
             if path in changed or any(map(is_of_pass, new.values())):
