@@ -172,7 +172,8 @@ def test_rounds_on_a_gpu(method, tmp_path):
     """Steps are captured, an ensemble trains side by side, and what is picked is new."""
     run = RunConfig("cifar10", method=method, recipe=recipe_for("cifar10", batch=64))
     config = ActiveConfig(run, "bald", start=64, take=64, steps=40, samples=4, pool=200)
-    images = loop.ActiveImages(noise("train", 1000), noise("test", 500), noise("train", 1000).record())
+    train, test = noise("train", 1000), noise("test", 500)
+    images = loop.ActiveImages(train, test, {"data": train.record(), "test_data": test.record()})
     rounds = run_active(config, 2, tmp_path, torch.device("cuda"), together=2, load=lambda run: images)
     assert {one["engine"] for one in rounds} == {"captured"}
     assert len({number for one in rounds[:2] for number in one["picked"]}) == 128
