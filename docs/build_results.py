@@ -214,6 +214,7 @@ def draw() -> None:
         "one-training": one_training.picture(MAIN),
         "by-corruption": one_training.by_corruption(MAIN),
         "outside": against_outside(MAIN),
+        "related": related_work.picture(),
         "scaling": scaling_page.picture(),
         "choosing-q": against_q({"CIFAR-10": SWEPT, "CIFAR-100": OTHERS["cifar100-resnet18"]}),
         "shift-ece": severity_figures.severity_boxes(corrupted(SIX, "ece"), "ECE"),

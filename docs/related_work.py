@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from itertools import product
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from result_tables import KEY, ROOT, RUNS, Study, table
+from result_tables import KEY, ROOT, RUNS, TITLES, Study, table
 
 from rbue.lab.methods import parse
 from rbue.lab.paper.experiments import METHODS, RELATED
+from rbue.lab.report.figure_style import INK, METHOD_COLOURS, MUTED, OTHER_COLOUR, SMALL, dress, method_name, new_figure
 from rbue.lab.runs.folders import RunConfig, RunFolder
 from rbue.lab.training.trainer import read_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COSTS = ROOT / "results" / "costs"
 """The same methods trained for a few epochs, one after the other and nothing beside them."""
 STUDY = Study("cifar10", "resnet18", (*METHODS, *RELATED))
-
+NAMES = {
+    "snapshot-ensemble:4": "Snapshot Ensemble of 4",
+    "treenet:4": "TreeNet of 4",
+    "batch-ensemble:4": "BatchEnsemble of 4",
+    "packed-ensemble:4": "Packed-Ensemble of 4",
+    "swag": "SWAG",
+    "sgld": "SGLD",
+    "laplace": "Laplace",
+}
+"""Those that the paper does not measure."""
 
 _COLUMNS = (
     *(("accuracy", 0.01, 2), ("ece", 1, 3), ("nll", 1, 3), ("scaled", 1, 3), ("mean_dis", 1, 3)),
@@ -28,13 +42,63 @@ def part() -> list[str]:
     """One table: how good each method is after the paper's epochs, and what it costs."""
     heads = ["method", "accuracy, %", "ECE", "NLL", "NLL with temperature", "Mean-DIS"]
     heads += ["an epoch, s", "stored, MB", "prediction, s"]
-    found, costs, rows = STUDY.measured(), _costs(), []
+    cells = (
+        (f"`{method}`", (_cell(row.get(name), *form) for name, *form in _COLUMNS)) for method, row in _rows().items()
+    )
+    return [*table(heads, [[name, *some] for name, some in cells]), "", *_cycles(), _last_epoch()]
+
+
+def picture() -> Figure:
+    """The NLL of each method, with and without a temperature, from the worst to the best, and what it costs."""
+    rows = _rows()
+    ordered = sorted(rows, key=lambda method: rows[method]["nll"])
+    figure = new_figure(7.4, 0.7 + 0.24 * len(ordered))
+    axes = figure.subplots()
+    for line, method in enumerate(ordered):
+        row, colour = rows[method], METHOD_COLOURS.get(method_name(method), OTHER_COLOUR)
+        axes.plot([row["scaled"], row["nll"]], [line, line], color=colour, lw=1.2, alpha=0.5, zorder=1)
+        axes.scatter(row["scaled"], line, s=26, facecolors="white", edgecolors=colour, zorder=2)
+        axes.scatter(row["nll"], line, s=34, color=colour, lw=0, zorder=2)
+        for place, name in ((1.06, "epoch"), (1.19, "stored_bytes")):
+            times = row.get(name, rows["single"][name]) / rows["single"][name]
+            axes.text(
+                place,
+                line,
+                f"{times:.2g}",
+                transform=axes.get_yaxis_transform(),
+                color=INK,
+                fontsize=SMALL,
+                ha="center",
+                va="center",
+            )
+    for place, title in ((1.06, "training"), (1.19, "storage")):
+        axes.text(
+            place,
+            -1.1,
+            f"{title} ×",
+            transform=axes.get_yaxis_transform(),
+            color=MUTED,
+            fontsize=SMALL,
+            ha="center",
+            va="bottom",
+        )
+    dress(axes, x="negative log-likelihood (less is better)", grid="x")
+    axes.set_yticks(range(len(ordered)), [TITLES.get(method, NAMES.get(method, method)) for method in ordered])
+    axes.set_ylim(len(ordered) - 0.4, -0.6)
+    for name, face in (("as it is", MUTED), ("with a temperature", "white")):
+        axes.scatter([], [], s=30, facecolors=face, edgecolors=MUTED, label=name)
+    axes.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="upper right")
+    return figure
+
+
+def _rows() -> dict[str, dict[str, Any]]:
+    """What is known of each method: its scores, its NLL after scaling, its costs."""
+    found, costs, rows = STUDY.measured(), _costs(), {}
     for method in STUDY.methods:
         config, result = found.get(method, (STUDY.config(method), {}))
         scaled = (RunFolder.of(config, RUNS).read("calibration") or {}).get(KEY, {"after": {}})["after"]
-        known = {**result, **costs.get(_kind(method), {}), "scaled": scaled.get("nll")}
-        rows.append([f"`{method}`", *(_cell(known.get(name), *form) for name, *form in _COLUMNS)])
-    return [*table(heads, rows), "", *_cycles(), _last_epoch()]
+        rows[method] = {**result, **costs.get(_kind(method), {}), "scaled": scaled.get("nll")}
+    return rows
 
 
 def _cycles() -> list[str]:
