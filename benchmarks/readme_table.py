@@ -63,8 +63,8 @@ def short_section() -> str:
             *lines,
             "",
             f"GPU: one {gpu['gpu']}, torch {gpu['torch']}. CPU: {facts['cores']} cores of {facts['cpu']}, torch "
-            f"{facts['torch']}. Measured with rbue {facts['rbue']}. [All measurements and goals](benchmarks/README.md), "
-            "also those that are missed.",
+            f"{facts['torch']}. Measured with rbue {facts['rbue']}. "
+            "[All measurements and goals](benchmarks/README.md), also those that are missed.",
             "<!-- /speed -->",
         ]
     )
