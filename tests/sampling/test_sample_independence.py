@@ -204,6 +204,34 @@ def test_an_image_alone_may_be_rounded_by_more():
     assert (plan.stack, plan.batch_dependent) == (True, False)
 
 
+class InTwoUnits(TwoLayers):
+    """Large numbers beside small ones, which know what is ``near``: the other images, or their samples."""
+
+    def __init__(self, near):
+        super().__init__()
+        self.near = near
+
+    def forward(self, x):
+        h = F.relu(self.first(x))
+        known = {"nothing": 0, "images": x.mean(), "samples": h.mean()}[self.near]
+        out = self.head(h)
+        return torch.cat([1e3 * out[:, :1], 1e-3 * (out[:, 1:] + known)], 1)
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+@pytest.mark.parametrize("images", [2, 4])
+@pytest.mark.parametrize("near", ["nothing", "images", "samples"])
+def test_large_numbers_do_not_hide_what_other_rows_do_to_small_ones(near, images):
+    torch.manual_seed(0)
+    net, x = InTwoUnits(near), torch.randn(images, 8)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    calls = []
+    net.register_forward_pre_hook(lambda *_: calls.append(None))
+    plan = StackedPasses(net, x, seed=0).plan
+    assert (plan.stack, plan.batch_dependent) == (near != "samples", near != "nothing")
+    assert near != "nothing" or len(calls) == 3
+
+
 class WithNoise(TwoLayers):
     """Adds random numbers, so no two of its passes are the same."""
 

@@ -168,7 +168,7 @@ def _quick_plan(runner: PassRunner, x: Batch, first: FirstPass | None = None) ->
     if reads.found or generators.moved:
         return None
     found, expected = torch.cat([together[1:2, one], together[:1, other]], 1), torch.cat(apart, 1)
-    if not agree(found, expected, slack=0.01, among=together):
+    if not agree(found, expected, slack=0.01, among=together, by_column=True):
         if not agree(found, expected, among=together):
             return None
         place = min(1, count - 1)
@@ -258,7 +258,7 @@ def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool
         images = numbers + 8
         images[k] = k
         others.append(_output(runner, x[k : k + 1].repeat(2), numbers[:1], images)[:, k : k + 1])
-    return not (agree(swapped, beside) and agree(torch.cat(others, 1), beside, slack=0.01))
+    return not (agree(swapped, beside) and agree(torch.cat(others, 1), beside, slack=0.01, by_column=True))
 
 
 def _sharing_plan(live: LiveRows, out: Tensor, **found: Any) -> PassPlan:
@@ -321,7 +321,7 @@ def _stack(runner: PassRunner, x: Batch, two: Batch, numbers: Tensor) -> tuple[T
     if not agree(again, first, slack=0.1):
         return stacked, known._replace(possible=True)
     alone, slack = torch.cat([first, second]), 0.01 if torch.equal(first, again) else 1
-    same = agree(stacked, alone, slack) and agree(stacked[:, : len(x)], torch.cat(plain), slack=10)
+    same = agree(stacked, alone, slack, by_column=slack < 1) and agree(stacked[:, : len(x)], torch.cat(plain), slack=10)
     return stacked, known._replace(possible=same)
 
 
@@ -374,7 +374,7 @@ def shares_alone(runner: PassRunner, x: Batch, fuse: bool) -> bool:
         alone = _output(runner, one, sample, numbers[:1])
         shared = runner.run(one, numbers, numbers[:1], share=True, fuse=fuse, seen=seen)
         found = torch.cat([alone, shared[1:]])
-        if UNSHAREABLE not in seen and agree(found, beside.expand_as(found), slack=0.01, among=shared):
+        if UNSHAREABLE not in seen and agree(found, beside.expand_as(found), slack=0.01, among=shared, by_column=True):
             return True
     with suppress(Exception):
         stacked = _output(runner, one, numbers, numbers[:1])
