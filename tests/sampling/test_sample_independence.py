@@ -412,6 +412,28 @@ def test_an_offset_hides_no_dependence_on_the_batch_and_makes_none(offset, of_ba
         assert [str(one.message)[:46] for one in said] == ["an image's samples depend on the batch it is i"] * of_batch
 
 
+class PositionTable(TwoLayers):
+    """As Swin-V2, which makes its biases by a small network of positions; here only of large images."""
+
+    def __init__(self, largest):
+        super().__init__()
+        self.biases, self.largest = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)), largest
+
+    def forward(self, x):
+        out = self.head(F.relu(self.first(x)))
+        return out + self.biases(x.new_ones(9, 2)).mean(0) if x.abs().max() > self.largest else out
+
+
+@pytest.mark.parametrize("largest", [0, 100], ids=["first", "later"])
+def test_a_site_without_rows_of_images_is_named(largest):
+    torch.manual_seed(0)
+    net, x = PositionTable(largest), torch.randn(8, 8)
+    x[5] *= 1000  # not among those that the plan is made with
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    with pytest.warns(RbueWarning, match=r"depend on the batch .* the random site biases\.1 are not those of images"):
+        rbue.predict(net, x, samples=5)
+
+
 class TimeMajor(TwoLayers):
     """Rows are images at times, times first, so that masks are dealt to rows in another order than images are."""
 
