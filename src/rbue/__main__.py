@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from rbue._version import __version__
 from rbue.errors import needing
@@ -10,8 +11,9 @@ from rbue.errors import needing
 def main() -> None:
     """The entry point of the command, which needs the laboratory."""
     if sys.argv[1:] == ["--version"]:  # without loading torch
-        print(__version__)
-        return
+        with suppress(OSError):  # which the command puts into words
+            print(__version__, flush=True)
+            return
     try:
         _command()()
     except KeyboardInterrupt:  # while torch is loaded; a verb says itself that it was stopped

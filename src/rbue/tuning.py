@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import BaseTorchFunctionMode
 
 from rbue.activations import DropActivation, DropReLU, Randomness
 from rbue.augment import Augment
@@ -287,7 +288,9 @@ class _Search:
         return self._measured(PLAIN, 1.0, 0, probs, -math.inf, start, {})
 
     def _plain_probs(self, x: Batch) -> Tensor:
-        with torch.no_grad(), evaluating(self.network), _unfused():
+        # Transformers that torch fuses write 0 at padded places. Inside a function mode they compute what training did,
+        # as random ones do; torch's own switch would be thrown for all threads.
+        with torch.no_grad(), evaluating(self.network), BaseTorchFunctionMode():
             return self.task.sampled(self.task.read(x.clone().call(self.network))[None])[0]
 
     def candidate(self, where: Placement, q: float, lowest: float) -> Candidate:
@@ -360,17 +363,6 @@ class _Search:
         scores = self.held_out.scores(probs)
         allowed, seconds = scores["accuracy"] >= lowest, time.perf_counter() - start
         return Candidate(where, q, count, allowed=allowed, seconds=seconds, statistics=statistics, **scores)
-
-
-@contextmanager
-def _unfused() -> Iterator[None]:
-    """Transformers compute what training did, as random ones do; those that torch fuses write 0 at padded places."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _simplest_of_the_best(allowed: list[Candidate]) -> Candidate:

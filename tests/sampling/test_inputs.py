@@ -1,7 +1,7 @@
 """Inputs of every kind: the samples are those of a plain loop over calls with the same arguments."""
 
 import threading
-from collections import UserDict
+from collections import UserDict, namedtuple
 from types import SimpleNamespace
 
 import numpy as np
@@ -354,6 +354,20 @@ def test_a_network_of_one_dict_is_given_it_by_name():
     with pytest.raises(InvalidInput, match=r"it takes batch, and if that is the dict itself, give {'batch': x}"):
         rbue.predict(network, batch, samples=2)
     close(drawn(network, {"batch": batch}), loop(network, 4, batch))
+
+
+def test_a_network_of_one_named_tuple_is_given_it_by_name():
+    class OfPairs(StatementInPlace):
+        def forward(self, pair):
+            return super().forward(pair.x + pair.more)
+
+    pair = namedtuple("Pair", "x more")(torch.randn(4, 6), torch.randn(4, 6))
+    network = rbue.convert(OfPairs(), rbue.DropReLU(0.5), example={"pair": pair})
+    with pytest.raises(InvalidInput, match=r"x is a Pair, a named tuple; give {'pair': x} if that is one argument of"):
+        rbue.predict(network, pair, samples=2)
+    with pytest.raises(InvalidInput, match=r"example is a Pair, a named tuple; give {'pair': example} if that is one"):
+        rbue.sites(network, pair)
+    close(drawn(network, {"pair": pair}), loop(network, 4, pair))
 
 
 @pytest.mark.parametrize("use", [rbue.sites, lambda net, x: rbue.convert(net, rbue.DropReLU(0.5), example=x)])

@@ -204,6 +204,34 @@ def test_an_image_alone_may_be_rounded_by_more():
     assert (plan.stack, plan.batch_dependent) == (True, False)
 
 
+class InTwoUnits(TwoLayers):
+    """Large numbers beside small ones, which know what is ``near``: the other images, or their samples."""
+
+    def __init__(self, near):
+        super().__init__()
+        self.near = near
+
+    def forward(self, x):
+        h = F.relu(self.first(x))
+        known = {"nothing": 0, "images": x.mean(), "samples": h.mean()}[self.near]
+        out = self.head(h)
+        return torch.cat([1e3 * out[:, :1], 1e-3 * (out[:, 1:] + known)], 1)
+
+
+@pytest.mark.filterwarnings("ignore::rbue.RbueWarning")
+@pytest.mark.parametrize("images", [2, 4])
+@pytest.mark.parametrize("near", ["nothing", "images", "samples"])
+def test_large_numbers_do_not_hide_what_other_rows_do_to_small_ones(near, images):
+    torch.manual_seed(0)
+    net, x = InTwoUnits(near), torch.randn(images, 8)
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    calls = []
+    net.register_forward_pre_hook(lambda *_: calls.append(None))
+    plan = StackedPasses(net, x, seed=0).plan
+    assert (plan.stack, plan.batch_dependent) == (near != "samples", near != "nothing")
+    assert near != "nothing" or len(calls) == 3
+
+
 class WithNoise(TwoLayers):
     """Adds random numbers, so no two of its passes are the same."""
 
@@ -382,6 +410,28 @@ def test_an_offset_hides_no_dependence_on_the_batch_and_makes_none(offset, of_ba
             cut, whole = (rbue.predict(net, x, samples=8, outputs="values", memory=m).mean for m in (1, None))
         torch.testing.assert_close(cut, whole, atol=1e-5, rtol=1e-6)
         assert [str(one.message)[:46] for one in said] == ["an image's samples depend on the batch it is i"] * of_batch
+
+
+class PositionTable(TwoLayers):
+    """As Swin-V2, which makes its biases by a small network of positions; here only of large images."""
+
+    def __init__(self, largest):
+        super().__init__()
+        self.biases, self.largest = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)), largest
+
+    def forward(self, x):
+        out = self.head(F.relu(self.first(x)))
+        return out + self.biases(x.new_ones(9, 2)).mean(0) if x.abs().max() > self.largest else out
+
+
+@pytest.mark.parametrize("largest", [0, 100], ids=["first", "later"])
+def test_a_site_without_rows_of_images_is_named(largest):
+    torch.manual_seed(0)
+    net, x = PositionTable(largest), torch.randn(8, 8)
+    x[5] *= 1000  # not among those that the plan is made with
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    with pytest.warns(RbueWarning, match=r"depend on the batch .* the random site biases\.1 are not those of images"):
+        rbue.predict(net, x, samples=5)
 
 
 class TimeMajor(TwoLayers):

@@ -365,3 +365,32 @@ def test_large_maps_are_added_piece_by_piece_to_the_same_statistics(monkeypatch,
     close(found.mean, samples.mean(0))
     close(found.epistemic, samples.var(0, correction=0))
     assert math.isclose(float(found.std[0, 0, 0, 0]), float(samples[:, 0, 0, 0, 0].std(correction=0)))
+
+
+def test_outputs_that_a_function_moved_are_brought_back():
+    brought = []
+
+    class Moved(torch.Tensor):
+        def to(self, device):
+            brought.append(device)
+            return self.as_subclass(torch.Tensor)
+
+    net, x = network(2)
+    predict(net, x, lambda out: out.as_subclass(Moved))
+    assert {*brought} == {x.device}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("images", [1, 3])
+def test_outputs_of_a_gpu_that_a_function_moves_to_the_cpu_are_sampled_alike(images):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).cuda(), torch.randn(images, 8).cuda()
+    rbue.convert(net, rbue.DropReLU(0.5), example=x)
+    calls = []
+    net.register_forward_pre_hook(lambda *_: calls.append(None))
+    found = rbue.predict(net, x, samples=20, outputs=lambda out: out.cpu())
+    passes = len(calls)
+    expected = rbue.predict(net, x, samples=20, outputs="values")
+    assert torch.equal(found.mean, expected.mean)
+    assert passes == len(calls) - passes  # the same small ones beforehand

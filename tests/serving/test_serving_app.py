@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from rbue.errors import InvalidInput
 from rbue.serving import Conformal, Inputs, Settings, create_app
-from rbue.serving.process import _bound
+from rbue.serving.process import bound
 from rbue.serving.uploads import Refused, Upload, read, receive
 
 TOKEN = "a-token-of-tests"
@@ -349,7 +349,7 @@ def test_settings_that_cannot_work(wrong):
 
 def test_an_address_is_taken_from_the_start():
     """Also before the network is ready, when nobody is answered yet."""
-    with closing(_bound("127.0.0.1", 0)) as first:
+    with closing(bound("127.0.0.1", 0)) as first:
         port = first.getsockname()[1]
         with pytest.raises(InvalidInput, match=f"cannot listen at 127.0.0.1:{port} .*give another --host or --port"):
-            _bound("127.0.0.1", port).close()
+            bound("127.0.0.1", port).close()

@@ -241,7 +241,7 @@ class _RandomSites:
         repeat = 1 if self.draw.hook is None else self.draw.hook.before_site(x)
         if x.shape[0] % (self.draw.rows // repeat):
             if self.draw.samples.shape[0] > 1:
-                raise NotFoldable(path)
+                raise NotFoldable(Site(0, path, number, "", ()).name)
             keys = self.draw.renumbered(x.shape[0]).site_keys(self._number(path, number), activation)[:, 0]
         return site_function(activation)(call, activation, keys.to(x.device), repeat, self.relu, proceed)
 
@@ -260,8 +260,9 @@ class _RandomSites:
 class NotFoldable(ConversionError):
     """Samples cannot be stacked along the batch, because a site's first dimension is not the batch."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"the first dimension at the site in {path or 'the network'} is not the batch.")
+    def __init__(self, site: str) -> None:
+        super().__init__(f"the first dimension at the site {site} is not the batch.")
+        self.site = site
 
 
 def convert(model: nn.Module, activation: Randomness, where: Placement = "all", example: Any = None) -> nn.Module:

@@ -51,6 +51,7 @@ def one_call(x: Any, network: nn.Module, inputs: int = 1) -> Batch | None:
                 f"{plain_class(network).__name__}; give a list of batches, or a dict of keyword arguments."
             )
         _refuse_labels(x)
+        _refuse_named(x, "x", network)
         _refuse_ragged(x)
     return None
 
@@ -108,6 +109,7 @@ def example_call(example: Any, network: nn.Module) -> Batch:
             )
         most = _most_positional(network)
         if most is not None and len(example) > most:
+            _refuse_named(example, "example", network)
             raise InvalidInput(
                 f"example is a {type(example).__name__} of {len(example)}, but {plain_class(network).__name__} takes "
                 f"{most} argument{'s' * (most != 1)}; give one batch, such as torch.stack(images)."
@@ -282,6 +284,16 @@ def _refuse_labels(x: Sequence[Any]) -> None:
     """Refuse a pair of inputs and labels, of which the labels would be a batch too."""
     if len(x) == 2 and isinstance(x[1], (Tensor, np.ndarray)) and x[1].ndim == 1 < x[0].ndim and len(x[0]) == len(x[1]):
         raise InvalidInput(f"x is a {type(x).__name__} of inputs and what looks like their labels; give x[0] alone.")
+
+
+def _refuse_named(x: Sequence[Any], name: str, network: nn.Module) -> None:
+    """Refuse a named tuple, which a network takes as one argument more often than its entries are batches."""
+    if hasattr(x, "_fields"):
+        one = next(iter(_parameters(network)), "x")
+        raise InvalidInput(
+            f"{name} is a {type(x).__name__}, a named tuple; give {{{one!r}: {name}}} if that is one argument of "
+            f"{plain_class(network).__name__}, and list({name}) if not."
+        )
 
 
 def labelled_batches(validation: Any, network: nn.Module, most: int) -> list[tuple[Batch, Tensor]]:

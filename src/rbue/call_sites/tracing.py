@@ -275,8 +275,10 @@ class _Recording:
             return following.run_forward(forward, network, args, kwargs)
 
 
-_WAY_OUT = "give it ReLUs, or use rbue.Dropout(p), which needs none."
-_OTHER_WAY_OUT = "use rbue.DropActivation(q), which makes most of these random, or rbue.Dropout(p), which needs none."
+OF_MORE_KINDS, OF_ANY_LAYERS = "rbue.DropActivation(q)", "rbue.Dropout(p)"
+"""What the sentence below advises; methods have short texts for these."""
+_WAY_OUT = f"give it ReLUs, or use {OF_ANY_LAYERS}, which needs none."
+_OTHER_WAY_OUT = f"use {OF_MORE_KINDS}, which makes most of these random, or {OF_ANY_LAYERS}, which needs none."
 
 
 def _no_site_message(network: nn.Module, activation: Randomness, others: dict[str, int]) -> str:

@@ -116,6 +116,7 @@ class PassRunner:
             rows = rows.with_first(augment(rows.first, draw.samples, draw.images))
         with drawing(self.network, draw), torch.no_grad(), nullcontext() if reads is None else reads:
             out = self.read(rows.call(self.model if model is None else model))
+        out = out.to(x.device)  # where images are counted; a function of the user's may have moved it
         if not out.is_floating_point():
             raise RbueError(
                 f"the network returned {out.dtype}; rbue needs scores of the classes in floating point, before any "

@@ -50,6 +50,7 @@ class PassPlan:
         fuse: whether calls may be fused (:mod:`rbue.sampling.fusing`).
         alone: whether an image alone was looked at too.
         batch_dependent: whether an image's samples were seen to depend on the batch it is in.
+        odd_site: the name of a site whose rows were seen not to be those of images.
         stack: whether samples may share a pass. Not where one of them comes out differently alone: one mask of a ReLU
             of what was made from weights would serve all samples of a pass, and what is computed of the whole batch
             would be computed of all samples. Nor where the network's code looks at what random sites made.
@@ -66,6 +67,7 @@ class PassPlan:
     fuse: bool = True
     alone: bool = True
     batch_dependent: bool = False
+    odd_site: str = ""
     stack: bool = True
     telling: bool = True
     random: bool = True
@@ -114,7 +116,7 @@ def make_plan(
             plan = _quick_plan(runner, x, first)
     plan = plan or _thorough_plan(runner, x, sharing)
     if plan.batch_dependent and not (earlier is not None and earlier.batch_dependent):
-        warn_of_batch_dependence()
+        warn_of_batch_dependence(plan.odd_site)
     if earlier is None and not plan.random and not plan.telling:
         warn(
             "the network ran without meeting a random site, so its samples are all the same; if modules were replaced "
@@ -168,7 +170,7 @@ def _quick_plan(runner: PassRunner, x: Batch, first: FirstPass | None = None) ->
     if reads.found or generators.moved:
         return None
     found, expected = torch.cat([together[1:2, one], together[:1, other]], 1), torch.cat(apart, 1)
-    if not agree(found, expected, slack=0.01, among=together):
+    if not agree(found, expected, slack=0.01, among=together, by_column=True):
         if not agree(found, expected, among=together):
             return None
         place = min(1, count - 1)
@@ -215,6 +217,7 @@ def _thorough_plan(runner: PassRunner, x: Batch, sharing: bool) -> PassPlan:
     return replace(
         shared,
         batch_dependent=batch_dependent or (len(x) > 1 and not stacking.by_image),
+        odd_site=stacking.odd_site,
         stack=stacking.possible,
         telling=stacking.telling,
         random=stacking.random,
@@ -258,7 +261,7 @@ def _depends_on_the_batch(runner: PassRunner, x: Batch, numbers: Tensor) -> bool
         images = numbers + 8
         images[k] = k
         others.append(_output(runner, x[k : k + 1].repeat(2), numbers[:1], images)[:, k : k + 1])
-    return not (agree(swapped, beside) and agree(torch.cat(others, 1), beside, slack=0.01))
+    return not (agree(swapped, beside) and agree(torch.cat(others, 1), beside, slack=0.01, by_column=True))
 
 
 def _sharing_plan(live: LiveRows, out: Tensor, **found: Any) -> PassPlan:
@@ -277,12 +280,14 @@ class _Stacking(NamedTuple):
         telling: whether they were different at all.
         by_image: whether the rows of every random site are those of images.
         random: whether there was a random site.
+        odd_site: the name of one whose rows are not those of images, where it shows.
     """
 
     possible: bool = False
     telling: bool = True
     by_image: bool = True
     random: bool = True
+    odd_site: str = ""
 
 
 def _stack(runner: PassRunner, x: Batch, two: Batch, numbers: Tensor) -> tuple[Tensor, _Stacking]:
@@ -298,8 +303,8 @@ def _stack(runner: PassRunner, x: Batch, two: Batch, numbers: Tensor) -> tuple[T
     """
     try:
         stacked = _output(runner, two, numbers, numbers)  # rows: sample 0 of image 0 and 1, sample 1 of image 0 and 1
-    except NotFoldable:
-        return torch.empty(0), _Stacking(by_image=False)
+    except NotFoldable as error:
+        return torch.empty(0), _Stacking(by_image=False, odd_site=error.site)
     twice, images = two.repeat(2), numbers.repeat(2)
     few: list[int] = []
     many: list[int] = []
@@ -321,7 +326,7 @@ def _stack(runner: PassRunner, x: Batch, two: Batch, numbers: Tensor) -> tuple[T
     if not agree(again, first, slack=0.1):
         return stacked, known._replace(possible=True)
     alone, slack = torch.cat([first, second]), 0.01 if torch.equal(first, again) else 1
-    same = agree(stacked, alone, slack) and agree(stacked[:, : len(x)], torch.cat(plain), slack=10)
+    same = agree(stacked, alone, slack, by_column=slack < 1) and agree(stacked[:, : len(x)], torch.cat(plain), slack=10)
     return stacked, known._replace(possible=same)
 
 
@@ -374,7 +379,7 @@ def shares_alone(runner: PassRunner, x: Batch, fuse: bool) -> bool:
         alone = _output(runner, one, sample, numbers[:1])
         shared = runner.run(one, numbers, numbers[:1], share=True, fuse=fuse, seen=seen)
         found = torch.cat([alone, shared[1:]])
-        if UNSHAREABLE not in seen and agree(found, beside.expand_as(found), slack=0.01, among=shared):
+        if UNSHAREABLE not in seen and agree(found, beside.expand_as(found), slack=0.01, among=shared, by_column=True):
             return True
     with suppress(Exception):
         stacked = _output(runner, one, numbers, numbers[:1])
@@ -393,12 +398,14 @@ def shared_work(runner: PassRunner, x: Batch, numbers: Tensor) -> float:
     return 2 * (1 - done[True] / done[False]) if len(done) == 2 and done[False] else 0
 
 
-def warn_of_batch_dependence() -> None:
-    """Say that samples depend on the batch."""
-    warn(
-        "an image's samples depend on the batch it is in: the network mixes the rows of its images before a random "
-        "site, or draws random numbers of its own."
+def warn_of_batch_dependence(site: str) -> None:
+    """Say that samples depend on the batch, and which random site makes them, if its name is known."""
+    why = (
+        f"the rows at the random site {site} are not those of images; where= can leave it out."
+        if site
+        else "the network mixes the rows of its images before a random site, or draws random numbers of its own."
     )
+    warn(f"an image's samples depend on the batch it is in: {why}")
 
 
 @contextmanager

@@ -185,9 +185,9 @@ class StackedPasses:
                 numbers = _filled(images[batch], fill)
                 how = {"fuse": self.plan.fuse, "augment": self.augment}
                 out = self.runner.run(rows, samples[stack], numbers, self.as_planned, **how)
-            except NotFoldable:  # of several samples alone
+            except NotFoldable as error:  # of several samples alone
                 if len(x) > 1:
-                    self._note_batch_dependence()
+                    self._note_batch_dependence(error.site)
                 work += piece.one_by_one()
                 continue
             except Exception as error:
@@ -223,14 +223,14 @@ class StackedPasses:
         for key in list(plans)[:-_MOST_PLANS]:
             plans.pop(key, None)  # another thread may have been quicker
 
-    def _note_batch_dependence(self) -> None:
+    def _note_batch_dependence(self, site: str) -> None:
         """Warn, once, of a site whose rows are not the images, as where only some images take a branch.
 
         The images that the plan is made with may take the same one.
         """
         if not self.plan.batch_dependent:
             self.plan = replace(self.plan, batch_dependent=True)
-            warn_of_batch_dependence()
+            warn_of_batch_dependence(site)
 
     def _look_at_one_image(self, x: Batch) -> None:
         with self.runner.trying_out():

@@ -31,7 +31,7 @@ def serve(engine: Engine, settings: Settings | None = None, host: str = "127.0.0
     """
     settings = settings or Settings()
     app = create_app(engine, settings)
-    listening = _bound(host, port)
+    listening = bound(host, port)
     config = uvicorn.Config(
         app,
         log_level="info",
@@ -64,8 +64,8 @@ class _Server(uvicorn.Server):
             _log.info("ready at http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket at the address, or why there is none."""
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens at the address, or why there is none."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind)

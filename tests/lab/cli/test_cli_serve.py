@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 import rbue
 import rbue.serving
+from rbue.serving.process import bound
 
 HELD_OUT = {"probs": np.tile([[0.7, 0.2, 0.1]], (20, 1)), "labels": np.zeros(20, int)}
 
@@ -36,10 +39,10 @@ def saved(tmp_path, monkeypatch):
 
 def test_a_saved_file_with_its_network(command, served, saved):
     np.savez("held.npz", **HELD_OUT)
-    words = ("--model", "own_net:make", "--samples", 8, "--conformal", 0.9, "--held-out", "held.npz")
+    words = ("--port", 0, "--model", "own_net:make", "--samples", 8, "--conformal", 0.9, "--held-out", "held.npz")
     command("serve", "net.safetensors", *words, "--mean", "0.5", "--std", "0.25", "--max-mb", 1, "--max-wait-ms", 2)
     ((engine, settings, host, port),) = served
-    assert (host, port) == ("127.0.0.1", 8000)
+    assert (host, port) == ("127.0.0.1", 0)
     assert (settings.max_bytes, settings.max_wait, settings.token) == (1_000_000, 0.002, None)
     assert settings.conformal == rbue.serving.Conformal(pytest.approx(0.3), 0.9, 20)
     assert (engine.classes, engine.samples, engine.inputs.mean) == (("cat", "dog", "bird"), 8, (0.5,))
@@ -73,5 +76,12 @@ def test_a_saved_file_with_its_network(command, served, saved):
 )
 def test_mistakes_are_told_before_it_listens(fails, saved, served, tmp_path, words, says):
     (tmp_path / "net.pt2").write_bytes(b"x")
-    assert says in fails("serve", *words, code=2)
+    assert says in fails("serve", *words, "--port", 0, code=2)
+    assert not served
+
+
+def test_a_taken_port_is_told_before_anything_is_loaded(fails, served):
+    with closing(bound("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen at 127.0.0.1:{port} " in fails("serve", "nothing", "--port", port, code=2)
     assert not served

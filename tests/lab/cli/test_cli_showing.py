@@ -8,9 +8,11 @@ import html
 import importlib
 import io
 import json
+import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -385,6 +387,20 @@ def test_an_output_without_room_is_one_sentence(form, monkeypatch, capsys):
         main()
     assert end.value.code == 1
     assert capsys.readouterr().err == "error: the output: No space left on device.\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+@pytest.mark.parametrize("words", [["--help"], ["methods", "--json"], ["--version"]])
+def test_a_full_disk_is_one_sentence_whatever_is_written(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rbue", *words],
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # Python writes once more when it ends
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (1, "error: the output: No space left on device.\n")
 
 
 def test_a_table_leaves_columns_out_rather_than_breaking_words(monkeypatch, capsys):

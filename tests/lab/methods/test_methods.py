@@ -210,7 +210,7 @@ def samples_of(method, networks, count):
 @pytest.mark.parametrize("spec", ["mc-droprelu:0.6", "mc-dropout:0.5,all", "svi:1,0.5,5"])
 def test_an_ensemble_draws_from_its_members_in_turn_whatever_the_number_of_samples(spec):
     ensemble = methods.parse(f"deep-ensemble:3[{spec}]")
-    networks = [ensemble.prepare(network(number), X[:1]) for number in range(3)]
+    networks = [ensemble.member.prepare(network(number), X[:1]) for number in range(3)]
     whole = samples_of(ensemble, networks, 8)
     torch.testing.assert_close(samples_of(ensemble, networks, 4), whole[:4])
     for number, one in enumerate(networks):
@@ -221,7 +221,7 @@ def test_an_ensemble_draws_from_its_members_in_turn_whatever_the_number_of_sampl
 
 def test_members_draw_as_the_ensemble_is_asked_to_and_seeds_go_round():
     ensemble, last = methods.parse("deep-ensemble:2[mc-droprelu:0.6]"), 2**64 - 1
-    networks = [ensemble.prepare(network(number), X[:1]).eval() for number in range(2)]
+    networks = [ensemble.member.prepare(network(number), X[:1]).eval() for number in range(2)]
     numbers, how = torch.arange(len(X), dtype=torch.int32), {"draws": "balanced", "return_samples": True}
     found = collect(ensemble.stream(networks, X, last, "balanced"), X, numbers, 4, seed=last, **how).samples
     own = collect(ensemble.member.stream(networks[1:], X, 0, "balanced"), X, numbers, 2, seed=0, **how).samples

@@ -62,7 +62,7 @@ class Verbs(Flowing):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             if not is_reported_elsewhere(error):
-                complain(_sentence(error))
+                _complain_of(error)
             raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from error
 
 
@@ -153,10 +153,22 @@ def _common(
 
 def main() -> None:
     """The entry point of the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may lack the dash of a table, or a letter of a path
-    app(prog_name="rbue")
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a terminal may lack the dash of a table, or a letter of a path
+        app(prog_name="rbue")
+    except OSError as error:  # of help, which is shown before a verb begins
+        _complain_of(error)
+        sys.exit(1)
+
+
+def _complain_of(error: BaseException) -> None:
+    complain(_sentence(error))
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = None  # or Python tries again when it ends, and says more
 
 
 def _lacks_memory(error: BaseException) -> bool:

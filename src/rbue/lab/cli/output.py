@@ -135,7 +135,7 @@ def complain(text: str) -> None:
 def print_json(content: Any) -> None:
     """The one JSON document of a command."""
     if is_first():
-        sys.stdout.write(as_json(content))
+        print(as_json(content), end="", flush=True)  # a full disk is said here, not when Python ends
 
 
 def as_json(content: Any) -> str:

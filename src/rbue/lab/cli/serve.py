@@ -77,6 +77,7 @@ def serve(
     try:
         from rbue.serving import OnnxEngine, Settings
         from rbue.serving import serve as run_server
+        from rbue.serving.process import bound
     except ModuleNotFoundError as error:
         raise RbueError(str(error)) from error
     if conformal is None and held_out is not None:
@@ -95,6 +96,7 @@ def serve(
         max_samples=max_samples,
     )
     pixels = fractions(mean, "--mean", "0.49,0.48,0.45"), fractions(std, "--std", "0.25,0.24,0.26")
+    bound(host, port).close()  # a network may take minutes to load, only to find that the port is taken
     engine: Engine
     with working(f"loading {what}"):
         path = Path(what).expanduser()

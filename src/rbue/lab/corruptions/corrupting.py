@@ -274,11 +274,9 @@ def corrupt(
     return out
 
 
-def constants_of(
-    name: str, severity: int, side: int, constants: str | float | Sequence[float] | None = None
-) -> tuple[float, ...]:
-    """The constants that :func:`corrupt` would use for images of this longest side."""
-    return find(name).constants(check_severity(severity), side, constants)
+def constants_of(name: str, severity: int, side: int) -> tuple[float, ...]:
+    """The constants that :func:`corrupt` uses for images of this longest side, if it is given none."""
+    return find(name).constants(check_severity(severity), side, None)
 
 
 def _as_pixels(images: ArrayLike) -> NDArray[Any]:

@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from rbue.activations import Randomness
 from rbue.call_sites import convert
+from rbue.call_sites.tracing import OF_ANY_LAYERS, OF_MORE_KINDS
 from rbue.errors import ConversionError, InvalidInput, RbueError, did_you_mean, reason
 from rbue.lab.own_code import find_own
 from rbue.random_stream import INDEPENDENT, Cycle
@@ -203,9 +204,9 @@ class RandomSites(Method):
         """Make the chosen call sites random."""
         try:
             return convert(network, self.activation(), where=self.where, example=example)
-        except ConversionError as error:  # which names what the library calls them
-            named = str(error).replace("rbue.DropActivation(q)", "mc-dropactivation:q")
-            raise ConversionError(named.replace("rbue.Dropout(p)", "mc-dropout:p")) from error
+        except ConversionError as error:
+            named = str(error).replace(OF_MORE_KINDS, "mc-dropactivation:q").replace(OF_ANY_LAYERS, "mc-dropout:p")
+            raise ConversionError(named) from error
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """Random passes of the network."""

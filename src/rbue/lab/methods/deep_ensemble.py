@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from rbue.errors import InvalidInput
-from rbue.lab.methods.base import Loss, Method, TrainingProgress, parse, register, spec_of
+from rbue.lab.methods.base import Method, parse, register, spec_of
 from rbue.lab.methods.members import at_least_two
 from rbue.sampling.collect import SampleStream
 
@@ -61,14 +61,6 @@ class DeepEnsemble(Method):
     def balances(self) -> bool:
         """Whether its members' method does."""
         return self.member.balances
-
-    def prepare(self, network: nn.Module, example: Tensor) -> nn.Module:
-        """Prepare one member."""
-        return self.member.prepare(network, example)
-
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, progress: TrainingProgress) -> Loss:
-        """What its method minimises, for each member on its own."""
-        return self.member.loss(network, x, y, progress)
 
     def stream(self, networks: Sequence[nn.Module], x: Tensor, seed: int, draws: str = "independent") -> SampleStream:
         """Samples of the members in turn."""
