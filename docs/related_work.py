@@ -87,7 +87,7 @@ def picture() -> Figure:
     axes.set_ylim(len(ordered) - 0.4, -0.6)
     for name, face in (("as it is", MUTED), ("with a temperature", "white")):
         axes.scatter([], [], s=30, facecolors=face, edgecolors=MUTED, label=name)
-    axes.legend(frameon=False, fontsize=SMALL, labelcolor=MUTED, loc="upper right")
+    axes.legend(edgecolor="none", framealpha=1, fontsize=SMALL, labelcolor=MUTED, loc="upper right")
     return figure
 
 
