@@ -77,7 +77,7 @@ def test_sets_equal_a_double_loop_with_ties(score, by_class):
             fitted = score.fit(held, labels, coverage, by_class=by_class, seed=seed)
             expected = loop_sets(score, held, labels, new, coverage, by_class, seed)
             assert (fitted(new).numpy() == expected).all()
-            assert (fitted(torch.from_numpy(new).float()).numpy() == expected).all()
+            assert (fitted(torch.from_numpy(new).float(), first=0).numpy() == expected).all()
 
 
 def band(hits, draws, chance):
@@ -182,9 +182,21 @@ def test_too_few_images_say_how_many_are_needed(coverage, needed):
 def test_batches_give_the_sets_of_all_images():
     probs, labels = drawn(np.random.default_rng(0), 300)
     fitted = APS().fit(probs[:200], labels[:200])
-    parts = [fitted(probs[200:250]), fitted(probs[250:], first=50)]
-    assert torch.equal(torch.cat(parts), fitted(probs[200:]))
+    whole = fitted(probs[200:])
+    assert torch.equal(torch.cat([fitted(probs[200:250], first=0), fitted(probs[250:])]), whole)
+    assert torch.equal(torch.cat([fitted(probs[250:], first=50), fitted(probs[200:250], first=0)]).roll(50, 0), whole)
     assert not torch.equal(_uniforms(50, 0, "new"), _uniforms(50, 0, "held out"))
+
+
+@pytest.mark.parametrize("score", [SCORES[1], SCORES[3]], ids=repr)
+def test_images_that_are_asked_one_at_a_time_are_covered_too(score):
+    """Each has a random number of its own: with that of the first, 0.89, sets asked for 0.8 would hold 0.7."""
+    rng = np.random.default_rng(4)
+    probs, labels = drawn(rng, 2500)
+    fitted = score.fit(probs[:1000], labels[:1000], coverage=0.8)
+    sets = torch.cat([fitted(probs[place : place + 1]) for place in range(1000, 2500)])
+    assert sets[torch.arange(1500), labels[1000:]].double().mean().item() == pytest.approx(0.8, abs=0.05)
+    assert torch.equal(sets, fitted(probs[1000:], first=0))
 
 
 def test_never_empty_adds_the_label_and_nothing_else():
@@ -222,7 +234,7 @@ def test_sets_refuse_another_temperature_than_they_were_fitted_at():
     scaled = plain.scaled(2.0)
     for by_class in (False, True):
         sets = APS().fit(scaled, labels, coverage=0.5, by_class=by_class)
-        assert torch.equal(sets(scaled), sets(scaled.probs))
+        assert torch.equal(sets(scaled), sets(scaled.probs, first=0))
         for other in (plain, samples, samples.numpy()):
             with pytest.raises(InvalidInput, match="has the temperature 1, and these sets were fitted at 2"):
                 sets(other)

@@ -79,14 +79,17 @@ class ConformalSets:
     classes: int
     seed: int = 0
     temperature: float | None = None
+    _next: int = field(default=0, init=False, repr=False)
 
-    def __call__(self, prediction: Any, *, first: int = 0, never_empty: bool = False) -> Tensor:
+    def __call__(self, prediction: Any, *, first: int | None = None, never_empty: bool = False) -> Tensor:
         """The sets ``{y: s(x, y) ≤ q}`` as booleans ``(B, C)``.
 
         Args:
             prediction: Of new images: a ``Prediction``, probabilities ``(B, C)`` or samples ``(S, B, C)``.
-            first: The number of the first image, where images come in batches and the score is randomised: batches
-                then give the sets that all images at once would.
+            first: The number of the first image, if the score is randomised: image ``k`` has the ``k``-th random number
+                of the seed. Without it images go on from those of the last call, so that calls in order give the sets
+                that all images at once would. ``first=0`` gives the same images the same sets again. Images that all
+                have the same number share a random number, and the coverage does not hold.
             never_empty: Put the most probable class into a set that would be empty. It can only add to the coverage.
         """
         probs = _inputs.probabilities(prediction)
@@ -98,7 +101,8 @@ class ConformalSets:
                 f"prediction has the temperature {given:.4g}, and these sets were fitted at {fitted:.4g}, so they "
                 "would not cover; fit them anew, or predict with that temperature. Samples are never scaled."
             )
-        whole_number(first, "first", least=0)
+        first = self._next if first is None else whole_number(first, "first", least=0)
+        object.__setattr__(self, "_next", first + len(probs))
         found = self.score.scores(probs, _uniforms(len(probs), self.seed, "new", first))
         sets = found <= self.thresholds.to(found.device)
         if never_empty:
