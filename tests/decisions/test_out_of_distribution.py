@@ -63,7 +63,7 @@ def test_scores_of_several_labels():
     mean = both.mean(0)
     yes = (samples > 0.5).mean(0)
     expected = {
-        "max_probability": -mean.max(-1).prod(1),
+        "max_probability": -(mean.max(-1).prod(1) ** (1 / 3)),
         "entropy": plain_entropy(mean).sum(1),
         "expected_entropy": plain_entropy(both).mean(0).sum(1),
         "mutual_information": (plain_entropy(mean) - plain_entropy(both).mean(0)).sum(1),
@@ -71,6 +71,16 @@ def test_scores_of_several_labels():
     }
     for name, values in expected.items():
         np.testing.assert_allclose(found[name].numpy(), values, atol=1e-6, err_msg=name)
+
+
+def test_the_probability_of_many_labels_does_not_vanish():
+    """A map of four labels has so many answers that the product of their probabilities is 0."""
+    found = []
+    for low in (0.1, 0.3):
+        statistics = MultiLabelStatistics(20, torch.device("cpu"))
+        statistics.add(torch.arange(20), low + 0.2 * torch.rand(1, 20, 4, 32, 32))
+        found.append(ood.max_probability(statistics.prediction(0)))
+    assert ood.detection(*found).auroc == 1
 
 
 def test_scores_of_logits():

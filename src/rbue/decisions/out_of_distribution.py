@@ -6,8 +6,8 @@ largest logit take logits, ``(B, C)`` or ``(S, B, C)``, of which the mean over s
 ``rbue.predict(..., keep=("logits", "features"))`` goes into all of them. :func:`scores` gives all that its inputs
 allow, by name; :func:`detection` says how well one tells inside from outside.
 
-Several labels (``MultiLabel``) are taken as independent questions: their entropies add up, and the most probable answer
-is that to all of them.
+Several labels (``MultiLabel``) are taken as independent questions: their entropies add up, and of the probabilities of
+their answers the geometric mean is taken, as the product of many would be 0.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ __all__ = [
 def max_probability(prediction: Any) -> Tensor:
     """``-max_c p_c``: the mean probability of the label, negated (Hendrycks and Gimpel, ICLR 2017).
 
+    Of several labels the geometric mean is taken.
+
     Example:
         >>> max_probability(torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
         tensor([-0.7500, -0.5000], dtype=torch.float64)
     """
     if isinstance(prediction, MultiLabel):
         probs = prediction.probs.detach().double().flatten(1)
-        return -torch.maximum(probs, 1 - probs).prod(1)
+        return -torch.maximum(probs, 1 - probs).log().mean(1).exp()
     return -_inputs.probabilities(prediction).amax(1)
 
 
