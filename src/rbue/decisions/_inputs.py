@@ -17,6 +17,11 @@ from rbue.prediction import MultiLabel, Prediction, Regression
 _WORK_ELEMENTS = 1 << 22
 """Elements of float64 work space: 4 Mi of them are 32 MiB, whatever the number of images."""
 
+_OF_MAPS = (
+    "give one row a pixel, {}.movedim(1, -1).flatten(0, -2), but to fit a coverage only one random pixel of each image, "
+    "as those of one image are not independent and would promise more than they keep"
+)
+
 
 def tensor(value: Any, name: str) -> Tensor:
     """A tensor or a NumPy array, as a tensor without gradients."""
@@ -35,10 +40,7 @@ def probabilities(prediction: Any) -> Tensor:
     if isinstance(prediction, Prediction):
         probs = prediction.probs.detach()
         if probs.ndim != 2:
-            raise InvalidInput(
-                f"prediction.probs has shape {tuple(probs.shape)}; give one row a pixel: "
-                "prediction.probs.movedim(1, -1).flatten(0, -2)."
-            )
+            raise InvalidInput(f"prediction.probs has shape {tuple(probs.shape)}; {_OF_MAPS.format('prediction.probs')}.")
     elif isinstance(prediction, (MultiLabel, Regression)):
         raise InvalidInput(
             f"prediction is a {type(prediction).__name__}, which has no classes to choose among; give a Prediction, "
@@ -50,8 +52,9 @@ def probabilities(prediction: Any) -> Tensor:
             _checks.sample_probabilities(probs, name="prediction")
             return mean_over_samples(probs)
         if probs.ndim != 2:
+            maps = f"; of maps (B, C, ...) {_OF_MAPS.format('prediction')}" * (probs.ndim > 3)
             raise InvalidInput(
-                f"prediction has shape {tuple(probs.shape)}; give probabilities (B, C) or samples (S, B, C)."
+                f"prediction has shape {tuple(probs.shape)}; give probabilities (B, C) or samples (S, B, C){maps}."
             )
     return _checks.probabilities(probs, "prediction").double()
 
