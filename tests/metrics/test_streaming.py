@@ -104,6 +104,22 @@ def test_forward_returns_the_batch_and_keeps_the_whole(pair, make_batch, make_sa
     assert not metric.compute().requires_grad
 
 
+@pytest.mark.parametrize("metric", [metrics.AUROC(), metrics.AUPR(), metrics.FPR95()], ids=lambda one: type(one).__name__)
+def test_a_batch_of_one_kind_has_no_score_and_loses_nothing(metric):
+    scores, positive = torch.rand(6), torch.tensor([True, True, True, False, False, False])
+    collection = MetricCollection([metric])
+    assert [metric(scores[:3], positive[:3]).isnan(), metric._forward_cache.isnan()] == [True, True]
+    (found,) = collection(scores[3:], positive=positive[3:]).values()
+    assert found.isnan()
+    whole = type(metric)._score(scores, positive)
+    assert metric.compute() == whole
+    assert metric(scores, positive) == whole
+    metric.reset()
+    metric.update(scores[:3], positive[:3])
+    with pytest.raises(InvalidInput, match="marks 3 of 3 images"):
+        metric.compute()
+
+
 @pytest.mark.parametrize("pair", LABELLED + SAMPLED + SCORED + NUMBERS)
 def test_two_metrics_merge(pair, make_batch, make_samples):
     make_metric, function = pair

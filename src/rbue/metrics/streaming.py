@@ -310,10 +310,27 @@ class _Detection(_ScoreMetric):
     """Scores and which of them belong to positives."""
 
     _names = ("scores", "positive")
+    _of_a_batch = False
+
+    def forward(self, scores: Tensor, positive: Tensor) -> Any:
+        """Take in one batch and return its own score, NaN if it holds positives or negatives only."""
+        self._of_a_batch = True
+        try:
+            return super().forward(scores, positive)
+        finally:
+            self._of_a_batch = False
 
     def update(self, scores: Tensor, positive: Tensor) -> None:
         """Take in one batch; a batch may hold positives or negatives only."""
         self._append(*_checks.scores_and_flags(scores, positive, "scores", "positive"))
+
+    def compute(self) -> Tensor:
+        """Return the score of all images seen since the last ``reset``."""
+        scores, positive = self._joined()
+        # An error within forward would lose what torchmetrics has put aside, which is all that was seen before.
+        if self._of_a_batch and len(positive.unique()) == 1:
+            return scores.new_tensor(torch.nan)
+        return self._score(scores, positive)
 
 
 class AUROC(_Detection):
