@@ -178,6 +178,19 @@ def test_too_few_images_say_how_many_are_needed(search):
     assert abstaining.fit(torch.rand(59), torch.ones(59, dtype=torch.bool), search=search).coverage == 1.0
 
 
+def test_the_risk_is_not_rounded_to_the_default_dtype():
+    """8 errors among 141 are too many for 0.1, and would not be for the bfloat16 next to it."""
+    scores, correct = torch.arange(141, 0, -1).double(), torch.arange(141) < 133
+    expected = abstaining.fit(scores, correct, risk=0.1, steps=141)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = abstaining.fit(scores, correct, risk=0.1, steps=141)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == expected
+    assert found.risk_bound <= 0.1
+
+
 def test_maps_are_refused():
     with pytest.raises(InvalidInput, match=r"scores has shape \(4, 50\); give one score an image, \(B,\): pixels"):
         abstaining.fit(torch.rand(4, 50), torch.ones(4, 50, dtype=torch.bool))

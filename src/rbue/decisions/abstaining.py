@@ -142,7 +142,7 @@ def fit(
     # Equal scores stay together: as many as lie strictly above.
     answered = torch.searchsorted(-values, -thresholds)
     errors = wrong[answered]
-    passed = _binomial.cdf(errors, answered, torch.tensor(risk)) <= level
+    passed = _binomial.cdf(errors, answered, torch.tensor(risk, dtype=torch.float64)) <= level
     # Leaving out by the number of answers keeps both arguments: they hold given that number.
     left_out = answered < counts[0]
     passed &= ~left_out
@@ -164,7 +164,8 @@ def _candidates(images: int, risk: float, level: float, steps: int) -> Tensor:
     """How many images each candidate answers, rising; fixed by the number of images, never by their labels."""
     counts = torch.unique((torch.arange(1, steps + 1) * images).div(steps, rounding_mode="floor"))
     # The first has to pass in spite of some errors, or one wrong image among the surest would end the sequence.
-    fair = _binomial.cdf((counts * (risk / 2)).floor(), counts, torch.tensor(risk)) <= level
+    chance = torch.tensor(risk, dtype=torch.float64)
+    fair = _binomial.cdf((counts * (chance / 2)).floor(), counts, chance) <= level
     if bool(fair.any()):
         return counts[int(fair.nonzero()[0]) :]
     return counts[counts >= min(images, _needed(risk, level))]
