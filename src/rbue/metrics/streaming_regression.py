@@ -13,7 +13,18 @@ from rbue.metrics.streaming import _SumMetric
 
 
 class GaussianNLL(_SumMetric):
-    """Streaming form of ``rbue.metrics.gaussian_nll``."""
+    """Streaming form of ``rbue.metrics.gaussian_nll``; it takes the variance, where ``GaussianCRPS`` takes the std.
+
+    In one ``MetricCollection`` give both by name, or each takes the other's for its own.
+
+    Example:
+        >>> from torchmetrics import MetricCollection
+        >>> scores = MetricCollection([GaussianNLL(), GaussianCRPS()])
+        >>> mean, std, targets = torch.zeros(2), torch.full((2,), 3.0), torch.tensor([-1.0, 4.0])
+        >>> scores.update(mean=mean, variance=std.square(), std=std, targets=targets)
+        >>> {name: round(value.item(), 3) for name, value in scores.compute().items()}
+        {'GaussianNLL': 2.49, 'GaussianCRPS': 1.697}
+    """
 
     higher_is_better = False
     _total_name = "normal_log_loss_sum"
@@ -24,7 +35,7 @@ class GaussianNLL(_SumMetric):
 
 
 class GaussianCRPS(_SumMetric):
-    """Streaming form of ``rbue.metrics.gaussian_crps``."""
+    """Streaming form of ``rbue.metrics.gaussian_crps``; in one collection with ``GaussianNLL``, see there."""
 
     higher_is_better = False
     _total_name = "normal_crps_sum"
