@@ -283,7 +283,9 @@ def test_errors_name_the_value_and_the_way_out():
     pixels = torch.full((20, 2, 3), 0.5)
     with pytest.raises(InvalidInput, match=r"prediction.probs has shape \(20, 2, 3\); give one row a pixel"):
         LAC().fit(Prediction(pixels, pixels, pixels, pixels, samples_used=labels, seed=0), labels)
-    with pytest.raises(InvalidInput, match=r"of maps \(B, C, ...\) give one row a pixel, .* one random pixel of each image"):
+    with pytest.raises(
+        InvalidInput, match=r"of maps \(B, C, ...\) give one row a pixel, .* one random pixel of each image"
+    ):
         LAC().fit(pixels[..., None], labels)
     several = MultiLabel(probs, probs, labels, probs, samples_used=labels, seed=0)
     with pytest.raises(InvalidInput, match="MultiLabel, which has no classes"):

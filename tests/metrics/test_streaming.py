@@ -104,7 +104,9 @@ def test_forward_returns_the_batch_and_keeps_the_whole(pair, make_batch, make_sa
     assert not metric.compute().requires_grad
 
 
-@pytest.mark.parametrize("metric", [metrics.AUROC(), metrics.AUPR(), metrics.FPR95()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "metric", [metrics.AUROC(), metrics.AUPR(), metrics.FPR95()], ids=lambda one: type(one).__name__
+)
 def test_a_batch_of_one_kind_has_no_score_and_loses_nothing(metric):
     scores, positive = torch.rand(6), torch.tensor([True, True, True, False, False, False])
     collection = MetricCollection([metric])
@@ -223,6 +225,8 @@ def test_the_number_of_samples_may_not_change(make_metric, how, make_samples):
         (partial(metrics.MCE, bins=-1), "bins is -1"),
         (partial(metrics.AdaptiveECE, bins=1.5), "bins is 1.5"),
         (partial(metrics.TopKAccuracy, k=0), "k is 0"),
+        (partial(metrics.QuantileCalibrationError, "abc"), r"levels is 'abc'; give a list of numbers in \(0, 1\)"),
+        (partial(metrics.QuantileCalibrationError, [5, 90]), "levels go from 5 to 90"),
         (partial(metrics.CoverageAtRisk, risk=5), "risk is 5; give an error rate"),
         (partial(metrics.CoverageAtRisk, risk="a"), "risk is 'a'; give an error rate"),
     ],

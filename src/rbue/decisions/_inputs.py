@@ -18,8 +18,8 @@ _WORK_ELEMENTS = 1 << 22
 """Elements of float64 work space: 4 Mi of them are 32 MiB, whatever the number of images."""
 
 _OF_MAPS = (
-    "give one row a pixel, {}.movedim(1, -1).flatten(0, -2), but to fit a coverage only one random pixel of each image, "
-    "as those of one image are not independent and would promise more than they keep"
+    "give one row a pixel, {}.movedim(1, -1).flatten(0, -2), but to fit a coverage only one random pixel of each "
+    "image, as those of one image are not independent and would promise more than they keep"
 )
 
 
@@ -40,7 +40,9 @@ def probabilities(prediction: Any) -> Tensor:
     if isinstance(prediction, Prediction):
         probs = prediction.probs.detach()
         if probs.ndim != 2:
-            raise InvalidInput(f"prediction.probs has shape {tuple(probs.shape)}; {_OF_MAPS.format('prediction.probs')}.")
+            raise InvalidInput(
+                f"prediction.probs has shape {tuple(probs.shape)}; {_OF_MAPS.format('prediction.probs')}."
+            )
     elif isinstance(prediction, (MultiLabel, Regression)):
         raise InvalidInput(
             f"prediction is a {type(prediction).__name__}, which has no classes to choose among; give a Prediction, "

@@ -155,10 +155,7 @@ def covered(lower: Tensor, upper: Tensor, targets: Tensor) -> Tensor:
 def below_quantiles(quantiles: Tensor, levels: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     """How many targets lie at or below each quantile, ``(Q,)``, and how many there are."""
     _checks.finite_rows(quantiles, "quantiles")
-    (levels,) = _checks.numbers({"levels": levels})
-    low, high = (float(bound) for bound in torch.aminmax(levels))
-    if low <= 0 or high >= 1:
-        raise InvalidInput(f"levels go from {low:.6g} to {high:.6g}; give some in (0, 1).")
+    levels = levels_of(levels)
     if quantiles.ndim < 2 or quantiles.shape[1] != len(levels):
         raise InvalidInput(
             f"quantiles has shape {tuple(quantiles.shape)} for {len(levels)} levels; give (B, {len(levels)}, ...)."
@@ -166,6 +163,15 @@ def below_quantiles(quantiles: Tensor, levels: Tensor, targets: Tensor) -> tuple
     _, targets = _checks.numbers({"quantiles[:, 0]": quantiles[:, 0], "targets": targets})
     rows = quantiles.movedim(1, 0).reshape(len(levels), -1)
     return (targets <= rows).sum(1).double(), targets.numel()
+
+
+def levels_of(levels: Tensor) -> Tensor:
+    """Levels of quantiles ``(Q,)`` in float64."""
+    (levels,) = _checks.numbers({"levels": levels})
+    low, high = (float(bound) for bound in torch.aminmax(levels))
+    if low <= 0 or high >= 1:
+        raise InvalidInput(f"levels go from {low:.6g} to {high:.6g}; give some in (0, 1).")
+    return levels
 
 
 def _positive(values: Tensor, name: str) -> None:

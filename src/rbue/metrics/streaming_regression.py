@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rbue.metrics.regression import below_quantiles, covered, crps_of_samples, normal_crps, normal_log_losses
+from rbue.errors import InvalidInput
+from rbue.metrics.regression import below_quantiles, covered, crps_of_samples, levels_of, normal_crps, normal_log_losses
 from rbue.metrics.streaming import _SumMetric
 
 
@@ -89,7 +90,11 @@ class QuantileCalibrationError(_SumMetric):
     levels: Tensor
 
     def __init__(self, levels: Sequence[float], **settings: Any) -> None:
-        given = torch.as_tensor(levels, dtype=torch.float64)
+        try:
+            given = torch.as_tensor(levels, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            raise InvalidInput(f"levels is {levels!r}; give a list of numbers in (0, 1).") from None
+        given = levels_of(given)
         # Another set of levels counts something else, so its state has another name (see rbue.metrics.streaming).
         name = "_".join(f"{level:g}".replace(".", "_") for level in given.tolist())
         self._total_name, self._total_shape = f"below_quantiles_{name}", tuple(given.shape)
