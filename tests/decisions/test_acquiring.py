@@ -148,6 +148,8 @@ def test_a_margin_is_between_two_classes():
 def test_labelled_features_are_as_wide_as_those_of_the_pool():
     with pytest.raises(InvalidInput, match="labelled has 1 numbers an image; give 2"):
         acquiring.core_set(np.ones((5, 2)), 1, labelled=np.ones((5, 1)))
+    with pytest.raises(InvalidInput, match="pool is None; give the number of images"):
+        acquiring.random(None, 2)
 
 
 @pytest.mark.parametrize("name", ["random", "entropy", "margin", "variation_ratio", "bald", "batch_bald", "core_set"])

@@ -277,8 +277,8 @@ def test_errors_name_the_value_and_the_way_out():
         LAC().fit(probs, labels)(torch.full((1, 3), 1 / 3))
     with pytest.raises(InvalidInput, match=r"shape \(20,\)"):
         LAC().fit(probs[:, 0], labels)
-    for penalty in (-1, math.inf):
-        with pytest.raises(InvalidInput, match=f"penalty is {penalty}"):
+    for penalty in (-1, math.inf, "a"):
+        with pytest.raises(InvalidInput, match=f"penalty is {penalty!r}"):
             RAPS(penalty=penalty)
     pixels = torch.full((20, 2, 3), 0.5)
     with pytest.raises(InvalidInput, match=r"prediction.probs has shape \(20, 2, 3\); give one row a pixel"):

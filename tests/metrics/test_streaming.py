@@ -213,6 +213,11 @@ def test_the_number_of_samples_may_not_change(make_metric, how, make_samples):
     metric.reset()
     metric.update(make_samples(samples=3))
     assert metric.compute().shape == (3, 3)
+    other = make_metric()
+    other.merge_state(metric)
+    other.update(make_samples(samples=3))
+    with pytest.raises(InvalidInput, match=r"3 samples; this \w+ compares 4"):
+        make_metric(num_samples=4).merge_state(other)
     with pytest.raises(InvalidInput, match="compares 5"):
         getattr(make_metric(num_samples=5), how)(make_samples(samples=3))
 

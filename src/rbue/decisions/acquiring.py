@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rbue.decisions import _inputs, out_of_distribution
-from rbue.errors import InvalidInput, whole_number
+from rbue.errors import InvalidInput, a_kind, whole_number
 from rbue.metrics.uncertainty import expected_entropy
 from rbue.prediction import MultiLabel
 
@@ -32,7 +32,10 @@ def random(pool: Any, count: int, seed: int = 0) -> Tensor:
         >>> random(5, 5).sort().values
         tensor([0, 1, 2, 3, 4])
     """
-    images = pool if isinstance(pool, Integral) else pool.shape[1] if getattr(pool, "ndim", 0) == 3 else len(pool)
+    try:
+        images = pool if isinstance(pool, Integral) else pool.shape[1] if getattr(pool, "ndim", 0) == 3 else len(pool)
+    except TypeError:
+        raise InvalidInput(f"pool is {a_kind(pool)}; give the number of images, or what there is of each.") from None
     return _first(torch.zeros(whole_number(images, "pool")), count, seed)
 
 

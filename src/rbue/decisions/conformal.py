@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -220,8 +221,8 @@ class RAPS(APS):
 
     def __post_init__(self) -> None:
         """Refuse constants that make no sense."""
-        if not 0 <= self.penalty < math.inf:
-            raise InvalidInput(f"penalty is {self.penalty}; give a number of at least 0.")
+        if not isinstance(self.penalty, Real) or not 0 <= self.penalty < math.inf:
+            raise InvalidInput(f"penalty is {self.penalty!r}; give a number of at least 0.")
         whole_number(self.free_ranks, "free_ranks", least=0)
 
     def _penalties(self, ordered: Tensor) -> Tensor:

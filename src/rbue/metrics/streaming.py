@@ -152,7 +152,12 @@ class _PairMetric(_SumMetric):
         self._check_num_samples(samples)
         self._add(*self._sums(samples))
 
-    def _check_num_samples(self, samples: Tensor) -> None:
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Add the sums of another one, which compares as many samples."""
+        self._check_num_samples(getattr(incoming_state, self._total_name, None))
+        super().merge_state(incoming_state)
+
+    def _check_num_samples(self, samples: Tensor | None) -> None:
         known = getattr(self, self._total_name).shape
         if known and isinstance(samples, Tensor) and samples.ndim and samples.shape[0] != known[0]:
             raise InvalidInput(
