@@ -36,6 +36,28 @@ def refuses(said, call, *args, **kwargs):
     assert ";" in message, "says what was wrong and, after the semicolon, what to do"
 
 
+class Split:
+    """A column of a table after a split, as of pandas: NumPy reads it, and it has no entry 0."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        raise KeyError(index)
+
+    def __array__(self, dtype=None, copy=None):
+        return LABELS.numpy()
+
+
+@pytest.mark.parametrize("labels", [Split(), [0, 1], LABELS.numpy()], ids=lambda labels: type(labels).__name__)
+def test_the_way_out_of_what_is_no_tensor_is_one(labels):
+    with pytest.raises(InvalidInput, match="give a tensor") as caught:
+        metrics.accuracy(PROBS, labels)
+    way = str(caught.value).partition("e.g. ")[2].rstrip(".")
+    given = eval(way, {"torch": torch, "numpy": np, "labels": labels})
+    assert metrics.accuracy(PROBS, given) == metrics.accuracy(PROBS, LABELS)
+
+
 BAD_PROBS = [
     (PROBS.numpy(), "is a ndarray"),
     (of_samples(SAMPLES), "prediction.probs"),

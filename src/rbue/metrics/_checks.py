@@ -151,7 +151,9 @@ def _tensor(value: object, name: str) -> None:
     if field is not None:
         raise InvalidInput(f"{name} is a {type(value).__name__}; give one of its tensors, e.g. prediction.{field}.")
     if not isinstance(value, Tensor):
-        raise InvalidInput(f"{name} is a {type(value).__name__}; give a tensor, e.g. torch.as_tensor({name}).")
+        # Without numpy torch asks a pandas.Series for its entry 0, which a split may have taken away.
+        way = f"torch.as_tensor(numpy.asarray({name}))"
+        raise InvalidInput(f"{name} is a {type(value).__name__}; give a tensor, e.g. {way}.")
     if value.layout is not torch.strided:
         raise InvalidInput(f"{name} has layout {value.layout}; give a dense tensor, e.g. {name}.to_dense().")
 
