@@ -192,6 +192,53 @@ def test_settings_that_predict_does_not_have(lit):
         lit.Sampling(temprature=1.5, index=None)
 
 
+@pytest.mark.parametrize("shape", [(30, 1), (30,)])
+def test_the_targets_of_a_binary_cross_entropy(shape, lit, trainer):
+    class Binary(lit):
+        def validation_step(self, batch, batch_idx):
+            loss = F.binary_cross_entropy_with_logits(self.net(batch[0]).reshape(batch[1].shape), batch[1])
+            self.log("own_loss", loss, batch_size=len(batch[0]))
+
+    torch.manual_seed(0)
+    module = Binary(convert=False, net=rbue.convert(network(1), rbue.DropReLU(0.7), example=X[:2]))
+    y = Y == 1
+    run = trainer(lit.Sampling(SAMPLES, seed=2, outputs="binary"))
+    (found,) = run.validate(module, DataLoader(TensorDataset(X, y.float().reshape(shape)), 8), verbose=False)
+    expected = expected_scores(module.net, y=y.long(), outputs="binary")
+    assert found == expected | {"own_loss": expected["val_nll"]}
+    with pytest.raises(InvalidInput, match=r"labels has dtype torch.float32; give integers"):
+        run.validate(module, DataLoader(TensorDataset(X, torch.full(shape, 0.9)), 8), verbose=False)
+
+
+def test_targets_without_a_class_are_told_of_metrics(lit, trainer):
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Maps(lit):
+        def validation_step(self, batch, batch_idx):
+            self.net(batch[0])
+
+    net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    module = Maps(convert=False, net=rbue.convert(net, rbue.DropReLU(0.7), example=torch.rand(2, 1, 4, 4)))
+    images, labels = torch.rand(6, 1, 4, 4), torch.arange(96).reshape(6, 4, 4) % 3
+    labels[:, 0] = 255
+    data = DataLoader(TensorDataset(images, labels), 4)
+    with pytest.raises(InvalidInput, match=r"labels holds 255; for 3 classes give 0 to 2; .* add metrics= to Sampling"):
+        trainer(lit.Sampling(SAMPLES)).validate(module, data, verbose=False)
+    accuracy = torchmetrics.classification.MulticlassAccuracy(num_classes=3, ignore_index=255, average="micro")
+    sampling = lit.Sampling(SAMPLES, metrics=torchmetrics.MetricCollection([accuracy]))
+    (found,) = trainer(sampling).validate(module, data, verbose=False)
+    probs = rbue.predict(module.net, images, SAMPLES).probs[:, :, 1:]
+    assert found == {"val_MulticlassAccuracy": pytest.approx(rbue.metrics.accuracy(probs, labels[:, 1:]).item())}
+
+
+def test_metrics_that_are_no_collection(lit):
+    torchmetrics = pytest.importorskip("torchmetrics")
+    metric = torchmetrics.MeanSquaredError()
+    for metrics, kind in ((metric, "MeanSquaredError"), ([metric], "a list"), ({"error": metric}, "a dict")):
+        with pytest.raises(InvalidInput, match=f"metrics is .*{kind}.*; give torchmetrics.MetricCollection"):
+            lit.Sampling(metrics=metrics)
+
+
 @pytest.mark.slow
 def test_names_metrics_and_settings(lit, trainer):
     torchmetrics = pytest.importorskip("torchmetrics")

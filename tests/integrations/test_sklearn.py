@@ -127,6 +127,11 @@ def test_a_module_of_ones_own():
     assert np.array_equal(RbueClassifier(converted, **settings).fit(X, NAMES).predict_proba(X), kept.predict_proba(X))
 
 
+def raw(features, outputs):
+    """Its second number is no variance."""
+    return nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
 @pytest.mark.parametrize(
     ("model", "y", "message"),
     [
@@ -138,6 +143,7 @@ def test_a_module_of_ones_own():
         (RbueClassifier(Own(), activation=rbue.DropActivation(0.8)), Y > 100, r"\(30, 3\) for 30 rows of 2 classes"),
         (RbueClassifier(Own(), activation=rbue.DropActivation(0.8)), np.arange(60) % 4, "rows of 4 classes"),
         (RbueRegressor(outputs="quantiles"), Y, "'gaussian' or 'values', not 'quantiles'"),
+        (RbueRegressor(raw, outputs="gaussian", random_state=0), Y, "returned the variance -.* return its exp"),
         (RbueRegressor(Own(), activation=rbue.DropActivation(0.8)), Y, r"shape \(30, 3\) for 30 rows"),
     ],
 )

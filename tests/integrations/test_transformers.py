@@ -74,7 +74,7 @@ LABELS = torch.arange(11) % 3
 
 
 def data(labels):
-    return [{"x": x} | ({} if labels is None else {"labels": label}) for x, label in zip(X, labels, strict=True)]
+    return [{"x": x} | ({} if label is None else {"labels": label}) for x, label in zip(X, labels, strict=True)]
 
 
 @pytest.mark.parametrize("batch_size", [4, 11])
@@ -110,7 +110,11 @@ class OneForCausalLM(Tokens):
     pass
 
 
-@pytest.mark.parametrize(("kind", "later"), [(Tokens, 0), (OneForCausalLM, 1)])
+class SeeingForConditionalGeneration(Tokens):
+    config = SimpleNamespace(is_encoder_decoder=False)
+
+
+@pytest.mark.parametrize(("kind", "later"), [(Tokens, 0), (OneForCausalLM, 1), (SeeingForConditionalGeneration, 1)])
 @pytest.mark.parametrize("outputs", [None, "tokens"])
 def test_labels_of_a_causal_language_model_come_one_place_later(kind, later, outputs):
     net, labels = converted(kind), torch.arange(55).reshape(11, 5) % 3
@@ -124,6 +128,37 @@ def test_labels_of_a_causal_language_model_come_one_place_later(kind, later, out
     trainer._seen = 0
     loss, _, _ = trainer.prediction_step(net, {"x": X, "labels": labels}, True)
     assert loss.item() == pytest.approx(found.metrics["eval_nll"], rel=1e-5)
+
+
+class OneForConditionalGeneration(Tokens):
+    """Its decoder reads ``x`` where it has no input of its own."""
+
+    config = SimpleNamespace(is_encoder_decoder=True)
+
+    def forward(self, x, decoder_input_ids=None, labels=None):
+        read = x if decoder_input_ids is None else x + decoder_input_ids[..., None]
+        return super().forward(read)
+
+
+class TwoForConditionalGeneration(OneForConditionalGeneration):
+    def prepare_decoder_input_ids_from_labels(self, labels):
+        return labels.roll(1, 1)
+
+
+def test_the_decoder_reads_the_labels():
+    net, labels = converted(TwoForConditionalGeneration), torch.arange(55).reshape(11, 5) % 3
+    found = SampledStandIn(net, 4, samples=SAMPLES, seed=SEED).evaluation_loop(data(labels), "")
+    given = {"x": X, "decoder_input_ids": labels.roll(1, 1)}
+    probs = rbue.predict(net, given, samples=SAMPLES, seed=SEED, outputs="tokens").probs
+    assert np.allclose(np.exp(found.predictions), probs.movedim(1, -1), atol=1e-6)
+    assert found.metrics["eval_loss"] == pytest.approx(rbue.metrics.nll(probs, labels).item(), rel=1e-5)
+    net, trainer = converted(OneForConditionalGeneration), SampledStandIn
+    with pytest.raises(InvalidInput, match=r"decoder's input of the labels.*; add 'decoder_input_ids' to the data"):
+        trainer(net, 11).evaluation_loop(data(labels), "")
+    rows = [{"x": x, "decoder_input_ids": one.roll(1), "labels": one} for x, one in zip(X, labels, strict=True)]
+    assert trainer(net, 11, samples=SAMPLES, seed=SEED).evaluation_loop(rows, "").metrics == {
+        name: pytest.approx(value, rel=1e-5) for name, value in found.metrics.items()
+    }
 
 
 def test_predictions_that_became_something_else_are_not_scored():
@@ -181,6 +216,84 @@ def test_other_problems(config, labels, outputs):
     else:
         loss = nn.functional.binary_cross_entropy(expected.probs, labels)
     assert found.metrics == {"eval_loss": pytest.approx(loss.item(), rel=1e-5)}
+
+
+def test_what_labels_have_said_holds_for_data_without_them():
+    net = converted(Classes)
+    trainer = SampledStandIn(net, 4, samples=SAMPLES)
+    found = [trainer.evaluation_loop(one, "").predictions for one in (data(torch.ones(11, 3)), data([None] * 11))]
+    assert np.array_equal(*found)
+    assert np.allclose(trainer.evaluation_loop(data(LABELS), "").predictions, rbue.predict(net, X, SAMPLES).probs.log())
+
+
+class Maps(nn.Module):
+    """Three classes for each of 3x3 places: as many as the map is wide and high."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+
+    def forward(self, x, labels=None):
+        return {"logits": self.layers(x)}
+
+
+class MapsForSemanticSegmentation(Maps):
+    config = SimpleNamespace(semantic_loss_ignore_index=255, num_labels=3)
+
+
+PLACES = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(("kind", "ignored"), [(Maps, -100), (MapsForSemanticSegmentation, 255)])
+def test_maps(kind, ignored):
+    net, labels = converted(kind), torch.arange(54).reshape(6, 3, 3) % 7 % 3
+    labels[:, 0] = ignored
+    rows = [{"x": x, "labels": one} for x, one in zip(PLACES, labels, strict=True)]
+    found = SampledStandIn(net, 4, samples=SAMPLES).evaluation_loop(rows, "")
+    probs = rbue.predict(net, PLACES, SAMPLES).probs
+    assert np.allclose(np.exp(found.predictions), probs, atol=1e-6)
+    nll = rbue.metrics.nll(probs[:, :, 1:], labels[:, 1:]).item()
+    assert found.metrics["eval_loss"] == found.metrics["eval_nll"] == pytest.approx(nll, rel=1e-5)
+    assert found.metrics["eval_accuracy"] == rbue.metrics.accuracy(probs[:, :, 1:], labels[:, 1:]).item()
+
+
+def test_maps_smaller_than_their_labels():
+    labels = torch.arange(6 * 36).reshape(6, 6, 6) % 5 % 3
+    labels[:, :2] = 255
+    rows = [{"x": x, "labels": one} for x, one in zip(PLACES, labels, strict=True)]
+    net = converted(MapsForSemanticSegmentation)
+    found = SampledStandIn(net, 6, samples=SAMPLES).evaluation_loop(rows, "")
+    large = nn.functional.interpolate(rbue.predict(net, PLACES, SAMPLES).probs.log(), (6, 6), mode="bilinear")
+    loss = nn.functional.cross_entropy(large, labels, ignore_index=255).item()
+    assert found.metrics == {"eval_loss": pytest.approx(loss, rel=1e-5)}
+    assert found.predictions.shape == (6, 3, 3, 3)
+    with pytest.raises(InvalidInput, match=r"labels of shape \(6, 6, 6\) do not fit scores \(6, 3, 3, 3\)"):
+        SampledStandIn(converted(Maps), 6, samples=2).evaluation_loop(rows, "")
+
+
+class OneForCTC(Tokens):
+    pass
+
+
+def test_labels_without_a_loss():
+    net, padded = converted(OneForCTC), torch.full((11, 5), -100)
+    with pytest.raises(InvalidInput, match="the labels of OneForCTC are not one for each place of what it returns"):
+        SampledStandIn(net, 4, samples=2).evaluation_loop(data(padded), "")
+    found = SampledStandIn(net, 4, samples=2).evaluation_loop(data([None] * 11), "").predictions
+    assert np.allclose(np.exp(found).sum(2), 1)
+    boxes = {"x": X, "labels": [{"boxes": torch.rand(2, 4)}] * 11}
+    with pytest.raises(InvalidInput, match="the labels of Tokens are not one for each place"):
+        SampledStandIn(net, 11, samples=2).prediction_step(converted(Tokens), boxes, False)
+
+
+def test_tokens_that_nothing_names():
+    rows = data([None] * 11)
+    with pytest.raises(
+        InvalidInput, match=r"Tokens returned shape \(4, 5, 3\).*give outputs='tokens' if they come last"
+    ):
+        SampledStandIn(converted(Tokens), 4, samples=2).evaluation_loop(rows, "")
+    for outputs in ("tokens", "logits"):
+        SampledStandIn(converted(Tokens), 4, samples=2, outputs=outputs).evaluation_loop(rows, "")
 
 
 def test_data_without_labels():

@@ -581,6 +581,33 @@ def test_hugging_face_classifiers_work_as_they_are(name):
         assert float((unmasked[:, 4:] - masked[:, 4:]).abs().max()) > 100 * TOLERANCE
 
 
+class Translating(nn.Module):
+    """As encoder-decoders of transformers do: without labels or an input of its own the decoder reads ``ids``."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+    def prepare_decoder_input_ids_from_labels(self, labels):
+        return labels.clamp(min=0).roll(1, 1)
+
+    def forward(self, ids, decoder_input_ids=None, labels=None):
+        assert labels is None
+        read = self.words(ids if decoder_input_ids is None else decoder_input_ids)
+        return self.head(torch.relu(read + self.words(ids).mean(1, keepdim=True)))
+
+
+def test_the_labels_of_an_encoder_decoder_become_the_input_of_its_decoder():
+    ids, labels = torch.arange(12).reshape(3, 4), torch.tensor([[9, 2, 5, -100], [7, 7, 1, 0], [3, 8, 4, 6]])
+    network = rbue.convert(Translating(), rbue.DropReLU(0.7), example={"ids": ids, "labels": labels})
+    later = network.prepare_decoder_input_ids_from_labels(labels)
+    expected = drawn(network, {"ids": ids, "decoder_input_ids": later}, outputs="tokens")
+    assert not torch.allclose(drawn(network, ids, outputs="tokens"), expected)
+    close(drawn(network, {"ids": ids, "labels": labels}, outputs="tokens"), expected)
+    close(drawn(network, [{"ids": ids.numpy(), "labels": labels.numpy()}], outputs="tokens"), expected)
+    close(drawn(network, {"labels": labels * 0, "ids": ids, "decoder_input_ids": later}, outputs="tokens"), expected)
+
+
 class Cache:
     """Keys of earlier steps, to which each call adds its own; below other objects, as in transformers."""
 

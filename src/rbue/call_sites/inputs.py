@@ -24,6 +24,8 @@ from rbue.errors import InvalidInput
 from rbue.torch_internals import tree_map_only
 
 _LABELS = ("label", "labels")
+DECODER_INPUTS = {"decoder_input_ids", "decoder_inputs_embeds"}
+"""What encoder-decoders of transformers call the input of their decoder."""
 _BY_ITSELF = (Batch, Tensor, np.ndarray, Mapping)
 _DATASET_BATCH = 64
 """Samples do not depend on the size of a batch, so nobody has to choose the one in which a Dataset is read."""
@@ -202,12 +204,19 @@ def _by_position(values: Sequence[Any], network: nn.Module) -> Batch:
 
 
 def _by_keyword(values: Mapping[str, Any], network: nn.Module) -> Batch:
-    """Entries by keyword, without labels that the network can do without; an entry it does not take is an error."""
+    """Entries by keyword, without labels that the network can do without; an entry it does not take is an error.
+
+    An encoder-decoder of transformers reads its labels as the decoder's input, one place later; without them it would
+    read the encoder's.
+    """
     taken = _parameters(network)
     kept = {}
     for name, value in values.items():
         known = taken.get(name)
         if name in _LABELS and (known is None or known.default is not inspect.Parameter.empty):
+            later = getattr(network, "prepare_decoder_input_ids_from_labels", None)
+            if callable(later) and not values.keys() & DECODER_INPUTS:
+                kept["decoder_input_ids"] = later(labels=_as_tensors(value, f"x[{name!r}]", network))
             continue
         if taken and known is None and not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
             one = next(iter(taken))

@@ -19,6 +19,7 @@ from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.inputs import batches_of
 from rbue.errors import ConversionError, InvalidInput, RbueError, a_kind, warn, whole_number
 from rbue.integrations.outputs import as_outputs
+from rbue.metrics._checks import labels_of
 from rbue.prediction import AnyPrediction, Prediction
 from rbue.sampling import predict
 
@@ -29,8 +30,14 @@ except ImportError:
         from pytorch_lightning import Callback, LightningModule
     except ImportError as error:
         raise RbueError("rbue.integrations.lightning needs lightning; run pip install 'rbue[lightning]'.") from error
+from torchmetrics import MetricCollection  # which Lightning needs itself
 
 __all__ = ["Sampling"]
+
+_LEAVE_OUT = (
+    "to leave out what has no class, add metrics= to Sampling, such as torchmetrics.MetricCollection([torchmetrics."
+    "classification.MulticlassAccuracy(num_classes=..., ignore_index=...)])"
+)
 
 
 class Sampling(Callback):
@@ -46,6 +53,7 @@ class Sampling(Callback):
     with the random bits that it would have had without them.
 
     A batch is what :func:`rbue.predict` takes of a loader: a tuple with the targets last, or a dict with ``labels``.
+    With ``outputs="binary"`` targets may be those of a binary cross entropy, floats ``(B, 1)``.
     Further loaders add their number to the names: ``val_nll_1``.
 
     Args:
@@ -78,6 +86,8 @@ class Sampling(Callback):
         self.settings = {"samples": whole_number(samples, "samples"), "seed": seed, **settings}
         self.network = network
         self._usual = metrics is None
+        if not (metrics is None or isinstance(metrics, MetricCollection)):
+            raise InvalidInput(f"metrics is {a_kind(metrics)}; give torchmetrics.MetricCollection({{'name': metric}}).")
         self.metrics = rbue_metrics.collection() if metrics is None else metrics
         self.names = names
         try:
@@ -118,11 +128,15 @@ class Sampling(Callback):
     ) -> None:
         """Take the batch into the scores."""
         prediction, targets = self._of_batch(batch), _targets(batch)
-        if self._usual and not isinstance(prediction, Prediction):
-            raise InvalidInput(
-                "the usual scores are of class probabilities, which this network does not give; add "
-                "metrics=torchmetrics.MetricCollection(...) with your own to Sampling."
-            )
+        if isinstance(prediction, Prediction) and prediction.outputs == "binary":
+            targets = _class_numbers(targets, prediction.probs)
+        if self._usual:
+            if not isinstance(prediction, Prediction):
+                raise InvalidInput(
+                    "the usual scores are of class probabilities, which this network does not give; add "
+                    "metrics=torchmetrics.MetricCollection(...) with your own to Sampling."
+                )
+            labels_of(targets, prediction.probs, leave_out=_LEAVE_OUT)
         if dataloader_idx not in self._scores:
             self._scores[dataloader_idx] = self.metrics.clone().to(pl_module.device)
             self._scores[dataloader_idx].reset()
@@ -281,6 +295,14 @@ def _has(output: Any, name: str) -> bool:
 
 def _entry(output: Any, name: str) -> Any:
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+
+def _class_numbers(targets: Tensor, probs: Tensor) -> Tensor:
+    """The targets of a binary cross entropy, floats in the shape of one logit, as those of two classes."""
+    if targets.dim() == probs.dim() and targets.shape[1] == 1:
+        targets = targets.squeeze(1)
+    numbers = targets.long()
+    return numbers if torch.equal(numbers.to(targets.dtype), targets) else targets  # half a label is no class
 
 
 def _targets(batch: Any) -> Tensor:

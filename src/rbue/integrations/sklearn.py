@@ -18,7 +18,7 @@ from rbue.call_sites.following import CONVERSION
 from rbue.call_sites.untouched import forked_generators
 from rbue.errors import InvalidInput, RbueError, whole_number
 from rbue.sampling import predict
-from rbue.sampling.tasks import mean_and_variance
+from rbue.sampling.tasks import mean_and_variance, positive_variance
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -287,7 +287,7 @@ def _entropy(outputs: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def _likelihood(outputs: Any, y: Tensor) -> Tensor:
-    mean, variance = mean_and_variance(outputs).unbind(1)
+    mean, variance = positive_variance(mean_and_variance(outputs)[None])[0].unbind(1)
     return F.gaussian_nll_loss(mean.reshape(y.shape), y, variance.reshape(y.shape))
 
 

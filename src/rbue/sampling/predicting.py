@@ -95,7 +95,8 @@ def predict(
         x: a batch ``(B, ...)``, as a tensor or NumPy array; a dict of keyword arguments, such as a tokenizer's; a tuple
             of arguments, for a network that takes several; a ``Dataset``; or a loader of any of these. Of a loader's
             tuples the first entry is the input, or as many as the example of the conversion had. Entries ``label`` and
-            ``labels`` of a dict are left out. Every tensor with as many rows as the first is repeated with the samples;
+            ``labels`` of a dict are left out, but for an encoder-decoder of transformers, whose decoder reads them one
+            place later. Every tensor with as many rows as the first is repeated with the samples;
             one with one row, or none, is passed on as it is; any other number of rows is an error.
         samples: number of passes; with ``adaptive``, the most an image may get.
         seed: 64-bit seed of the draws.

@@ -190,7 +190,7 @@ def mean_and_variance(output: Any) -> Tensor:
     return output
 
 
-def _positive_variance(out: Tensor) -> Tensor:
+def positive_variance(out: Tensor) -> Tensor:
     """Means and variances ``(s, b, 2, ...)``."""
     least = float(out[:, :, 1].min())
     if least <= 0:
@@ -232,7 +232,7 @@ TASKS = {
         "multilabel", _label_probabilities, MultiLabelStatistics, remedy="if it ends in a sigmoid, leave that out."
     ),
     "values": Task("values", _precise, RegressionStatistics),
-    "gaussian": Task("gaussian", _positive_variance, GaussianStatistics, mean_and_variance),
+    "gaussian": Task("gaussian", positive_variance, GaussianStatistics, mean_and_variance),
     "quantiles": Task("quantiles", _quantiles, RegressionStatistics),
 }
 
