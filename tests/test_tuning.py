@@ -278,6 +278,17 @@ def test_a_batch_dependent_network_is_not_taken_for_another():
     assert len(tuned.tried) == 2
 
 
+@pytest.mark.parametrize("wrong", [1, "last", "another network's"], ids=str)
+def test_what_is_no_candidate_leaves_the_network_as_it_is(wrong, tuned):
+    before = rbue.conversion(tuned.network)
+    if wrong == "another network's":
+        wrong = dataclasses.replace(tuned.best, nll=9.0)
+    with pytest.raises(rbue.InvalidInput, match=r"candidate is .*; give one of tuned\.tried, such as tuned\.tried\[1\]"):
+        tuned.use(wrong)
+    assert before
+    assert rbue.conversion(tuned.network) == before
+
+
 def test_maps_are_tuned_by_image():
     torch.manual_seed(0)
     clipped = nn.Hardtanh(inplace=True)

@@ -104,7 +104,9 @@ class Tuned:
     _augmented: bool = field(repr=False)
 
     def use(self, candidate: Candidate) -> nn.Module:
-        """Convert the network as another of the candidates says, and return it."""
+        """Convert the network as another of the candidates says, such as ``tried[1]``, and return it."""
+        if candidate not in self.tried:
+            raise InvalidInput(f"candidate is {candidate!r}; give one of tuned.tried, such as tuned.tried[1].")
         self.revert()
         where = candidate.where if candidate.sites else _PLAIN_SITE
         _convert(self.network, self._activation(candidate.q), where, Batch(*self._example))
