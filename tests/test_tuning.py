@@ -337,6 +337,19 @@ def test_batches_may_be_padded_to_sizes_of_their_own():
     assert own[1].losses.shape == (24,)
 
 
+def test_classes_that_stand_last_are_told_of_tokens():
+    tokens = torch.randint(20, (20, 9))
+    with pytest.raises(rbue.InvalidInput, match=r"\(20, 9, 3\) needs .*; classes that stand last are outputs='tokens'"):
+        rbue.tune(Tagger(), (tokens, tokens % 3))
+
+
+def test_a_network_that_returns_nan_is_told_so(network, validation):
+    network[2][4].bias.data[3] = math.nan
+    with pytest.raises(rbue.InvalidInput, match="a batch's output holds 2000 NaN"):
+        rbue.tune(network, validation)
+    assert not rbue.conversion(network)
+
+
 def test_maps_of_several_sizes_have_statistics_too():
     torch.manual_seed(0)
     network = nn.Sequential(block(1, 4), block(4, 4), nn.Conv2d(4, 2, 1))

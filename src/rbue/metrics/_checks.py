@@ -52,6 +52,7 @@ def labels_of(labels: Tensor, outputs: Tensor, name: str = "probs", leave_out: s
     expected = (outputs.shape[0], *outputs.shape[2:])
     if tuple(labels.shape) != expected:
         ways = {
+            tuple(outputs.shape[:-1]): "; classes that stand last are outputs='tokens' in rbue.predict and rbue.tune",
             tuple(outputs.shape): "; of one-hot labels give labels.argmax(1), and several labels an image are for "
             "rbue.predict(outputs='multilabel') alone",
             (*expected[:1], 1, *expected[1:]): "; give labels.squeeze(1)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,7 +119,7 @@ class NetworkEngine(Engine):
         self._type = tensors[0].dtype if tensors else torch.float32
         normal = (None if values is None else tuple(map(float, values)) for values in (mean, std))
         shape = _shape_of(conversion.example) if shape is None else shape
-        if not isinstance(shape, Sequence) or isinstance(shape, str):
+        if not isinstance(shape, Iterable):
             raise InvalidInput(f"shape is {shape!r}; give the sizes of one input, such as (20,) or (3, 32, 32).")
         self.inputs = Inputs(tuple(whole_number(size, "a size in shape") for size in shape), False, *normal)
         self.samples = samples
