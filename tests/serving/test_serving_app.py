@@ -371,3 +371,9 @@ def test_an_address_is_taken_from_the_start():
         port = first.getsockname()[1]
         with pytest.raises(InvalidInput, match=f"cannot listen at 127.0.0.1:{port} .*give another --host or --port"):
             bound("127.0.0.1", port).close()
+
+
+@pytest.mark.parametrize("wrong", [70000, -1, "8000"])
+def test_a_port_that_there_is_not(wrong):
+    with pytest.raises(InvalidInput, match=f"port is {wrong!r}; give a whole number"):
+        bound("127.0.0.1", wrong).close()
