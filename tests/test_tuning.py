@@ -278,6 +278,19 @@ def test_a_batch_dependent_network_is_not_taken_for_another():
     assert len(tuned.tried) == 2
 
 
+@pytest.mark.parametrize("wrong", [1, "last", "another network's"], ids=str)
+def test_what_is_no_candidate_leaves_the_network_as_it_is(wrong, tuned):
+    before = rbue.conversion(tuned.network)
+    if wrong == "another network's":
+        wrong = dataclasses.replace(tuned.best, nll=9.0)
+    with pytest.raises(
+        rbue.InvalidInput, match=r"candidate is .*; give one of tuned\.tried, such as tuned\.tried\[1\]"
+    ):
+        tuned.use(wrong)
+    assert before
+    assert rbue.conversion(tuned.network) == before
+
+
 def test_maps_are_tuned_by_image():
     torch.manual_seed(0)
     clipped = nn.Hardtanh(inplace=True)
@@ -288,6 +301,68 @@ def test_maps_are_tuned_by_image():
     assert x.equal(given)
     assert tuned.best.losses.shape == (20,)
     assert tuned.best.losses.mean() == pytest.approx(tuned.best.scaled_nll, rel=1e-4)
+
+
+class Tagger(nn.Module):
+    """Each token by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedded, self.hidden, self.scores = nn.Embedding(20, 16), nn.Linear(16, 32), nn.Linear(32, 3)
+
+    def forward(self, tokens):
+        return self.scores(self.hidden(self.embedded(tokens)).relu())
+
+
+def test_batches_may_be_padded_to_sizes_of_their_own():
+    """They count as they do when all are padded to one."""
+    torch.manual_seed(0)
+    network = Tagger()
+    batches = []
+    for size in (7, 9, 5):
+        tokens = torch.randint(20, (8, size))
+        labels = network(tokens).argmax(2).where(torch.rand(tokens.shape) < 0.6, tokens % 3)
+        labels[torch.arange(size) >= torch.randint(1, size + 1, (8, 1))] = -100
+        batches.append((tokens, labels))
+    whole = [
+        (nn.functional.pad(x, (0, 9 - x.shape[1])), nn.functional.pad(y, (0, 9 - y.shape[1]), value=-100))
+        for x, y in batches
+    ]
+    settings = {"outputs": "tokens", "ignore_index": -100, "q": 0.9, "where": "all", "samples": 2}
+    own, one = (rbue.tune(copy.deepcopy(network), given, **settings).tried for given in (batches, whole))
+    assert len(own) == len(one) == 2
+    for score in ("accuracy", "nll", "ece", "temperature", "scaled_nll"):
+        assert getattr(own[0], score) == pytest.approx(getattr(one[0], score), rel=1e-5)
+    torch.testing.assert_close(own[0].losses, one[0].losses)
+    assert own[1].losses.shape == (24,)
+
+
+def test_classes_that_stand_last_are_told_of_tokens():
+    tokens = torch.randint(20, (20, 9))
+    with pytest.raises(rbue.InvalidInput, match=r"\(20, 9, 3\) needs .*; classes that stand last are outputs='tokens'"):
+        rbue.tune(Tagger(), (tokens, tokens % 3))
+
+
+def test_a_network_that_returns_nan_is_told_so(network, validation):
+    network[2][4].bias.data[3] = math.nan
+    with pytest.raises(rbue.InvalidInput, match="a batch's output holds 2000 NaN"):
+        rbue.tune(network, validation)
+    assert not rbue.conversion(network)
+
+
+def test_maps_of_several_sizes_have_statistics_too():
+    torch.manual_seed(0)
+    network = nn.Sequential(block(1, 4), block(4, 4), nn.Conv2d(4, 2, 1))
+    batches = [(torch.rand(4, 1, size, size), torch.randint(2, (4, size, size))) for size in (8, 10)]
+    tuned = rbue.tune(network, batches, samples=2, q=0.9, where="all", max_accuracy_loss=1)
+    assert tuned.tried[1].statistics
+    tuned.use(tuned.tried[1])
+    drawn = [
+        rbue.predict(network, x, index=4 * k + torch.arange(4), samples=2, temperature=False).probs
+        for k, (x, _) in enumerate(batches)
+    ]
+    losses = [-probs.gather(1, y[:, None]).log().flatten() for probs, (_, y) in zip(drawn, batches, strict=True)]
+    assert tuned.tried[1].nll == pytest.approx(float(torch.cat(losses).mean()), rel=1e-4)
 
 
 def test_labels_to_ignore_count_nowhere():
@@ -476,13 +551,13 @@ def test_a_pair_of_inputs_beside_its_labels():
         ),
         (lambda x, y: {"validation": [{"input": x}]}, "validation holds a dict without 'labels', only 'input'"),
         (lambda x, y: {"validation": (x, y.float())}, "must be class numbers, not torch.float32; give integers"),
-        (lambda x, y: {"validation": (x, y[:, None])}, r"labels has shape \(600, 1\)"),
+        (lambda x, y: {"validation": (x, y[:, None])}, r"a batch's output with .*; give labels\.squeeze\(1\)"),
         (lambda x, y: {"validation": (x / 0, y)}, "x holds NaN or infinity, first in image 0"),
         (lambda x, y: {"validation": (x, y), "unlabelled": (x, y)}, "what looks like their labels; give x.0. alone"),
         (lambda x, y: {"validation": (x, y), "max_accuracy_loss": "0.1"}, "max_accuracy_loss .* not '0.1'"),
         (
             lambda x, y: {"validation": (x, y), "outputs": "values"},
-            "tune is for classes, and outputs='values' has none",
+            "tune is for classes, and outputs='values' has none; .* or 'tokens'",
         ),
         (
             lambda x, y: {"validation": (x, y), "activation": rbue.DropReLU(0.9)},

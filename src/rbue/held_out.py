@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -23,6 +24,8 @@ mistakes."""
 class HeldOut:
     """Labels of images, or of their pixels, without those that say nothing.
 
+    They come in batches, as do the answers: the maps of each may have a size of their own.
+
     Attributes:
         labels: as they were given.
         known: which of them count.
@@ -31,13 +34,17 @@ class HeldOut:
         folds: into how many parts the images are dealt, each scaled by the temperature that fits the others.
     """
 
-    def __init__(self, labels: Tensor, folds: int, ignore_index: int | None) -> None:
+    def __init__(self, labels: Sequence[Tensor], folds: int, ignore_index: int | None) -> None:
         if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral)):
             raise InvalidInput(f"ignore_index must be a class number, not {ignore_index!r}.")
         self.labels, self.folds = labels, whole_number(folds, "folds", least=2)
-        self.known = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != int(ignore_index)
-        self.image = self.known.nonzero()[:, 0]
-        self.images = len(self.image.unique())
+        if ignore_index is None:
+            self.known = [torch.ones_like(one, dtype=torch.bool) for one in labels]
+        else:
+            self.known = [one != int(ignore_index) for one in labels]
+        counts = torch.cat([one[:, None].flatten(1).sum(1) for one in self.known])
+        self.image = torch.repeat_interleave(counts)
+        self.images = int(counts.count_nonzero())
         if self.images < folds:
             count = f"{self.images} image{'s' * (self.images != 1)}"
             ignored = "" if ignore_index is None else f" with other labels than {ignore_index}"
@@ -45,20 +52,23 @@ class HeldOut:
                 f"validation has {count}{ignored} for folds={folds}; give more, a few hundred if you can."
             )
 
-    def check(self, probs: Tensor) -> None:
-        """Refuse labels that are not those of such answers."""
+    def check(self, answers: Sequence[Tensor]) -> None:
+        """Refuse labels that are not those of such answers, and answers that are no numbers."""
         leave_out = "ignore_index= leaves one number out"
-        _checks.labels_of(self.labels.where(self.known, 0), probs, leave_out=leave_out)
+        for labels, known, probs in zip(self.labels, self.known, answers, strict=True):
+            _checks.labels_of(labels.where(known, 0), probs, "a batch's output", leave_out)
+            _checks.probabilities(probs, "a batch's output")
 
-    def scores(self, probs: Tensor) -> dict[str, Any]:
+    def scores(self, answers: Sequence[Tensor]) -> dict[str, Any]:
         """Those of a candidate of ``rbue.tune``, by name."""
-        probs, labels = probs.movedim(1, -1)[self.known], self.labels[self.known]
+        probs = torch.cat([one.movedim(1, -1)[known] for one, known in zip(answers, self.known, strict=True)])
+        labels = torch.cat([one[known] for one, known in zip(self.labels, self.known, strict=True)])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RbueWarning)  # of candidates that nobody has chosen
             temperature = Temperature.fit(probs, labels, prior=_PRIOR).value
             scaled = cross_fitted(probs, labels, self.folds, prior=_PRIOR, groups=self.image).probs
         losses = -scaled.double().gather(1, labels[:, None]).clamp(min=1e-30).log().squeeze(1)
-        by_image = losses.new_zeros(len(self.known)).index_add(0, self.image, losses)[self.image.unique()]
+        by_image = losses.new_zeros(sum(map(len, self.labels))).index_add(0, self.image, losses)[self.image.unique()]
         return {
             "accuracy": float(metrics.accuracy(probs, labels)),
             "nll": float(metrics.nll(probs, labels)),

@@ -104,7 +104,9 @@ class Tuned:
     _augmented: bool = field(repr=False)
 
     def use(self, candidate: Candidate) -> nn.Module:
-        """Convert the network as another of the candidates says, and return it."""
+        """Convert the network as another of the candidates says, such as ``tried[1]``, and return it."""
+        if candidate not in self.tried:
+            raise InvalidInput(f"candidate is {candidate!r}; give one of tuned.tried, such as tuned.tried[1].")
         self.revert()
         where = candidate.where if candidate.sites else _PLAIN_SITE
         _convert(self.network, self._activation(candidate.q), where, Batch(*self._example))
@@ -163,6 +165,7 @@ def tune(
         model: a trained network that is not converted.
         validation: images with labels that training has not seen: a pair ``(x, y)`` or a dict with ``labels``, or a
             loader or ``Dataset`` of these. ``x`` may have any form that :func:`rbue.predict` takes.
+            Maps and texts may have another size in each batch.
         unlabelled: inputs for the BatchNorm statistics in random order, such as the training images without
             augmentation; the validation images by default.
         activation: makes the random activation of a ``q``; that of 1 has to be the plain one. Default: ``DropReLU`` if
@@ -175,7 +178,7 @@ def tune(
         folds: parts of the validation images, each scaled by the temperature that fits the others.
         max_accuracy_loss: how far below the plain network's accuracy a candidate may be; 0.002 are 0.2 points. Unless
             it is 0, one image is always allowed.
-        outputs: ``"logits"``, the default, ``"probs"`` or ``"binary"``, as in :func:`rbue.predict`.
+        outputs: ``"logits"``, the default, ``"probs"``, ``"binary"`` or ``"tokens"``, as in :func:`rbue.predict`.
         augment: what each sample does to its images first, as in :func:`rbue.predict`, which should get the same; the
             plain network then has ``samples`` passes too.
         ignore_index: a class number that says nothing, such as 255 on the borders of maps; what has it is left out.
@@ -196,7 +199,7 @@ def tune(
         )
     if not task.of_classes:
         raise InvalidInput(
-            f"tune is for classes, and outputs={task.name!r} has none; give 'logits', 'probs' or 'binary'."
+            f"tune is for classes, and outputs={task.name!r} has none; give 'logits', 'probs', 'binary' or 'tokens'."
         )
     if not isinstance(max_accuracy_loss, Real) or not 0 <= max_accuracy_loss <= 1:
         raise InvalidInput(
@@ -214,7 +217,7 @@ def tune(
         check_activation(make(one))  # says what is wrong with a q, too
     if isinstance(unlabelled, Iterator):  # each candidate reads it
         unlabelled = [beside(one, network) for one in batches_of(unlabelled, network)]
-    held_out = HeldOut(torch.cat([labels for _, labels in batches]), folds, ignore_index)
+    held_out = HeldOut([labels for _, labels in batches], folds, ignore_index)
     how = {"samples": whole_number(samples, "samples"), "seed": seed, "outputs": task.name, "augment": augment}
     search = _Search(network, [x for x, _ in batches], held_out, unlabelled, make, example, task, how)
     placements, falling = search.distinct(wheres), sorted(set(probabilities), reverse=True)
@@ -274,7 +277,7 @@ class _Search:
     def plain(self) -> Candidate:
         """The network as it is; an activation that changes it even with ``q = 1`` is refused."""
         start = time.perf_counter()
-        probs = torch.cat([self._plain_probs(x) for x in self.batches])
+        probs = [self._plain_probs(x) for x in self.batches]
         self.held_out.check(probs)
         expected = self._plain_probs(self.example)  # by itself, as a network may be batch-dependent
         _convert(self.network, self.make(1.0), _PLAIN_SITE, self.example)
@@ -310,8 +313,11 @@ class _Search:
             self.network.load_state_dict(statistics, strict=False)
         return self._measured(where, q, count, self._drawn(), lowest, start, statistics)
 
-    def _drawn(self) -> Tensor:
-        return predict(self.network, self._inputs(), temperature=False, **self.how).probs
+    def _drawn(self) -> list[Tensor]:
+        sizes = [len(x) for x in self.batches]
+        # Each batch by itself: its maps may have another size than those of the next.
+        numbered = zip(self.batches, torch.arange(sum(sizes)).split(sizes), strict=True)
+        return [predict(self.network, x, index=own, temperature=False, **self.how).probs for x, own in numbered]
 
     def _inputs(self) -> Iterator[Batch]:
         return iter(self.batches)
@@ -355,7 +361,7 @@ class _Search:
         where: Placement,
         q: float,
         count: int,
-        probs: Tensor,
+        probs: list[Tensor],
         lowest: float,
         start: float,
         statistics: dict[str, Tensor],

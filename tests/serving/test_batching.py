@@ -261,6 +261,21 @@ def test_one_logit_an_image_is_served_as_two_classes():
     assert np.array_equal(answers.probs, rbue.predict(net, torch.ones(1, 6), samples=5, outputs="binary").probs)
 
 
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ((3, 5), r"fails for an array of shape \(1, 3, 5\) \(mat1 .*\); give shape= of one input"),
+        (4, r"shape is 4; give the sizes of one input, such as \(20,\)"),
+        (("4",), "a size in shape is '4'; give a whole number"),
+    ],
+)
+def test_a_shape_that_the_network_does_not_take(shape, says):
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    rbue.convert(net, rbue.DropReLU(0.9), example=torch.rand(2, 4))
+    with pytest.raises(InvalidInput, match=says):
+        NetworkEngine(net, shape=shape, samples=5)
+
+
 class Texts(nn.Module):
     def __init__(self):
         super().__init__()

@@ -340,11 +340,29 @@ def test_classes_need_names_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"queue": 0}, {"timeout": 0}, {"batching": "never"}, {"token": "short"}, {"seed": -1}, {"max_wait": -1}]
+    ("wrong", "says"),
+    [
+        ({"queue": 0}, "queue is 0"),
+        ({"timeout": 0}, "timeout 0 and max_wait 0.005 must be numbers of seconds"),
+        ({"timeout": "30"}, "timeout '30' and max_wait 0.005 must be numbers of seconds"),
+        ({"max_wait": -1}, "max_wait -1 must be"),
+        ({"batching": "never"}, "batching must be one of"),
+        ({"seed": -1}, "seed is -1"),
+        ({"token": "short"}, "the token must be a text of at least 8"),
+        ({"token": 12345678}, "the token must be a text of at least 8"),
+        ({"conformal": 0.9}, r"conformal is 0.9; give Conformal\(threshold, coverage, images\)"),
+    ],
 )
-def test_settings_that_cannot_work(wrong):
-    with pytest.raises(InvalidInput):
+def test_settings_that_cannot_work(wrong, says):
+    with pytest.raises(InvalidInput, match=says):
         Settings(**wrong)
+
+
+def test_what_is_served_is_an_engine_with_settings():
+    with pytest.raises(InvalidInput, match=r"engine is an object; give an engine, such as NetworkEngine\(net\)"):
+        create_app(object())
+    with pytest.raises(InvalidInput, match=r"settings is a dict; give Settings\(\.\.\.\)"):
+        create_app(MadeUp(), {"queue": 3})
 
 
 def test_an_address_is_taken_from_the_start():
@@ -353,3 +371,9 @@ def test_an_address_is_taken_from_the_start():
         port = first.getsockname()[1]
         with pytest.raises(InvalidInput, match=f"cannot listen at 127.0.0.1:{port} .*give another --host or --port"):
             bound("127.0.0.1", port).close()
+
+
+@pytest.mark.parametrize("wrong", [70000, -1, "8000"])
+def test_a_port_that_there_is_not(wrong):
+    with pytest.raises(InvalidInput, match=f"port is {wrong!r}; give a whole number"):
+        bound("127.0.0.1", wrong).close()

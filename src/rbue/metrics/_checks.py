@@ -51,10 +51,15 @@ def labels_of(labels: Tensor, outputs: Tensor, name: str = "probs", leave_out: s
     _tensor(labels, "labels")
     expected = (outputs.shape[0], *outputs.shape[2:])
     if tuple(labels.shape) != expected:
-        more = "; of one-hot labels give labels.argmax(1), and several labels an image are outputs='multilabel'"
+        ways = {
+            tuple(outputs.shape[:-1]): "; classes that stand last are outputs='tokens' in rbue.predict and rbue.tune",
+            tuple(outputs.shape): "; of one-hot labels give labels.argmax(1), and several labels an image are for "
+            "rbue.predict(outputs='multilabel') alone",
+            (*expected[:1], 1, *expected[1:]): "; give labels.squeeze(1)",
+        }
         raise InvalidInput(
             f"labels has shape {tuple(labels.shape)}; {name} with {tuple(outputs.shape)} needs {expected}"
-            f"{more * (labels.shape == outputs.shape)}."
+            f"{ways.get(tuple(labels.shape), '')}."
         )
     if labels.dtype not in _INTEGERS:
         raise InvalidInput(f"labels has dtype {labels.dtype}; give integers, e.g. labels.long().")

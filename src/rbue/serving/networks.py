@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rbue import random_stream
 from rbue.call_sites import Conversion, conversion_of, innermost
-from rbue.errors import InvalidInput, one_name_each
+from rbue.errors import InvalidInput, RbueError, one_name_each, reason, whole_number
 from rbue.prediction import Prediction, RunningMoments
 from rbue.random_stream import INDEPENDENT, Cycle
 from rbue.sampling import Adaptive, predict
@@ -118,11 +118,22 @@ class NetworkEngine(Engine):
         self._device = tensors[0].device if tensors else torch.device("cpu")
         self._type = tensors[0].dtype if tensors else torch.float32
         normal = (None if values is None else tuple(map(float, values)) for values in (mean, std))
-        self.inputs = Inputs(tuple(_shape_of(conversion.example) if shape is None else shape), False, *normal)
+        shape = _shape_of(conversion.example) if shape is None else shape
+        if not isinstance(shape, Iterable):
+            raise InvalidInput(f"shape is {shape!r}; give the sizes of one input, such as (20,) or (3, 32, 32).")
+        self.inputs = Inputs(tuple(whole_number(size, "a size in shape") for size in shape), False, *normal)
         self.samples = samples
         self.title = title or f"{type(inner).__name__} ({conversion.activation!r})"
         self.facts = {"draws": draws, "stream_version": random_stream.VERSION, "temperature": conversion.temperature}
-        probs = self.predict(self.inputs.noise(1), np.zeros(1, np.int64), Sampling(samples)).probs
+        try:
+            probs = self.predict(self.inputs.noise(1), np.zeros(1, np.int64), Sampling(samples)).probs
+        except RbueError:
+            raise
+        except Exception as error:  # whatever a network does with what does not fit
+            raise InvalidInput(
+                f"the network fails for an array of shape {(1, *self.inputs.shape)} ({reason(error)}); give shape= of "
+                "one input, such as (3, 32, 32)."
+            ) from error
         if probs.ndim != 2:
             raise InvalidInput(f"the network gives outputs of shape {probs.shape}; the server is for one class each.")
         names = conversion.classes if classes is None else classes

@@ -8,7 +8,7 @@ import socket
 
 import uvicorn
 
-from rbue.errors import InvalidInput
+from rbue.errors import InvalidInput, whole_number
 from rbue.serving.app import create_app
 from rbue.serving.engines import Engine
 from rbue.serving.service import Settings
@@ -66,6 +66,7 @@ class _Server(uvicorn.Server):
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens at the address, or why there is none."""
+    port = whole_number(port, "port", least=0, most=(1 << 16) - 1)  # of larger ones the system takes the last 16 bits
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind)

@@ -6,6 +6,7 @@ import hmac
 import time
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import anyio
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starlette.requests import Request
 
 from rbue._version import __version__
-from rbue.errors import InvalidInput, whole_number
+from rbue.errors import InvalidInput, a_kind, whole_number
 from rbue.serving.batching import BATCHING, Batcher, QueueFull, Stopping
 from rbue.serving.engines import Answers, Engine, Numbers, Sampling
 from rbue.serving.uploads import Given, Refused, read, receive
@@ -85,12 +86,19 @@ class Settings:
         whole_number(self.seed, "seed", least=0, most=(1 << 64) - 1)
         if self.batching not in BATCHING:
             raise InvalidInput(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}.")
-        if not 0 < self.timeout < float("inf") or not 0 <= self.max_wait < float("inf"):
-            raise InvalidInput(f"timeout {self.timeout} and max_wait {self.max_wait} must be seconds.")
+        seconds = isinstance(self.timeout, Real) and isinstance(self.max_wait, Real)
+        if not (seconds and 0 < self.timeout < float("inf") and 0 <= self.max_wait < float("inf")):
+            raise InvalidInput(f"timeout {self.timeout!r} and max_wait {self.max_wait!r} must be numbers of seconds.")
         if self.token is not None and not (
-            self.token.isascii() and self.token.isprintable() and " " not in self.token and len(self.token) >= 8
+            isinstance(self.token, str)
+            and (self.token.isascii() and self.token.isprintable() and " " not in self.token and len(self.token) >= 8)
         ):
-            raise InvalidInput("the token must have at least 8 printable ASCII characters and no space.")
+            raise InvalidInput("the token must be a text of at least 8 printable ASCII characters and no space.")
+        if not isinstance(self.conformal, Conformal | None):
+            raise InvalidInput(
+                f"conformal is {self.conformal!r}; give Conformal(threshold, coverage, images) with the numbers that "
+                "rbue.decisions.conformal.LAC().fit(probs, labels, 0.9) finds on held-out images."
+            )
 
 
 class Metrics:
@@ -118,6 +126,10 @@ class Service:
     """One engine with its queue, and what becomes of a request for a prediction."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
+        if not isinstance(engine, Engine):
+            raise InvalidInput(f"engine is {a_kind(engine)}; give an engine, such as NetworkEngine(net).")
+        if not isinstance(settings, Settings):
+            raise InvalidInput(f"settings is {a_kind(settings)}; give Settings(...), such as Settings(queue=16).")
         if len(set(engine.classes)) < len(engine.classes):
             raise InvalidInput(f"two classes have one name among {', '.join(engine.classes)[:200]}; give each its own.")
         self.engine, self.settings = engine, settings
