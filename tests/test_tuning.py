@@ -345,7 +345,7 @@ def test_classes_that_stand_last_are_told_of_tokens():
 
 def test_a_network_that_returns_nan_is_told_so(network, validation):
     network[2][4].bias.data[3] = math.nan
-    with pytest.raises(rbue.InvalidInput, match="a batch's output holds 2000 NaN"):
+    with pytest.raises(rbue.InvalidInput, match="the output for batch 0 holds 2000 NaN"):
         rbue.tune(network, validation)
     assert not rbue.conversion(network)
 
@@ -551,7 +551,7 @@ def test_a_pair_of_inputs_beside_its_labels():
         ),
         (lambda x, y: {"validation": [{"input": x}]}, "validation holds a dict without 'labels', only 'input'"),
         (lambda x, y: {"validation": (x, y.float())}, "must be class numbers, not torch.float32; give integers"),
-        (lambda x, y: {"validation": (x, y[:, None])}, r"a batch's output with .*; give labels\.squeeze\(1\)"),
+        (lambda x, y: {"validation": (x, y[:, None])}, r"the output for batch 0 with .*; give labels\.squeeze\(1\)"),
         (lambda x, y: {"validation": (x / 0, y)}, "x holds NaN or infinity, first in image 0"),
         (lambda x, y: {"validation": (x, y), "unlabelled": (x, y)}, "what looks like their labels; give x.0. alone"),
         (lambda x, y: {"validation": (x, y), "max_accuracy_loss": "0.1"}, "max_accuracy_loss .* not '0.1'"),

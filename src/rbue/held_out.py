@@ -55,9 +55,10 @@ class HeldOut:
     def check(self, answers: Sequence[Tensor]) -> None:
         """Refuse labels that are not those of such answers, and answers that are no numbers."""
         leave_out = "ignore_index= leaves one number out"
-        for labels, known, probs in zip(self.labels, self.known, answers, strict=True):
-            _checks.labels_of(labels.where(known, 0), probs, "a batch's output", leave_out)
-            _checks.probabilities(probs, "a batch's output")
+        for number, (labels, known, probs) in enumerate(zip(self.labels, self.known, answers, strict=True)):
+            name = f"the output for batch {number}"
+            _checks.labels_of(labels.where(known, 0), probs, name, leave_out)
+            _checks.probabilities(probs, name)
 
     def scores(self, answers: Sequence[Tensor]) -> dict[str, Any]:
         """Those of a candidate of ``rbue.tune``, by name."""

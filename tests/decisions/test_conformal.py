@@ -280,6 +280,8 @@ def test_errors_name_the_value_and_the_way_out():
     for penalty in (-1, math.inf, "a"):
         with pytest.raises(InvalidInput, match=f"penalty is {penalty!r}"):
             RAPS(penalty=penalty)
+    given, same = (RAPS(penalty, 1, randomised=False).scores(probs) for penalty in (torch.tensor(0.125), 0.125))
+    assert torch.equal(given, same)
     pixels = torch.full((20, 2, 3), 0.5)
     with pytest.raises(InvalidInput, match=r"prediction.probs has shape \(20, 2, 3\); give one row a pixel"):
         LAC().fit(Prediction(pixels, pixels, pixels, pixels, samples_used=labels, seed=0), labels)

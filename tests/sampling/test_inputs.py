@@ -365,7 +365,7 @@ def test_a_network_of_one_named_tuple_is_given_it_by_name():
     network = rbue.convert(OfPairs(), rbue.DropReLU(0.5), example={"pair": pair})
     with pytest.raises(InvalidInput, match=r"x is a Pair, a named tuple; give {'pair': x} if that is one argument of"):
         rbue.predict(network, pair, samples=2)
-    with pytest.raises(InvalidInput, match=r"example is a Pair, a named tuple; give {'pair': example} if that is one"):
+    with pytest.raises(InvalidInput, match=r"example is a Pair, .* {'pair': example} if .*, give example\[0\]"):
         rbue.sites(network, pair)
     close(drawn(network, {"pair": pair}), loop(network, 4, pair))
 
@@ -605,7 +605,10 @@ def test_the_labels_of_an_encoder_decoder_become_the_input_of_its_decoder():
     assert not torch.allclose(drawn(network, ids, outputs="tokens"), expected)
     close(drawn(network, {"ids": ids, "labels": labels}, outputs="tokens"), expected)
     close(drawn(network, [{"ids": ids.numpy(), "labels": labels.numpy()}], outputs="tokens"), expected)
+    close(drawn(network, {"ids": ids, "labels": labels.tolist()}, outputs="tokens"), expected)
+    close(drawn(network, {"labels": labels, "ids": ids, "decoder_input_ids": None}, outputs="tokens"), expected)
     close(drawn(network, {"labels": labels * 0, "ids": ids, "decoder_input_ids": later}, outputs="tokens"), expected)
+    close(drawn(network, {"ids": ids, "labels": None}, outputs="tokens"), drawn(network, ids, outputs="tokens"))
 
 
 class Cache:

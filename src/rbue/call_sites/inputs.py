@@ -111,7 +111,7 @@ def example_call(example: Any, network: nn.Module) -> Batch:
             )
         most = _most_positional(network)
         if most is not None and len(example) > most:
-            _refuse_named(example, "example", network)
+            _refuse_named(example, "example", network, "; if its first entry is the input, give example[0]")
             raise InvalidInput(
                 f"example is a {type(example).__name__} of {len(example)}, but {plain_class(network).__name__} takes "
                 f"{most} argument{'s' * (most != 1)}; give one batch, such as torch.stack(images)."
@@ -214,9 +214,6 @@ def _by_keyword(values: Mapping[str, Any], network: nn.Module) -> Batch:
     for name, value in values.items():
         known = taken.get(name)
         if name in _LABELS and (known is None or known.default is not inspect.Parameter.empty):
-            later = getattr(network, "prepare_decoder_input_ids_from_labels", None)
-            if callable(later) and not values.keys() & DECODER_INPUTS:
-                kept["decoder_input_ids"] = later(labels=_as_tensors(value, f"x[{name!r}]", network))
             continue
         if taken and known is None and not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
             one = next(iter(taken))
@@ -232,6 +229,10 @@ def _by_keyword(values: Mapping[str, Any], network: nn.Module) -> Batch:
                 "padding=True."
             )
         kept[name] = _as_tensors(value, f"x[{name!r}]", network)
+    later, labels = getattr(network, "prepare_decoder_input_ids_from_labels", None), values.get("labels")
+    given = "labels" in kept or any(kept.get(name) is not None for name in DECODER_INPUTS)
+    if callable(later) and labels is not None and not given:
+        kept["decoder_input_ids"] = later(labels=torch.as_tensor(labels))
     return Batch((), kept)
 
 
@@ -295,13 +296,13 @@ def _refuse_labels(x: Sequence[Any]) -> None:
         raise InvalidInput(f"x is a {type(x).__name__} of inputs and what looks like their labels; give x[0] alone.")
 
 
-def _refuse_named(x: Sequence[Any], name: str, network: nn.Module) -> None:
+def _refuse_named(x: Sequence[Any], name: str, network: nn.Module, way: str = ", and list(x) if not") -> None:
     """Refuse a named tuple, which a network takes as one argument more often than its entries are batches."""
     if hasattr(x, "_fields"):
         one = next(iter(_parameters(network)), "x")
         raise InvalidInput(
             f"{name} is a {type(x).__name__}, a named tuple; give {{{one!r}: {name}}} if that is one argument of "
-            f"{plain_class(network).__name__}, and list({name}) if not."
+            f"{plain_class(network).__name__}{way}."
         )
 
 

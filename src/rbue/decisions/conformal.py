@@ -221,13 +221,13 @@ class RAPS(APS):
 
     def __post_init__(self) -> None:
         """Refuse constants that make no sense."""
-        if not isinstance(self.penalty, Real) or not 0 <= self.penalty < math.inf:
+        if not isinstance(self.penalty, (Real, Tensor)) or not 0 <= self.penalty < math.inf:
             raise InvalidInput(f"penalty is {self.penalty!r}; give a number of at least 0.")
         whole_number(self.free_ranks, "free_ranks", least=0)
 
     def _penalties(self, ordered: Tensor) -> Tensor:
         ranks = torch.arange(1, ordered.shape[1] + 1, dtype=torch.float64, device=ordered.device)
-        return self.penalty * (ranks - self.free_ranks).clamp_min(0)
+        return float(self.penalty) * (ranks - self.free_ranks).clamp_min(0)
 
 
 class Intervals(NamedTuple):
