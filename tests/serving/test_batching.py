@@ -264,7 +264,7 @@ def test_one_logit_an_image_is_served_as_two_classes():
 @pytest.mark.parametrize(
     ("shape", "says"),
     [
-        ((3, 5), r"fails for an array of shape \(1, 3, 5\) \(mat1 .*\); give shape= of one input"),
+        ((3, 5), r"fails for an array of shape \(1, 3, 5\) \(.+\); give shape= of one input"),
         (4, r"shape is 4; give the sizes of one input, such as \(20,\)"),
         (("4",), "a size in shape is '4'; give a whole number"),
     ],

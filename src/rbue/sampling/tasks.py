@@ -192,7 +192,7 @@ def mean_and_variance(output: Any) -> Tensor:
 
 def positive_variance(out: Tensor) -> Tensor:
     """Means and variances ``(s, b, 2, ...)``."""
-    least = float(out[:, :, 1].min())
+    least = float(out[:, :, 1].detach().min())
     if least <= 0:
         raise InvalidInput(
             f"outputs='gaussian', but the network returned the variance {least:.4g}, and a variance is positive; if it "
