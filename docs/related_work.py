@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ NAMES = {
     "laplace": "Laplace",
 }
 """Those that the paper does not measure."""
+COSTLY = ((1.06, "epoch", "training"), (1.19, "stored_bytes", "storage"))
+"""Where the picture has what a method costs, beside its axes, and how that is called."""
 
 _COLUMNS = (
     *(("accuracy", 0.01, 2), ("ece", 1, 3), ("nll", 1, 3), ("scaled", 1, 3), ("mean_dis", 1, 3)),
@@ -54,34 +57,17 @@ def picture() -> Figure:
     ordered = sorted(rows, key=lambda method: rows[method]["nll"])
     figure = new_figure(7.4, 0.7 + 0.24 * len(ordered))
     axes = figure.subplots()
+    write = partial(axes.text, transform=axes.get_yaxis_transform(), fontsize=SMALL, ha="center")
     for line, method in enumerate(ordered):
         row, colour = rows[method], METHOD_COLOURS.get(method_name(method), OTHER_COLOUR)
         axes.plot([row["scaled"], row["nll"]], [line, line], color=colour, lw=1.2, alpha=0.5, zorder=1)
         axes.scatter(row["scaled"], line, s=26, facecolors="white", edgecolors=colour, zorder=2)
         axes.scatter(row["nll"], line, s=34, color=colour, lw=0, zorder=2)
-        for place, name in ((1.06, "epoch"), (1.19, "stored_bytes")):
+        for place, name, _ in COSTLY:
             times = row.get(name, rows["single"][name]) / rows["single"][name]
-            axes.text(
-                place,
-                line,
-                f"{times:.2g}",
-                transform=axes.get_yaxis_transform(),
-                color=INK,
-                fontsize=SMALL,
-                ha="center",
-                va="center",
-            )
-    for place, title in ((1.06, "training"), (1.19, "storage")):
-        axes.text(
-            place,
-            -1.1,
-            f"{title} ×",
-            transform=axes.get_yaxis_transform(),
-            color=MUTED,
-            fontsize=SMALL,
-            ha="center",
-            va="bottom",
-        )
+            write(place, line, f"{times:.2g}", color=INK, va="center")
+    for place, _, title in COSTLY:
+        write(place, -1.1, f"{title} ×", color=MUTED, va="bottom")
     dress(axes, x="negative log-likelihood (less is better)", grid="x")
     axes.set_yticks(range(len(ordered)), [TITLES.get(method, NAMES.get(method, method)) for method in ordered])
     axes.set_ylim(len(ordered) - 0.4, -0.6)

@@ -20,7 +20,7 @@ from rbue.call_sites.inputs import example_call
 from rbue.call_sites.interception import Scope, SiteMode, current_scope, suspended
 from rbue.call_sites.own_backward import warn_of_own_backward
 from rbue.call_sites.summary import ConversionSummary, warn_of_plain
-from rbue.call_sites.table import Placement, Site, SiteTable, choose, path_word, site_number
+from rbue.call_sites.table import Placement, SiteTable, choose, path_word, site_name, site_number
 from rbue.errors import ConversionError, InvalidInput, warn
 from rbue.kernels import random_relu, site_function
 from rbue.torch_internals import (
@@ -197,10 +197,9 @@ def _may_hold_tensors(value: Any) -> bool:
 
 @outside_graphs
 def _warn_unreached(noun: str, path: str, call: int) -> None:
-    name = Site(0, path, call, "", ()).name
     warn(
-        f"the {noun} at {name} was not reached by the example given to convert, so it stays plain; use "
-        "where='all' or an example that reaches it."
+        f"the {noun} at {site_name(path, call)} was not reached by the example given to convert, so it stays plain; "
+        "use where='all' or an example that reaches it."
     )
 
 
@@ -241,7 +240,7 @@ class _RandomSites:
         repeat = 1 if self.draw.hook is None else self.draw.hook.before_site(x)
         if x.shape[0] % (self.draw.rows // repeat):
             if self.draw.samples.shape[0] > 1:
-                raise NotFoldable(Site(0, path, number, "", ()).name)
+                raise NotFoldable(site_name(path, number))
             keys = self.draw.renumbered(x.shape[0]).site_keys(self._number(path, number), activation)[:, 0]
         return site_function(activation)(call, activation, keys.to(x.device), repeat, self.relu, proceed)
 

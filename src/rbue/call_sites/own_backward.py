@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
-from rbue.call_sites.table import Site
+from rbue.call_sites.table import site_name
 from rbue.errors import warn
 
 
@@ -23,7 +23,7 @@ def warn_of_own_backward(x: Tensor, noun: str, path: str, call: int, warned: set
     if function is not None and (path, call) not in warned:
         warned.add((path, call))
         warn(
-            f"the {noun} at {Site(0, path, call, '', ()).name} is random, but the gradients of {function.__name__} "
+            f"the {noun} at {site_name(path, call)} is random, but the gradients of {function.__name__} "
             "around it are not; to train the network, call torch.relu there instead."
         )
 

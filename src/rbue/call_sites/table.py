@@ -25,13 +25,17 @@ class Site:
     @property
     def name(self) -> str:
         """``path`` for a module's first ReLU, ``path[1]`` for its second, and so on."""
-        path = self.path or "(root)"
-        return path if self.call == 0 else f"{path}[{self.call}]"
+        return site_name(self.path, self.call)
 
     @property
     def number(self) -> int:
         """The site's number in the random stream; it depends on the name alone."""
         return site_number(path_word(self.path), self.call)
+
+
+def site_name(path: str, call: int) -> str:
+    """What people call a site."""
+    return f"{path or '(root)'}[{call}]" if call else path or "(root)"
 
 
 def path_word(path: str) -> int:

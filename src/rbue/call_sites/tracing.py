@@ -199,16 +199,7 @@ def _has_activation(function: torch.jit.ScriptFunction) -> bool:
 
 _ATEN_NAMES = {form._schema.name.removeprefix("aten::") for form in ATEN_FORMS}
 _ATEN_NAMES |= {function.__name__ for function in OTHER_ACTIVATIONS}
-_ATEN_NAMES |= {
-    "linear",
-    "addmm",
-    "matmul",
-    "maximum",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "_convolution",
-}  # layers, for Dropout
+_ATEN_NAMES |= {"linear", "addmm", "matmul", "maximum", "conv1d", "conv2d", "conv3d", "_convolution"}  # layers, too
 
 
 class Recorded(NamedTuple):
